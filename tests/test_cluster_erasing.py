@@ -65,6 +65,30 @@ def test_what_one_daemon_erases_the_others_follow_once_also_after_a_restart(data
     assert "digests" not in kept, "what could be guessed goes when it is done"
 
 
+def test_the_first_erasure_of_a_cluster_is_followed_by_those_that_were_there_before(
+    database: Database, tmp_path: Path
+) -> None:
+    one, two, three = (erasures(database, tmp_path / name) for name in ("one", "two", "three"))
+    assert one.catch_up() == two.catch_up() == three.catch_up() == []
+    one.write(DONE)
+    assert two.catch_up() == [DONE]
+    assert erasures(database, tmp_path / "three").catch_up() == [DONE], "also if they were away"
+
+
+def test_a_topic_is_erased_by_the_daemon_that_has_it_and_by_nobody_else_later(
+    make_daemon: MakeDaemon,
+    upstream: RecordingUpstream,
+    settings: dict[str, Any],  # noqa: F811
+) -> None:
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    first.chat([said(SECRET)], headers={"X-Memory-Topic": "team"})
+    done = ask(f"{second.own_url}/memd/erase", {"topic_id": "team"})
+    assert done.status == 200 and done.headers["X-Memory-Owner"], done.body
+    with closing(Database(settings["store"]["url"])) as database:
+        begun = SharedBook(database, "erasures").read().rows.values()
+    assert len(begun) == 1 and all("done_at" in one for one in begun), "what was said since would go later"
+
+
 def test_retention_looks_at_a_topic_once_a_day_in_the_whole_cluster(database: Database) -> None:
     times = SharedTimes(database)
     with database.connection() as connection:

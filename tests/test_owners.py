@@ -184,6 +184,7 @@ def test_a_request_that_was_passed_on_goes_no_further(pair: Pair) -> None:
     for daemon in (pair.asked, pair.owner):
         told = ask(f"{daemon.base_url}/t/once{CHAT}", body, headers=SHOWN | {"X-Memory-Hop": "forged"})
         assert told.status == 421 and told.headers["X-Memory-Hop"] is None, "nobody learns the mark"
+        assert ask(f"{daemon.base_url}/t/once{CHAT}", body, headers=SHOWN | {"X-Memory-Hop": "é"}).status == 421
     own = ask(f"{pair.owner.base_url}/memd/search?q=lamp&topic=once", headers=SHOWN | {"X-Memory-Hop": "forged"})
     assert own.status == 421, "memd's own routes are not at the model's address"
 

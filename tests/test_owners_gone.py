@@ -126,6 +126,24 @@ def test_a_daemon_that_cannot_be_reached_keeps_its_topics_and_requests_go_on_wit
         assert tell(owner, "talk", QUESTION).headers["X-Memory-Status"] == "injected"
 
 
+def test_nothing_is_given_to_a_stranger_at_the_address_of_an_owner(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings, stranger = shared.settings(), make_daemon(upstream.url, {}).start()
+    asked = make_daemon(upstream.url, settings).start()
+    led_astray = {**settings["store"], "own_url": stranger.base_url}
+    owner = make_daemon(upstream.url, {**settings, "store": led_astray}).start()
+    tell(owner, "talk", FACT)
+    told = tell(asked, "talk", QUESTION)
+    assert owner_of(told) is None and told.headers["X-Memory-Status"] == "degraded:store"
+    assert ask(f"{asked.own_url}/memd/search?q=lamp&topic=talk").status == 503
+    assert not stranger.said()
+    owner.kill()
+    wait_until(
+        lambda: tell(asked, "talk", QUESTION).headers["X-Memory-Status"] == "injected", lambda: f"taken: {asked!r}"
+    )
+
+
 def test_a_topic_that_has_moved_is_found_where_it_is(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
 ) -> None:

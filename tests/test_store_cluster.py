@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -855,6 +855,40 @@ def test_while_the_database_is_away_nothing_is_stored_and_afterwards_it_goes_on(
     assert not isinstance(failed.value, InDoubt), "nothing was sent"
     until_it_works(lambda: log.append("two"))
     assert groups_in(shelf, 1) == ["one", "two"]
+
+
+def test_connections_that_the_server_has_ended_hold_nobody_up(postgres: PostgresServer) -> None:
+    database = Database(postgres.database("ended"), connections_max=4)
+    try:
+        with ExitStack() as used:
+            for _ in range(4):
+                used.enter_context(database.connection())
+        with psycopg.connect(postgres.url(), autocommit=True) as other:
+            others = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = 'ended'"
+            assert len(other.execute(others).fetchall()) >= 4
+        assert database.again(lambda connection: connection.execute("SELECT 1").fetchone()) == (1,)
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_work_that_had_to_give_way_to_others_is_done_again(cluster: Cluster, state: str) -> None:
+    log = Log(cluster.daemon("one").claim(TOPIC))
+    with cluster.database.connection() as connection:
+        connection.execute("CREATE SEQUENCE tries")  # counts what is undone, too
+        connection.execute(
+            "CREATE FUNCTION give_way() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            f" IF nextval('tries') < 3 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '{state}'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        connection.execute("CREATE TRIGGER tried BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION give_way()")
+    try:
+        log.append("one")
+    finally:
+        with cluster.database.connection() as connection:
+            connection.execute("DROP TRIGGER tried ON memd_log; DROP FUNCTION give_way; DROP SEQUENCE tries")
+    log.append("two")
+    assert groups_in(cluster.daemon("two"), 1) == ["one", "two"]
 
 
 def test_what_the_database_refuses_is_not_in_doubt(cluster: Cluster) -> None:

@@ -117,9 +117,9 @@ def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[
 
     One that was taken back neither: beside a token that is known it is no reason to refuse the request.
     """
-    if principals.is_open:
-        return set()
     own = {name.lower() for name in (DAEMON_HEADER, ACTING_HEADER) if name in request.headers}
+    if principals.is_open:
+        return own
     return own | {
         name.lower()
         for name, secret in shown_secrets(request)

@@ -15,7 +15,7 @@ import msgspec
 from memd.admin import history
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
-from memd.errors import BadQuestion, StoreError
+from memd.errors import BadQuestion, StoreError, TopicHeld
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.eraser import ErasureDone
@@ -120,6 +120,8 @@ class ErasingRoutes:
             async with self._topics.held_one(topic_id, who, "admin") as topic:
                 plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
                 remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
+        except TopicHeld:  # nothing is begun here: the daemon that has it erases it
+            raise
         except StoreError as error:
             remains = (f"the topic cannot be read: {error}", *remains)
         done = (

@@ -32,6 +32,7 @@ from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
+from memd.proxy.owners.hop import HOP_HEADER, MISDIRECTED, NOT_HERE
 from memd.proxy.owners.passing_on import Owners
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
@@ -119,6 +120,8 @@ class Router:
         if request.raw_path == "*":  # whether it is there
             return web.Response(status=204, headers={"Allow": METHODS})
         target = target_of(request)
+        if self._owners is None and HOP_HEADER in request.headers:  # for a daemon that was here before
+            return error_response(MISDIRECTED, NOT_HERE, "misdirected")
         if self._owners is not None and self._owners.marks.is_hop(request):
             if request.method == "OPTIONS":  # whether this daemon is there
                 return web.Response(status=204)

@@ -79,4 +79,5 @@ class HopMarks:
         return response
 
     def _has_mark(self, headers: Mapping[str, str]) -> bool:
-        return bool(self.mark) and hmac.compare_digest(headers.get(HOP_HEADER, "").encode(), self.mark.encode())
+        shown = headers.get(HOP_HEADER, "").encode(errors="surrogateescape")
+        return bool(self.mark) and hmac.compare_digest(shown, self.mark.encode())

@@ -24,7 +24,7 @@ from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.owners.all_daemons import AllDaemons
 from memd.proxy.owners.daemon_client import DaemonClient
-from memd.proxy.owners.hop import OWNER_HEADER, HopMarks
+from memd.proxy.owners.hop import MISDIRECTED, OWNER_HEADER, HopMarks
 from memd.proxy.owners.silence import SilenceWatch, Waiting
 from memd.proxy.passing import BrokenAnswer
 from memd.proxy.relay import break_off, interim_to, relay
@@ -53,6 +53,8 @@ class Gone(msgspec.Struct, frozen=True):
     is_port_closed: bool = False
     is_hopeless: bool = False
     """It has the topic and keeps it, and cannot be reached."""
+    is_strange: bool = False
+    """Somebody answers there who is no daemon of this cluster, or no longer knows that it is one."""
 
 
 class ShelfAway(StoreError):
@@ -132,8 +134,8 @@ class Owners(AllDaemons):
                 await self._take(held, outcome, is_late=is_late)
                 return await here()
             except TopicHeld as error:
-                if is_late:
-                    self._log(held, "does not answer and is not gone", outcome.reason)
+                if is_late or (outcome.is_strange and error.url == held.url):
+                    self._log(held, "gives no answer and is not gone", outcome.reason)
                     return await otherwise()
                 if error.url == held.url:
                     await asyncio.sleep(min(TRY_SECONDS_MAX, self._lease_seconds / TRIES_A_LEASE))
@@ -233,6 +235,8 @@ class Owners(AllDaemons):
         async with answer:
             if self.marks.is_misdirected(answer.status, answer.headers):
                 return Gone("")
+            if answer.status == MISDIRECTED:
+                return Gone("who answers there does not belong to this cluster", is_strange=True)
             known = self._known.get(held.topic_id)
             if known is None or known[0] != held.url:
                 self._note(held)

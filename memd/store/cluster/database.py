@@ -115,6 +115,8 @@ _MIGRATIONS = (
 """The n-th leads from version n to the next. One that was released is never changed."""
 _CUT_OFF = ("08", "57P")
 """SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
+_GAVE_WAY = ("40001", "40P01")
+"""SQLSTATEs of work of which nothing was done because of somebody else's at the same moment."""
 _NOT_PRIMARY = ("25006",)
 """SQLSTATE of a server that is a standby, or a database that is read-only."""
 _TO_PRIMARY = "let store.url lead to the primary (of several hosts with target_session_attrs=read-write)"
@@ -179,7 +181,6 @@ class Database:
             reconnect_timeout=_AWAY_SECONDS,  # then who writes next tries anew, and not the pool after minutes
             connection_class=self._kind,
             kwargs=self._settings,
-            check=_check_not_ended,
             open=False,
         )
 
@@ -226,10 +227,15 @@ class Database:
         """A connection on which each statement outside of a transaction is one of its own; for so long at most."""
         self.connect()
         wait_seconds = _AWAY_SECONDS if self.is_away else min(seconds, self._connect_seconds)
-        with self._pool.connection(wait_seconds) as connection:
-            self.is_away = False
-            connection.until = time.monotonic() + seconds
-            yield connection
+        until = time.monotonic() + wait_seconds
+        while True:
+            with self._pool.connection(until - time.monotonic()) as connection:
+                if not _has_ended(connection):
+                    self.is_away = False
+                    connection.until = time.monotonic() + seconds
+                    yield connection
+                    return
+                self._pool.drain()  # its own check would pause for seconds after each; what ended one ended others
 
     def again(self, work: Callable[[Connection], Result], *, urgent_seconds: float = 0.0) -> Result:
         """Do work that writes, and once more where the connection was lost meanwhile.
@@ -265,13 +271,13 @@ class Database:
                 problem = error
                 if error.sqlstate in _NOT_PRIMARY:
                     self._pool.drain()  # a new connection may lead to another server, which has taken over
-                elif error.sqlstate is not None and not error.sqlstate.startswith(_CUT_OFF):
+                elif error.sqlstate is not None and not error.sqlstate.startswith((*_CUT_OFF, *_GAVE_WAY)):
                     break  # it was refused, and nothing of it was done
                 elif time.monotonic() > until:
                     was_lost = self.is_away = True
                     self._pool.drain()  # who asks next does not wait for the same again
                     break
-                else:
+                elif error.sqlstate not in _GAVE_WAY:
                     was_lost = True
         raise self._failure(problem, was_lost=was_lost) from problem
 
@@ -331,16 +337,12 @@ def _impatient() -> Any:
     return Impatient
 
 
-def _check_not_ended(connection: Connection) -> None:
-    """Raise unless a connection that nobody used is still one, without asking the server, which would cost a write as
-    much again: it says nothing by itself but good-bye."""
-    import psycopg
-
+def _has_ended(connection: Connection) -> bool:
+    """Whether the server has ended a connection that nobody used, without asking it, which would cost a write as much
+    again: it says nothing by itself but good-bye."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
-        if selector.select(0):
-            connection.close()  # else it is taken for a good one again
-            raise psycopg.OperationalError("the server has ended the connection")
+        return bool(selector.select(0))
 
 
 def _migrate(connection: Connection, place: str) -> str:

@@ -33,6 +33,8 @@ class SharedErasures:
         self._own: set[int] = set()
         self._read = 0
         """Changes of the book that are known."""
+        self._has_heard = False
+        """Also of an empty book."""
         self._unfollowed: dict[int, Erasure] = {}
         self._mutex = threading.Lock()
 
@@ -62,7 +64,7 @@ class SharedErasures:
             StoreError: nobody can be asked, or a later memd wrote it.
         """
         with self._mutex:
-            if not self._read or self._book.changes() != self._read:
+            if not self._has_heard or self._book.changes() != self._read:
                 self._hear()
             return list(self._unfollowed.values())
 
@@ -74,7 +76,7 @@ class SharedErasures:
 
     def _hear(self) -> None:
         followed = self._followed()
-        is_first = not self._read
+        is_first = not self._has_heard
         page = self._book.read(self._read)
         for erasure in _erasures_in(page.rows):
             self._known[erasure.id] = erasure
@@ -87,6 +89,7 @@ class SharedErasures:
         elif is_first and followed is not None:
             later = _erasures_in(self._book.read(followed).rows)
             self._unfollowed = {one.id: one for one in later if one.id in self._unfollowed}
+        self._has_heard = True
 
     def _note(self) -> None:
         self._files.make_directory(self._file.parent)
