@@ -1099,3 +1099,6 @@ def test_a_database_that_cannot_be_used_is_named_with_the_remedy(postgres: Postg
     for url in ("postgresql://memd@127.0.0.1:9/postgres", postgres.url("no_such_database"), "postgresql://%%%"):
         with pytest.raises(StoreError, match=r"PostgreSQL cannot be used.*check that store.url is right"):
             Database(url).connect()
+    with pytest.raises(StoreError, match="written as %40") as told:
+        Database("postgresql://memd:p@s3cret@127.0.0.1/memd")
+    assert "s3cret" not in str(told.value)

@@ -155,6 +155,8 @@ class Database:
             told = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError:  # it quotes a part of the URL, which may be the password
             raise StoreError(_unusable("the URL cannot be read")) from None
+        if "@" in str(told.get("host") or ""):  # that would be told as the host's name
+            raise StoreError(_unusable("an @ in the user name or password has to be written as %40"))
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
         self._url = url
         self._cluster = ""
