@@ -230,3 +230,28 @@ def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
 def intent(daemon: DaemonProcess) -> dict[str, Any]:
     [path] = (daemon.data_dir / "memd.erasures").glob("*.json")
     return dict(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize("whole_topic", [False, True])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_what_was_shown_of_it_in_another_topic_is_erased_too(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, is_running: bool, whole_topic: bool
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "walls", "notes": [{"content": SECRET}]}).status == 200
+    reads = {"memory_in": json.dumps({"topic_id": "yard", "related_topic_ids": ["walls"]})}
+    asked = [said("Where is the spare key of the foghorn?")]
+    answer = daemon.chat(asked, metadata=reads)
+    assert "granite step" in upstream.prompts[-1], "it is shown in the other topic"
+    wait_until(lambda: "hot.log" in found_in(daemon.data_dir / "yard"), lambda: repr(daemon))
+    chunk = id_of(daemon, "vermilion")
+    if not is_running:
+        daemon.terminate()
+    done = daemon.run("erase", *(["walls"] if whole_topic else ["--chunk", chunk]), "--yes")
+    assert done.returncode == 0, done.stderr
+    assert found_in(daemon.data_dir) == []
+    if not is_running:
+        daemon.start()
+    going_on = [*asked, {"role": "assistant", "content": answer.reply}, said("And where is the ferry?")]
+    assert daemon.chat(going_on, metadata=reads).status == 200
+    assert "granite" not in upstream.prompts[-1]

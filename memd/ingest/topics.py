@@ -21,6 +21,7 @@ from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
 from memd.errors import StoreError, TopicHeld
 from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
+from memd.ingest.erasing.shown import erased_in
 from memd.ingest.journaled import events_in, replayed
 from memd.ingest.lanes import TopicLanes
 from memd.ingest.pieces import Count
@@ -366,6 +367,9 @@ class Topics:
         log_ = self._store.topic(topic_id, gone)
         journal, payloads = Journal.open(log_.claim)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+        if erased := erased_in(buffer, self._store.ledger):
+            buffer.forget((), erased)
+            is_as_kept = False
         if has_lost := log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
@@ -381,6 +385,19 @@ class Topics:
             journal_behind=has_lost or not is_as_kept,
             claims=self.claims,
         )
+
+    def naming(self, name: str, opened: Collection[str]) -> list[str]:
+        """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.
+
+        Args:
+            opened: the topics that are open. In a cluster no others are looked at; each is when it is opened.
+        """
+        known = self._store.topic_ids() if self.claims is None else opened
+        return [one for one in known if one != name and self._stands_in(name.encode(), one)]
+
+    def _stands_in(self, name: bytes, topic_id: str) -> bool:
+        payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
+        return any(name in payload for payload in payloads)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

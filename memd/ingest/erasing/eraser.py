@@ -20,6 +20,7 @@ from memd.errors import StoreError, TopicHeld
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.overlap import Overlap
 from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.erasing.shown import erased_in
 from memd.ingest.indexer import Indexer
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
@@ -114,6 +115,7 @@ class Eraser:
         concern = Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in erasure.chunk_uuids))
         await asyncio.to_thread(self._blank_receipts, concern, wiper)
         self._forget()
+        await self._forget_shown(erasure, wiper)
         self.store.observe_canonical_id(erasure.highest_id)
         await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
         if self.topics.replicas is not None:
@@ -202,6 +204,7 @@ class Eraser:
             else:
                 erasure = await self._chunks(erasure, wiper)
             self._forget()
+            await self._forget_shown(erasure, wiper)
             done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
@@ -258,6 +261,15 @@ class Eraser:
         )
         publish_forbidden(topic.log.claim, forbidden)
         topic.log.forbidden = forbidden
+
+    async def _forget_shown(self, erasure: Erasure, wiper: Wiper) -> None:
+        """Take it out of the memory blocks of other topics, too."""
+        opened = [topic.id for topic in self.topics.opened()]
+        for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
+            with suppress(TopicHeld):  # the daemon that has it does it
+                async with self._held(topic_id) as topic:
+                    if topic is not None:
+                        await topic.forget((), erased_in(topic.buffer, [erasure]), wiper)
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
