@@ -180,7 +180,7 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
     assert on_disk == {
         *("store", "shelf", "local_shelf", "transitions", "tools.backup", "lexical.stamp", "audit.book"),
         *("cluster.postgres_shelf", "cluster.cached_folder", "cluster.replica"),
-        *("cluster.joining", "cluster.moving"),
+        *("cluster.reading", "cluster.joining", "cluster.moving"),
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
         *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
