@@ -278,6 +278,13 @@ def test_a_merge_stands_back_between_batches() -> None:
     assert all(contents == asked[0] for contents in asked)
 
 
+def test_in_a_closed_topic_no_merge_is_due_as_none_is_made() -> None:
+    topic, _ = grown(CrashFiles(), 8)
+    assert topic.due_merge(NO_LIMIT_MS) is not None
+    topic.close()
+    assert topic.due_merge(NO_LIMIT_MS) is None
+
+
 def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     topic, entries = grown(CrashFiles(), 8)
     live = {canonical_id for canonical_id, _ in found(topic.snapshot())}

@@ -285,7 +285,7 @@ class TopicLog:
         fan_out_ms = self._snapshot.times.fan_out_ms
         over_budget = fan_out_ms is not None and fan_out_ms > budget_ms
         due = due_merge([len(view.index.segment_ids) for view in indexes], over_budget=over_budget)
-        if due is None:
+        if due is None or self._closed:  # else whoever asks until there is none asks for ever
             return None
         return tuple(number for position in due for number in indexes[position].index.segment_ids)
 
