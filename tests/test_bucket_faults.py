@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from effort import steps
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
 from memd.store.bucket.format import ROUNDS
+from memd.store.bucket.looking import Looker
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.tending import BucketTender
@@ -151,6 +153,29 @@ def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_a
         found = contents(target)
         assert len(found) >= before
         assert verify(target, DISK).ok
+
+
+def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, bucket = made(tmp_path)
+    source.say(0)
+    source.back_up()
+    active, numbers, names = source.folder / "talk" / "active.bin", iter(range(1, 100)), Looker._names
+
+    def filling(looker: Looker, folder: str) -> Iterator[tuple[str, Path, bool]]:
+        for one in names(looker, folder):
+            while one[1] == active and active.exists():
+                source.say(next(numbers))
+            yield one
+
+    monkeypatch.setattr(Looker, "_names", filling)
+    source.say(next(numbers))
+    at = source.back_up()
+    assert not active.exists(), "the next append begins it"
+    restore(bucket, tmp_path / "restored", DISK, at)
+    assert verify(tmp_path / "restored", DISK).ok
+    assert contents(tmp_path / "restored") == contents(source.folder)
 
 
 def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(

@@ -92,6 +92,8 @@ class Looker:
                 self._take_again(folder, notes)  # what the journal counts as stored is noted by now
                 if (note := notes.get(name)) is not None and note.end == 0 and self._disk.size(path):
                     return None  # the former one went, and it is not noted yet how much this one has
+                if before is None:
+                    continue  # it went since it was listed, and the next one begins with the next append
             there.add(name)
             piece = self._piece(name, path, is_final, known.get(name), notes.get(name), every)
             if piece is not None:
