@@ -16,7 +16,6 @@ import click
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
-from memd.store.layout import CLUSTER_NAME
 from memd.wording import instructing_words, name_for_terminal
 
 if TYPE_CHECKING:
@@ -151,5 +150,7 @@ def refuse_cluster(config: Config, instead: str) -> None:
     Raises:
         StoreError: it is the cache of a cluster.
     """
+    from memd.store.layout import CLUSTER_NAME  # with it comes numpy, which --help does without
+
     if config.store.is_shared or (config.data_dir / CLUSTER_NAME).exists():
         raise StoreError(f"{config.data_dir}: is the cache of a cluster, which keeps its topics elsewhere; {instead}")
