@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from conftest import MakeDaemon
-from daemon_process import ask, wait_until
+from daemon_process import DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 from test_cluster_core import settings  # noqa: F401  # a fixture
@@ -100,6 +101,12 @@ def test_retention_looks_at_a_topic_once_a_day_in_the_whole_cluster(database: Da
     assert SharedTimes(database).get("team", 0) == 5
 
 
+def wait_gone(*daemons: DaemonProcess) -> None:
+    """Wait until no file of theirs has one of the words."""
+    for one in daemons:
+        wait_until(partial(lambda folder: found_in(folder) == [], one.data_dir), one.log.read_text)
+
+
 def test_what_a_daemon_erases_leaves_the_cache_and_the_receipts_of_another(
     make_daemon: MakeDaemon,
     upstream: RecordingUpstream,
@@ -121,8 +128,7 @@ def test_what_a_daemon_erases_leaves_the_cache_and_the_receipts_of_another(
     chunk = next(one["id"] for one in hits if "vermilion" in one["content"])
     done = ask(f"{first.own_url}/memd/erase", {"topic_id": "team", "chunk_ids": [chunk], "forbid": True})
     assert done.status == 200, done.body
-    for one in (first, second):  # whichever has the topic, and the other one
-        wait_until(lambda one=one: found_in(one.data_dir) == [], one.log.read_text)  # type: ignore[misc]
+    wait_gone(first, second)  # whichever has the topic, and the other one
     assert first.terminate() == 0
     assert second.chat([said(SECRET)], headers=team).headers["X-Memory-Status"] == "none"
     assert second.terminate() == 0
@@ -146,8 +152,7 @@ def test_a_topic_that_is_erased_at_one_daemon_is_gone_at_all_and_begins_anew_at_
         assert found_in(one.start().data_dir)
     done = ask(f"{first.own_url}/memd/erase", {"topic_id": "team"})
     assert done.status == 200, done.body
-    for one in (first, second):
-        wait_until(lambda one=one: found_in(one.data_dir) == [], one.log.read_text)  # type: ignore[misc]
+    wait_gone(first, second)
     second.chat([said(OTHERS[0])], headers=team)
     wait_until(lambda: b"Theodora" in ask(f"{second.own_url}{found}").body, second.log.read_text)
     resumed = ask(f"{second.own_url}/memd/erase", {"resume": True})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask
+from nginx_server import running_nginx
 from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
 
@@ -24,7 +23,6 @@ FOLDER = Path(__file__).parent.parent / "packaging" / "cluster"
 DAEMONS = ("memd1", "memd2")
 TOKEN = "a token of some length"
 SHOWN = {"Authorization": f"Bearer {TOKEN}"}
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
 def compose() -> dict[str, Any]:
@@ -70,7 +68,6 @@ def test_the_example_of_the_environment_has_what_the_compose_file_asks_for() -> 
 @contextmanager
 def nginx(folder: Path, one: DaemonProcess, two: DaemonProcess, clients: int, own: int) -> Iterator[str]:
     """The configuration with this machine's addresses in the place of the containers'; where clients reach it."""
-    assert NGINX is not None
     conf = (FOLDER / "nginx.conf").read_text()
     places = {"listen 8765": f"listen 127.0.0.1:{clients}", "listen 8766": f"listen 127.0.0.1:{own}"}
     for name, daemon in zip(DAEMONS, (one, two), strict=True):
@@ -78,20 +75,8 @@ def nginx(folder: Path, one: DaemonProcess, two: DaemonProcess, clients: int, ow
     for example, here in places.items():
         assert example in conf
         conf = conf.replace(example, here)
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
-    (folder / "nginx.conf").write_text(
-        f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
-        f"http {{ access_log off;\n{paths}{conf} }}\n"
-    )
-    process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
-    try:
-        wait_until(lambda: process.poll() is not None or is_up(clients), lambda: (folder / "error.log").read_text())
-        assert process.poll() is None, process.communicate()
+    with running_nginx(folder, conf, lambda: is_up(clients)):
         yield f"http://127.0.0.1:{clients}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
 
 
 def is_up(port: int) -> bool:
@@ -110,7 +95,6 @@ def has(daemon: DaemonProcess, topic: str) -> bool:
     return (daemon.data_dir / topic).exists()
 
 
-@pytest.mark.skipif(NGINX is None, reason="there is no nginx; on Debian and Ubuntu: apt install nginx-light")
 def test_the_balancer_keeps_a_topic_at_one_daemon_and_goes_to_the_other_when_that_is_gone(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:

@@ -149,10 +149,7 @@ class Two:
 
 
 def in_memory() -> CrashFiles:
-    files = CrashFiles()
-    files.make_directory(DATA_DIR)
-    files.sync_directory(DATA_DIR.parent)
-    return files
+    return CrashFiles.with_directory(DATA_DIR)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -19,7 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask
+from nginx_server import running_nginx
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 from reserved_port import reserved_port
 from tls_files import TlsFiles, make_tls_files
@@ -95,9 +94,6 @@ class Nginx:
 @contextmanager
 def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles, port: int) -> Iterator[Nginx]:
     """The configuration in the document, with this machine's ports and files in the place of the example's."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        pytest.skip("there is no nginx; on Debian and Ubuntu: apt install nginx-light")
     [documented] = re.findall(r"```nginx\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     for example, here in {
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
@@ -107,20 +103,8 @@ def nginx(folder: Path, memd: DaemonProcess, files: TlsFiles, port: int) -> Iter
     }.items():
         assert example in documented
         documented = documented.replace(example, here)
-    paths = "".join(
-        f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    (folder / "nginx.conf").write_text(
-        f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
-        f"http {{ access_log off;\n{paths}{documented} }}\n"
-    )
-    process = subprocess.Popen([program, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
-    try:
-        wait_until(lambda: listens(port), lambda: (folder / "error.log").read_text())
+    with running_nginx(folder, documented, lambda: listens(port)):
         yield Nginx(port, files.trusting())
-    finally:
-        process.terminate()
-        process.communicate(timeout=120)
 
 
 def listens(port: int) -> bool:

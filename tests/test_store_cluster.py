@@ -199,10 +199,7 @@ class Cluster:
 
 
 def on_disk() -> CrashFiles:
-    files = CrashFiles()
-    files.make_directory(DATA_DIR)
-    files.sync_directory(DATA_DIR.parent)
-    return files
+    return CrashFiles.with_directory(DATA_DIR)
 
 
 @pytest.fixture(scope="module")

@@ -139,9 +139,11 @@ class Rememberer:
         A database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply.
         """
         topic = received.topic
-        saving = self._tasks.spawn(topic.make_durable() if self._is_synced else topic.save(), "journal")
-        may_go_on = self.is_shared and not received.asked.is_thin
-        await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX if may_go_on else None)
+        work = topic.make_durable() if self._is_synced else topic.save()
+        if not self.is_shared or received.asked.is_thin:
+            await work
+        else:
+            await asyncio.wait([self._tasks.spawn(work, "journal")], timeout=JOURNAL_SECONDS_MAX)
 
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""

@@ -262,7 +262,8 @@ class Forwarding:
         with self._answers:
             offered = self._offered = await self._taken(interim_to(client))
             shown = await self._rememberer.as_saved(received, offered.shown, self._saving)
-            offered = self._offered = msgspec.structs.replace(offered, shown=shown)
+            if shown is not offered.shown:
+                offered = self._offered = msgspec.structs.replace(offered, shown=shown)
             answer = offered.answer
             self._note(record, offered.shown)
             record.server = self._assignment.shown

@@ -97,9 +97,8 @@ def as_searched(text: str) -> str:
 
 
 def _controls(searched: str) -> list[tuple[int, int, str]]:
-    if not (
-        "<" in searched or "[" in searched or "]" in searched
-    ):  # quicker than the expression, which begins with one of these
+    # Quicker than the expression, which begins with one of these.
+    if "<" not in searched and "[" not in searched and "]" not in searched:
         return []
     return [(found.start(), 1, " ") for found in _CONTROL.finditer(searched)]
 

@@ -308,9 +308,8 @@ class Store:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
                 if not self.is_aside(erasure):
-                    erasure = msgspec.structs.replace(
-                        erasure, highest_id=self.new_id()
-                    )  # above all that were given out
+                    above_all = self.new_id()
+                    erasure = msgspec.structs.replace(erasure, highest_id=above_all)
                     self.ledger.write(erasure)
                 words = encode_forbidden(forbidden) if forbidden else b""
                 kept = self.shared.shelf

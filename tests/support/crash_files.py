@@ -67,6 +67,14 @@ class CrashFiles:
         self._renames: list[tuple[Path, Path]] = []
         self._locks: set[Path] = set()
 
+    @classmethod
+    def with_directory(cls, path: Path) -> CrashFiles:
+        """A disk on which there is a directory, durably."""
+        files = cls()
+        files.make_directory(path)
+        files.sync_directory(path.parent)
+        return files
+
     def after_power_cut(self, loss: Loss) -> CrashFiles:
         """Return the disk as it is after the machine has restarted."""
         again = CrashFiles()

@@ -7,7 +7,6 @@ away hears of the rest when it starts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,21 +14,21 @@ import msgspec
 from memd.errors import StoreError
 from memd.store.cluster.book import Rows, SharedBook
 from memd.store.cluster.database import Database
-from memd.store.erasure.ledger import Erasure
+from memd.store.erasure.ledger import Erasure, Erasures
 from memd.store.files import Files, replace_file
 from memd.store.layout import followed_file, topic_names_in
 
 
-class SharedErasures:
+class SharedErasures(Erasures):
     """The erasures that all daemons know. See Erasures. Any thread."""
 
     def __init__(self, book: SharedBook, files: Files, data_dir: Path) -> None:
+        super().__init__()
         self._book = book
         self._files = files
         self._file = followed_file(data_dir)
         self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
         """Whether there can be nothing here that was erased before."""
-        self._known: dict[int, Erasure] = {}
         self._own: set[int] = set()
         self._read = 0
         """Changes of the book that are known."""
@@ -43,19 +42,6 @@ class SharedErasures:
         self._book.put(str(erasure.id), msgspec.json.encode(erasure).decode())
         self._known[erasure.id] = erasure
         self._own.add(erasure.id)
-
-    def __iter__(self) -> Iterator[Erasure]:
-        return iter(sorted(self._known.values(), key=lambda one: one.id))
-
-    @property
-    def pending(self) -> list[Erasure]:
-        """See Erasures."""
-        return [one for one in self if one.done_at is None]
-
-    @property
-    def highest_id(self) -> int:
-        """See Erasures; of those that are known here."""
-        return max((max(one.id, one.highest_id) for one in self), default=0)
 
     def catch_up(self) -> list[Erasure]:
         """Hear of what other daemons erased; return those that are done, and not followed here yet.

@@ -8,10 +8,11 @@ could check his guess, are in a file beside it as long as they are needed, which
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -76,30 +77,38 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{what}{where} {is_being}erased on {day_and_time(self.at)} by {self.by}"
 
 
-class Erasures(Protocol):
+class Erasures(ABC):
     """All erasures, done and under way, oldest first. Any thread may read and write."""
 
+    def __init__(self, known: Iterable[Erasure] = ()) -> None:
+        """`known`: those that are kept already."""
+        self._known = {one.id: one for one in known}
+
+    @abstractmethod
     def write(self, erasure: Erasure) -> None:
         """Write an erasure, durably. Raises StoreWriteFailed: it is as it was."""
 
-    def __iter__(self) -> Iterator[Erasure]: ...
+    def __iter__(self) -> Iterator[Erasure]:
+        return iter(sorted(self._known.values(), key=lambda one: one.id))
 
     @property
     def pending(self) -> list[Erasure]:
         """Those that are not done, oldest first."""
+        return [one for one in self if one.done_at is None]
 
     @property
     def highest_id(self) -> int:
-        """An id that all ids which were ever given out and erased are not above; 0 if none were."""
+        """An id that all ids which are known to have been given out and erased are not above; 0 if none were."""
+        return max((max(one.id, one.highest_id) for one in self), default=0)
 
 
-class ErasureLedger:
+class ErasureLedger(Erasures):
     """The erasures of one data directory. See Erasures: each has a file of its own."""
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self._files = files
         self._folder = erasures_dir(data_dir)
-        self._known = {one.id: one for one in read_erasures(files, self._folder)[0]}
+        super().__init__(read_erasures(files, self._folder)[0])
         needed = {_digests_file(self._folder, one) for one in self.pending}
         with suppress(StoreError):  # on a disk that is read-only
             for name in files.names(self._folder):
@@ -123,19 +132,6 @@ class ErasureLedger:
         if not erasure.digests:
             self._files.wipe(digests)
         self._known[erasure.id] = erasure
-
-    def __iter__(self) -> Iterator[Erasure]:
-        return iter(sorted(self._known.values(), key=lambda one: one.id))
-
-    @property
-    def pending(self) -> list[Erasure]:
-        """Those that are not done, oldest first."""
-        return [one for one in self if one.done_at is None]
-
-    @property
-    def highest_id(self) -> int:
-        """An id that all ids which were ever given out and erased are not above; 0 if none were."""
-        return max((max(one.id, one.highest_id) for one in self), default=0)
 
 
 def read_erasures(files: Files, folder: Path) -> tuple[list[Erasure], list[Finding]]:
