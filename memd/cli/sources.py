@@ -15,24 +15,22 @@ import click
 import msgspec
 
 from memd.admin.documents import DocumentList
+from memd.admin.kept_documents import RoutesKeeper, known_by
 from memd.admin.sources import SourceStates
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.sources.agents import claude_code_folders
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.looking import Look, Source, is_below, look
-from memd.ingest.sources.taking import TakenDocument
 from memd.ingest.sources.tending import SourceState, topic_of
 from memd.ingest.sources.walking import Chosen
 from memd.settings.model import AUTO_TOPIC
 from memd.wording import counted, name_for_terminal
 
-DOCUMENT_SECONDS_MAX = 600.0
 ASK_AGAIN_SECONDS = 0.1
 
 
@@ -94,7 +92,7 @@ def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
     """Look at a folder or file for a daemon."""
     told = Look()
     with progress("adding") as advanced:
-        look(source, _Daemons(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
+        look(source, RoutesKeeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
     return told
 
 
@@ -136,11 +134,11 @@ def sources(
     """
     config = config_of_existing(config_path, data_dir)
     with daemon_for(config) as daemon:
-        known = _known(daemon, [] if topic is None else [topic])
+        known = known_by(daemon, [] if topic is None else [topic])
         for source in removed:
             click.echo(_remove(daemon, known, source.rstrip("/")), err=as_json)
         if removed:
-            known = _known(daemon, [] if topic is None else [topic])
+            known = known_by(daemon, [] if topic is None else [topic])
     if as_json:
         click.echo(msgspec.json.encode(DocumentList(known)))
     elif not removed:
@@ -187,34 +185,6 @@ def _show(one: SourceState) -> None:
     click.echo(f"topic {one.topic_id}: {name_for_terminal(one.error or f'{one.path}: {done}')}")
 
 
-class _Daemons:
-    """The documents of one topic of a daemon that is reached by HTTP."""
-
-    def __init__(self, daemon: RunningDaemon, topic_id: str) -> None:
-        self._daemon = daemon
-        self._topic_id = topic_id
-
-    def known(self) -> Sequence[KnownDocument]:
-        try:
-            return _known(self._daemon, [self._topic_id])
-        except BadQuestion:  # there is no such topic yet
-            return ()
-
-    def take(self, document: GivenDocument) -> TakenDocument:
-        return self._post("/memd/documents", {"document": document})
-
-    def remove(self, sources: Sequence[str]) -> TakenDocument:
-        return self._post("/memd/documents/remove", {"sources": sources})
-
-    def _post(self, path: str, body: dict[str, object]) -> TakenDocument:
-        told = self._daemon.post(path, {"topic_id": self._topic_id, **body}, DOCUMENT_SECONDS_MAX)
-        return msgspec.json.decode(told, type=TakenDocument)
-
-
-def _known(daemon: RunningDaemon, topics: Sequence[str]) -> tuple[KnownDocument, ...]:
-    return msgspec.json.decode(daemon.get("/memd/documents", topic=list(topics)), type=DocumentList).documents
-
-
 def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) -> str:
     """Take out the documents below a source; returns what was done."""
     found = [one for one in known if is_below(one.source, source)]
@@ -223,6 +193,5 @@ def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) 
         raise NotFound(f"there is no document {source[:200]!r}; `memd sources` lists them")
     if len(topics) > 1:
         raise BadQuestion(f"several topics have {source[:200]!r} ({', '.join(topics)}): name one (--topic)")
-    body = {"topic_id": topics[0], "sources": [source], "below": True}
-    daemon.post("/memd/documents/remove", body, DOCUMENT_SECONDS_MAX)
+    RoutesKeeper(daemon, topics[0]).remove([source], below=True)
     return f"topic {topics[0]}: {counted(len(found), 'document')} taken out"

@@ -141,7 +141,6 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
-        tasks.spawn(daemon.sources.tend(), "sources"),
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
@@ -159,6 +158,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     built = [runner.server for runner in runners if runner.server is not None]
     served = list(zip(built, (listeners.model, listeners.own), strict=True))
     house = await listen(served, config.limits, tls)
+    tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
     telling = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from memd.admin.asking import OwnRoutesClient
 from memd.admin.audit import AuditRoutes, note_turn
 from memd.admin.auditing import Auditor, own_erasure
 from memd.admin.background import BackgroundRoutes
@@ -23,10 +24,11 @@ from memd.admin.documents import DocumentRoutes
 from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.imports import ImportRoutes
+from memd.admin.kept_documents import RoutesKeeper
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
-from memd.admin.proof import ProofRoutes
+from memd.admin.proof import ProofRoutes, new_secret
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
@@ -43,6 +45,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
+from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
 from memd.ingest.claims import ClaimTender, ClusterHealth
 from memd.ingest.erasing.eraser import Eraser
@@ -53,7 +56,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.taking import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics
-from memd.principals import Principals
+from memd.principals import OWNER, Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
@@ -168,7 +171,8 @@ async def make_parts(
     topics = _topics_of(stack, config, store, writer, redactor, counter, tasks, indexer, retriever)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
-    stack.push_async_callback((sources := SourceTender(config, topics, taker, encoder.priority, tasks, events)).close)
+    uses = topics, taker, encoder.priority, tasks, events
+    stack.push_async_callback((sources := _sources_of(config, *uses, watch.principals, addresses)).close)
     return Daemon(
         retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder, auditor),
         addresses=addresses,
@@ -223,6 +227,22 @@ def _topics_of(
         topics.replicas = replicas = Replicas(shelf, store.shared, config, redactor, counter.count, *uses)
         stack.callback(replicas.close)
     return topics
+
+
+def _sources_of(
+    config: Config,
+    topics: Topics,
+    taker: DocumentTaker,
+    priority: Priority,
+    tasks: Tasks,
+    events: Events,
+    principals: Principals,
+    addresses: Addresses,
+) -> SourceTender:
+    """The sources of the settings. To a topic that another daemon has this one's own routes know the way."""
+    principals.lend(secret := new_secret(), msgspec.structs.replace(OWNER, via="the sources of a daemon's settings"))
+    elsewhere = partial(RoutesKeeper, OwnRoutesClient(addresses.local, secret))
+    return SourceTender(config, topics, taker, priority, tasks, events, elsewhere)
 
 
 def owners_of(daemon: Daemon, cluster: Cluster) -> Owners:

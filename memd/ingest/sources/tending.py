@@ -1,7 +1,8 @@
 """Looks at the sources of the settings again and again: at the start, when the file system tells, now and then.
 
 Rule: of the event loop; a look runs in one thread of low priority, which gives way to requests before each file. A
-source that cannot be looked at keeps its documents and says why; nothing of this stops the daemon.
+source that cannot be looked at keeps its documents and says why; nothing of this stops the daemon. In a cluster the
+files are those of the daemon that has the settings, and their documents go to whichever has the topic.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,10 +21,10 @@ import msgspec
 from memd.documents import GivenDocument
 from memd.embedding.priority import Priority
 from memd.entries import topic_called
-from memd.errors import BadSource, MemdError
+from memd.errors import BadSource, MemdError, TopicHeld
 from memd.ingest.indexer import background_thread
 from memd.ingest.sources.documents import KnownDocument, known_documents
-from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
+from memd.ingest.sources.looking import Keeper, Look, Seen, Source, is_below, look
 from memd.ingest.sources.taking import DocumentTaker, TakenDocument
 from memd.ingest.sources.walking import Chosen, is_excluded
 from memd.ingest.topics import Topic, Topics
@@ -95,6 +97,8 @@ class _Tended:
         self.is_due = self.is_forced = self.is_looking = self.is_watched = False
         self.root = ""
         """Where it was when it was watched last, resolved."""
+        self.leaving: Sequence[str] = ()
+        """Documents whose files are gone, while they are taken out."""
 
     @property
     def state(self) -> SourceState:
@@ -133,8 +137,17 @@ class SourceTender:
     """Keeps the documents of the settings' sources as their files are."""
 
     def __init__(
-        self, config: Config, topics: Topics, taker: DocumentTaker, priority: Priority, tasks: Tasks, events: Events
+        self,
+        config: Config,
+        topics: Topics,
+        taker: DocumentTaker,
+        priority: Priority,
+        tasks: Tasks,
+        events: Events,
+        elsewhere: Callable[[str], Keeper],
     ) -> None:
+        """`elsewhere`: keeps the documents of a topic that another daemon has."""
+        self._elsewhere = elsewhere
         self._tended = [_Tended(one, config.data_dir.resolve()) for one in config.sources]
         self._interval_seconds = config.ingest.reindex_seconds
         self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
@@ -167,6 +180,7 @@ class SourceTender:
         return any(
             one.topic_id == topic_id and one.told.name and is_below(source, one.told.name) and not one.error
             for one in self._tended
+            if source not in one.leaving
         )
 
     async def tend(self) -> None:
@@ -207,7 +221,7 @@ class SourceTender:
         force, began, before = one.is_forced, time.monotonic(), one.error
         one.is_due, one.is_forced, one.is_looking = False, False, True
         one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
-        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one.topic_id)
+        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one, self._elsewhere)
 
         def work() -> None:
             look(one.source, keeper, one.seen, one.told, force=force, step=self._step)
@@ -299,22 +313,37 @@ class SourceTender:
 
 
 class _TopicKeeper:
-    """The documents of one topic of this daemon, for a look in its thread."""
+    """The documents of a source's topic, for a look in its thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, topics: Topics, taker: DocumentTaker, topic_id: str) -> None:
-        self._loop, self._topics, self._taker, self._topic_id = loop, topics, taker, topic_id
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        topics: Topics,
+        taker: DocumentTaker,
+        tended: _Tended,
+        elsewhere: Callable[[str], Keeper],
+    ) -> None:
+        self._loop, self._topics, self._taker, self._tended = loop, topics, taker, tended
+        self._topic_id = tended.topic_id
+        self._elsewhere = elsewhere(self._topic_id)
 
     def known(self) -> Sequence[KnownDocument]:
         """See `Keeper`."""
-        return self._wait(self._known())
+        return self._done(self._known, self._elsewhere.known)
 
     def take(self, document: GivenDocument) -> TakenDocument:
         """See `Keeper`."""
-        return self._wait(self._with_topic(lambda topic: self._taker.take(topic, document)))
+        here = partial(self._with_topic, lambda topic: self._taker.take(topic, document))
+        return self._done(here, lambda: self._elsewhere.take(document))
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
         """See `Keeper`."""
-        return self._wait(self._with_topic(lambda topic: self._taker.remove(topic, sources)))
+        here = partial(self._with_topic, lambda topic: self._taker.remove(topic, sources))
+        self._tended.leaving = sources
+        try:
+            return self._done(here, lambda: self._elsewhere.remove(sources))
+        finally:
+            self._tended.leaving = ()
 
     async def _known(self) -> Sequence[KnownDocument]:
         topic = await self._topics.existing(self._topic_id)
@@ -328,8 +357,11 @@ class _TopicKeeper:
         with topic.held():
             return await work(topic)
 
-    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _done(self, here: Callable[[], Coroutine[Any, Any, Result]], there: Callable[[], Result]) -> Result:
+        try:
+            return asyncio.run_coroutine_threadsafe(here(), self._loop).result()
+        except TopicHeld:
+            return there()
 
 
 class _StoppedError(Exception):
