@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -113,10 +114,17 @@ def acts(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:
 def test_whoever_answers_notes_it_with_the_address_of_the_client(pair: Pair) -> None:
     pair.tell_owner("audited")
     ask(f"{pair.asked.own_url}/memd/search?q=lamp&topic=audited", headers=SHOWN)
-    wait_until(lambda: bool(acts(pair.owner, "audited")), lambda: "an act")
-    [act] = [one for one in acts(pair.owner, "audited") if one["what"] == "GET /memd/search"]
-    assert act["from"] == "127.0.0.1"
-    assert not [one for one in acts(pair.asked, "audited") if one["what"] == "GET /memd/search"]
+    for daemon in (
+        pair.owner,
+        pair.asked,
+    ):  # whichever is asked for the audit tells of it, and who has it in its record
+
+        def noted(daemon: DaemonProcess = daemon) -> list[dict[str, Any]]:
+            return [one for one in acts(daemon, "audited") if one["what"] == "GET /memd/search"]
+
+        wait_until(lambda: bool(noted()), lambda: f"an act: {pair}")
+        [act] = noted()
+        assert (act["from"], act["daemon"]) == ("127.0.0.1", pair.owner.base_url)
 
 
 def test_several_topics_are_read_through_any_daemon(pair: Pair) -> None:
@@ -148,8 +156,46 @@ def test_what_all_daemons_know_is_told_by_each(pair: Pair) -> None:
         assert {"known-by-all", "own"} <= {one["topic_id"] for one in told("/memd/turns?limit=500")["turns"]}
         assert {"known-by-all", "own"} <= {one["topic_id"] for one in told("/memd/usage")["rows"]}
         assert told("/memd/buffer?topic=known-by-all")["conversations"]
-    figures = ask(f"{pair.asked.own_url}/memd/conversations?topic=own", headers=SHOWN)
-    assert figures.headers["X-Memory-Left-Out"] == pair.owner.base_url
+
+
+def test_conversations_and_figures_are_put_together_from_the_receipts_of_all_daemons(pair: Pair) -> None:
+    """Also of a topic that was another daemon's before, as the receipts stay where they were written."""
+    with httpx2.Client(headers=SHOWN) as client:
+
+        def counted(daemon: DaemonProcess, named: str) -> tuple[int, int, int]:
+            """Conversations with receipts, requests, and entries of the log."""
+            answers = [client.get(f"{daemon.own_url}/memd/{route}{named}") for route in ("conversations", "figures")]
+            assert [answer.headers.get("X-Memory-Left-Out") for answer in answers] == [None, None]
+            talks, periods = answers[0].json()["conversations"], answers[1].json()["periods"]
+            with_receipts = sum(one["conversation"] is not None for one in talks)
+            return with_receipts, *(sum(one[name] for one in periods) for name in ("requests", "stored"))
+
+        pair.tell_owner("moving")
+        both = "?topic=moving&topic=staying"
+        pair.owner.wait_stored(FACT)
+        wait_until(lambda: counted(pair.owner, "?topic=moving")[1] == 1, lambda: f"a receipt: {pair}")
+        pair.owner.restart()
+        told = ask(f"{pair.asked.base_url}/t/moving{CHAT}", ASKED["chat"][1], headers=SHOWN)
+        assert owner_of(told) is None
+        pair.tell_owner("staying")
+        for daemon in (pair.asked, pair.owner):
+            for named, known in (("?topic=moving", 2), (both, 3)):
+                wait_until(lambda n=named, k=known, d=daemon: counted(d, n)[:2] == (k, k), lambda: f"receipts: {pair}")
+        [talk] = client.get(f"{pair.asked.own_url}/memd/conversations?topic=staying").json()["conversations"]
+        turns = client.get(f"{pair.asked.own_url}/memd/conversations/{talk['conversation']}").json()
+        assert (turns["title"], turns["of"]) == (FACT, 1)
+        stored = {counted(daemon, both)[2] for daemon in (pair.asked, pair.owner)}
+        assert len(stored) == 1, "the log is counted once, by whoever is asked"
+
+
+def test_whoever_does_not_answer_is_named(pair: Pair) -> None:
+    pair.owner.send_signal(signal.SIGSTOP)
+    try:
+        for route in ("conversations", "figures", "sources", "audit"):
+            told = ask(f"{pair.asked.own_url}/memd/{route}", headers=SHOWN)
+            assert (told.status, told.headers["X-Memory-Left-Out"]) == (200, pair.owner.base_url)
+    finally:
+        pair.owner.send_signal(signal.SIGCONT)
 
 
 def test_what_happens_at_other_daemons_is_told_as_it_happens(pair: Pair) -> None:

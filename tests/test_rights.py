@@ -146,6 +146,7 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ("GET", "/memd/conversations/{id}"): asked_of("/memd/conversations/none?topic=TOPIC"),
     ("GET", "/memd/transcript"): asked_of("/memd/transcript?topic=TOPIC"),
     ("GET", "/memd/usage"): asked_of("/memd/usage?topic=TOPIC"),
+    ("GET", "/memd/receipts"): asked_of("/memd/receipts"),
     ("GET", "/memd/figures"): asked_of("/memd/figures?topic=TOPIC"),
     ("GET", "/memd/background"): asked_of("/memd/background"),
     ("POST", "/memd/background"): asked_of("/memd/background", {"paused": False}),

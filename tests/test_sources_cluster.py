@@ -81,6 +81,12 @@ def test_a_folder_goes_to_whichever_daemon_has_its_topic(shelves: Shelves) -> No
     (shelves.docs / "lamp.md").unlink()
     (shelves.docs / "lens.md").write_text("What stands in the file of the lens.")
     wait_known(shelves, "oil", "lens")
+    for daemon in (shelves.owner, shelves.reader):
+        for named in ("", "?topic=papers"):
+            told = ask(f"{daemon.own_url}/memd/sources{named}", headers=shown(shelves.settings))
+            assert [(one["path"], one["daemon"]) for one in told.json["sources"]] == [
+                (str(shelves.docs), shelves.reader.base_url)
+            ]
     answer = tell(shelves.reader, "papers", "What stands in the file of the lens?", **shown(shelves.settings))
     assert owner_of(answer) == shelves.owner.base_url
 

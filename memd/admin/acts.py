@@ -38,6 +38,7 @@ ACTS: dict[str, str | None] = {
     "GET /memd/chunks/{id}/related": "read",
     "GET /memd/entities": "read",
     "GET /memd/turns": "read",
+    "GET /memd/receipts": "read",
     "GET /memd/turns/{id}": "read",
     "GET /memd/turns/{id}/replay": "search",
     "GET /memd/conversations": "read",

@@ -33,6 +33,8 @@ class AuditedAct(Act, frozen=True, kw_only=True):
 
     n: int = 0
     """Its line's number; 0: it is told by a receipt, or by the difference of two starts."""
+    daemon: str = ""
+    """In a cluster, whose record it is in."""
 
 
 class ChainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Acts, the oldest first, and whether any may be missing."""
 
     chain: ChainState | None
-    """None: no chain was ever begun here."""
+    """None: no chain was ever begun here. In a cluster that of the daemon that was asked."""
     receipts_since: int | None
     """When the oldest receipt is of, in microseconds since the epoch; what was asked of a model before is not known."""
     acts: tuple[AuditedAct, ...]
@@ -96,7 +98,9 @@ _receipts = msgspec.json.Decoder(_ToldReceipt)
 class AuditRoutes:
     """Who did what."""
 
-    def __init__(self, auditor: Auditor, receipts: Receipts, data_dir: Path, files: Files) -> None:
+    def __init__(self, auditor: Auditor, receipts: Receipts, data_dir: Path, files: Files, daemon: str) -> None:
+        """`daemon`: this one's name in a cluster; empty: it is alone."""
+        self._daemon = daemon
         self._auditor = auditor
         self._receipts = receipts
         self._data_dir = data_dir
@@ -108,7 +112,9 @@ class AuditRoutes:
         head = await self._auditor.written()
         lines = await self._receipts.lines(OWNER)
         known = [KnownHead(head, "the running daemon")] if head is not None else []
-        return await asyncio.to_thread(audit_of, self._files, self._data_dir, lines, query, known)
+        answer = await asyncio.to_thread(audit_of, self._files, self._data_dir, lines, query, known)
+        acts = tuple(msgspec.structs.replace(act, daemon=self._daemon) for act in answer.acts)
+        return msgspec.structs.replace(answer, acts=acts) if self._daemon else answer
 
 
 def audit_of(

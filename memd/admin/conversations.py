@@ -137,8 +137,8 @@ class ConversationRoutes:
     async def conversations(self, query: ConversationsQuery, who: Principal) -> ConversationsPage:
         """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
         ones from the log."""
-        lines = await self._receipts.lines(who)
         async with self._topics.held(query.topic, who) as found:
+            lines = await self._receipts.lines_of_all(who)
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.to_thread(_page, lines, snapshots, query)
 
@@ -147,7 +147,7 @@ class ConversationRoutes:
         """One conversation from its beginning, with what the model was shown and said in each turn."""
         for name in query.topic:
             who.check("read", name)
-        lines = await self._receipts.lines(who)
+        lines = await self._receipts.lines_of_all(who)
         return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
     @get("/memd/transcript", "read")
@@ -183,7 +183,6 @@ def conversation_of(
     """Put a conversation together from receipts.
 
     Args:
-        lines: newest first.
         topics: look only in these; empty: in all.
         skip: how many of its first requests to leave out.
 

@@ -12,18 +12,17 @@ from typing import Any
 
 import msgspec
 
-from memd.admin.queries import TurnsQuery
+from memd.admin.audit import AuditAnswer
+from memd.admin.queries import AuditQuery, TopicsQuery, TurnsQuery
+from memd.admin.sources import SourceList, SourceStates
 from memd.admin.status import BufferedConversations, DaemonStats, KnownTopics
 from memd.admin.turns import TurnsPage
 from memd.admin.usage import UsageByDay, UsageRow
 
 Merge = Callable[[Sequence[Any], Any], Any]
 """Puts answers together, at least one; the second argument is the query."""
-FIRST_THAT_KNOWS = frozenset({"/memd/turns/{id}", "/memd/turns/{id}/replay", "/memd/conversations/{id}"})
+FIRST_THAT_KNOWS = frozenset({"/memd/turns/{id}", "/memd/turns/{id}/replay"})
 """Routes about one thing, which one daemon has: where it is not found, the others are asked."""
-
-OF_THIS_DAEMON = frozenset({"/memd/audit", "/memd/conversations", "/memd/figures", "/memd/sources"})
-"""Routes whose answer has what this daemon alone keeps; that there are others is said with it."""
 
 
 def _stats(told: Sequence[DaemonStats], _: Any) -> DaemonStats:
@@ -66,10 +65,28 @@ def _buffer(told: Sequence[BufferedConversations], _: Any) -> BufferedConversati
     return max(told, key=lambda one: len(one.conversations))
 
 
+def _sources(told: Sequence[SourceStates], query: TopicsQuery) -> SourceList:
+    own, *others = told
+    assert isinstance(own, SourceList), "the answer of the daemon that was asked"
+    wanted = (one for other in others for one in other.sources if not query.topic or one.topic_id in query.topic)
+    return msgspec.structs.replace(own, sources=(*own.sources, *wanted))
+
+
+def _audit(told: Sequence[AuditAnswer], _: AuditQuery) -> AuditAnswer:
+    """The chain stays that of the daemon that was asked: each has its own, and is asked for it itself."""
+    since = [one.receipts_since for one in told if one.receipts_since is not None]
+    acts = sorted((act for one in told for act in one.acts), key=lambda act: act.at)
+    return msgspec.structs.replace(told[0], acts=tuple(acts), receipts_since=max(since, default=None))
+
+
+ASKED: Mapping[str, str] = {"/memd/sources": "/memd/index"}
+"""The route that the others are asked for instead."""
 MERGES: Mapping[str, Merge] = {
     "/memd/stats": _stats,
     "/memd/topics": _topics,
     "/memd/turns": _turns,
     "/memd/usage": _usage,
     "/memd/buffer": _buffer,
+    "/memd/sources": _sources,
+    "/memd/audit": _audit,
 }

@@ -27,6 +27,7 @@ STREAMS = {
     "/memd/events": "text/event-stream",
     "/memd/export": "application/jsonl",
     "/memd/metrics": "text/plain",
+    "/memd/receipts": "application/jsonl",
 }
 """Routes that do not answer with JSON."""
 

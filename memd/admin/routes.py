@@ -27,17 +27,18 @@ from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, refusal_of
 from memd.admin.imports import ImportRoutes
-from memd.admin.merging import FIRST_THAT_KNOWS, MERGES, OF_THIS_DAEMON
+from memd.admin.merging import ASKED, FIRST_THAT_KNOWS, MERGES
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
+from memd.admin.receipts import with_those_of
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.tokens import TokenRoutes
 from memd.admin.topics import noting_left_out
-from memd.admin.turns import TurnRoutes
+from memd.admin.turns import RECEIPTS, TurnRoutes
 from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
@@ -68,14 +69,12 @@ class OtherDaemons(Protocol):
         """Have the daemon that has a topic answer a request with this body; or call `here`, if the topic is here by
         now. Raises StoreError if neither can be done."""
 
-    def is_passed_on(self, request: web.Request) -> bool:
+    def is_asked_alone(self, request: web.Request) -> bool:
         """Whether another daemon asks, for whom this one answers of itself alone."""
 
-    async def others(self) -> list[str]:
-        """The addresses of those that were heard of lately."""
-
-    async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:
-        """Ask them the same; return the bodies of their answers, and the addresses of those that gave none."""
+    async def ask_others(self, request: web.Request, target: str = "") -> tuple[list[bytes], list[str]]:
+        """Ask them the same, or in the same name for another target; return the bodies of their answers, and the
+        addresses of those that gave none."""
 
 
 class DescriptionRoutes:
@@ -246,7 +245,7 @@ class OwnRoutes:
 
     async def _called(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> web.StreamResponse:
         headers = {"Cache-Control": "no-store"}
-        if self._cluster is None or self._cluster.is_passed_on(request):
+        if self._cluster is None or self._cluster.is_asked_alone(request):
             answer = await self._call_handler(request, matched)
         else:
             answer, left_out = await self._answer_of_all(request, matched, self._cluster)
@@ -261,7 +260,13 @@ class OwnRoutes:
     ) -> tuple[Any, Sequence[str]]:
         """The answer of this daemon, with what the others know where each knows a part; and what is not in it."""
         route, _ = self._handlers[matched.route]
-        with noting_left_out() as left_out:
+
+        async def receipts() -> list[bytes]:
+            told, silent = await cluster.ask_others(request, RECEIPTS)
+            left_out.extend(silent)
+            return [line for body in told for line in body.splitlines()]
+
+        with noting_left_out() as left_out, with_those_of(receipts):
             try:
                 answer = await self._call_handler(request, matched)
             except NotFound:
@@ -272,12 +277,10 @@ class OwnRoutes:
                     raise
                 return msgspec.json.decode(told[0], type=route.answer), left_out
         if (merge := MERGES.get(route.path)) is not None:
-            told, silent = await cluster.ask_others(request)
+            told, silent = await cluster.ask_others(request, ASKED.get(route.path, ""))
             others = [msgspec.json.decode(one, type=route.answer) for one in told]
             answer = merge([answer, *others], decode_query(request.query, route.query))
             left_out += silent
-        elif route.path in OF_THIS_DAEMON:
-            left_out += await cluster.others()
         return answer, left_out
 
     async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:

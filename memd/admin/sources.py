@@ -49,7 +49,9 @@ class SourceList(SourceStates, frozen=True):
 class SourceRoutes:
     """Sources: how they stand, and looking at them now."""
 
-    def __init__(self, topics: NamedTopics, tender: SourceTender) -> None:
+    def __init__(self, topics: NamedTopics, tender: SourceTender, daemon: str) -> None:
+        """`daemon`: this one's name in a cluster; empty: it is alone."""
+        self._daemon = daemon
         self._topics = topics
         self._tender = tender
 
@@ -69,10 +71,13 @@ class SourceRoutes:
     async def index(self, body: IndexBody) -> SourceStates:
         """Look at the sources of the settings now, in the background; `GET /memd/index` tells how far that is."""
         self._tender.ask(force=body.force)
-        return SourceStates(self._tender.states())
+        return SourceStates(tuple(map(self._named, self._tender.states())))
 
     def _readable(self, who: Principal) -> tuple[SourceState, ...]:
-        return tuple(one for one in self._tender.states() if who.may("read", one.topic_id))
+        return tuple(self._named(one) for one in self._tender.states() if who.may("read", one.topic_id))
+
+    def _named(self, state: SourceState) -> SourceState:
+        return msgspec.structs.replace(state, daemon=self._daemon)
 
 
 def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:

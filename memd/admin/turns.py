@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from memd.admin.queries import ReplayQuery, TurnsQuery
 from memd.admin.receipts import Receipt, Receipts, summary
@@ -21,6 +22,8 @@ from memd.principals import Principal
 from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.recall.topic_search import Searchable
+
+RECEIPTS = "/memd/receipts"
 
 
 class TurnsPage(msgspec.Struct, frozen=True):
@@ -61,6 +64,14 @@ class TurnRoutes:
             )
         found = await self._receipts.latest(query.limit, who, topic_id=query.topic, before=query.before, uuid=None)
         return TurnsPage([summary(receipt) for receipt in found])
+
+    @get(RECEIPTS, "read")
+    async def receipts(self, who: Principal) -> web.StreamResponse:
+        """All receipts that this daemon keeps, a JSON line each, the newest first."""
+        lines = await self._receipts.lines(who)
+        return web.Response(
+            body=b"\n".join(lines), headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"}
+        )
 
     @get("/memd/turns/{id}", "read")
     async def turn(self, turn_id: str, who: Principal) -> Receipt:

@@ -98,7 +98,7 @@ def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
     else:
         told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
     if config.store.is_shared:
-        told.append("It is this daemon's: each one of a cluster has an audit of what it answered. Look at all of them.")
+        told.append("It is this daemon's: each one of a cluster has an audit of what it answered. Verify all of them.")
     return [*map(Text, told), *(Text(f"  {notice}") for notice in chain.notices)]
 
 
@@ -110,7 +110,8 @@ def _table(answer: AuditAnswer) -> list[RenderableType]:
         table.add_column(name, justify="right" if name == "line" else "left", no_wrap=True)
     for act in answer.acts:
         topics = ", ".join("all" if topic == ALL_TOPICS else topic for topic in act.topics)
-        source = " ".join(filter(None, (act.source, act.what)))
+        at = f"at {act.daemon}" if act.daemon else ""
+        source = " ".join(filter(None, (act.source, act.what, at)))
         cells = (act.who or "nobody", act.act, topics, _extent(act), source)
         table.add_row(str(act.n or ""), time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
     told: list[RenderableType] = [table]

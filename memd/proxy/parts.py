@@ -375,6 +375,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     else:
         ledger = daemon.rights.ledger(files, daemon.writer, daemon.token_watch)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
+    name = "" if daemon.cluster is None else daemon.cluster.own_url
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
@@ -392,13 +393,13 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
             ConversationRoutes(named, daemon.receipts),
             UsageRoutes(daemon.receipts),
-            AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files),
+            AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files, name),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
             LiveRoutes(daemon.events, exposed, None if daemon.owners is None else daemon.owners.followed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
-            SourceRoutes(named, daemon.sources),
+            SourceRoutes(named, daemon.sources, name),
             ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
             CorrectionRoutes(named, daemon.encoder, daemon.archiver),
             BackupRoutes(config.data_dir, files),

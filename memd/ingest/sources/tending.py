@@ -58,6 +58,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """A source of the settings, as it stands."""
 
     path: str
+    daemon: str = ""
+    """In a cluster, which one reads it."""
     topic_id: str
     name: str
     """Stands in front of its documents' names; empty before the first look."""

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from memd.errors import StoreError
 from memd.proxy.owners.daemon_client import OK, DaemonClient
-from memd.proxy.owners.hop import HopMarks
+from memd.proxy.owners.hop import ALONE_HEADER, HopMarks
 from memd.proxy.upstream.pool import NO_ANSWER
 from memd.telemetry.events import Publish
 from memd.telemetry.tasks import Tasks
@@ -37,9 +37,9 @@ class AllDaemons:
         self._ask_for_others = others
         self._others: list[str] = []
 
-    def is_passed_on(self, request: web.Request) -> bool:
-        """Whether another daemon asks."""
-        return self.marks.is_hop(request)
+    def is_asked_alone(self, request: web.Request) -> bool:
+        """Whether another daemon asks, which asks the others too."""
+        return self.marks.is_hop(request) and ALONE_HEADER in request.headers
 
     async def others(self) -> list[str]:
         """The addresses of the others that were heard of lately; if nobody can say, as they were."""
@@ -51,21 +51,21 @@ class AllDaemons:
         """The addresses of the others that were heard of lately and did not say that they end. Raises StoreError."""
         return await asyncio.to_thread(self._ask_for_others)
 
-    async def ask_others(self, request: web.Request) -> tuple[list[bytes], list[str]]:
-        """Ask all of them the same as this one was asked, which is a GET.
+    async def ask_others(self, request: web.Request, target: str = "") -> tuple[list[bytes], list[str]]:
+        """Ask all of them the same as this one was asked, which is a GET, or in the same name for another target.
 
         Returns:
             The bodies of their answers, and the addresses of those that gave none.
         """
         urls = await self.others()
-        bodies = await asyncio.gather(*(self.client.body_of(request, url) for url in urls))
+        bodies = await asyncio.gather(*(self.client.body_of(request, url, target) for url in urls))
         silent = [url for url, body in zip(urls, bodies, strict=True) if body is None]
         return [body for body in bodies if body], silent
 
     @asynccontextmanager
     async def followed(self, request: web.Request, publish: Publish) -> AsyncIterator[None]:
         """Publish the events of the other daemons, which `request` asks for, while the block runs."""
-        if self.is_passed_on(request):
+        if self.is_asked_alone(request):
             yield
             return
         following = self._tasks.spawn(self._follow_all(request, publish), "follow other daemons")
@@ -86,7 +86,7 @@ class AllDaemons:
     async def _follow(self, request: web.Request, url: str, publish: Publish) -> None:
         parser = SseParser(EVENT_BYTES_MAX)
         with suppress(*NO_ANSWER):
-            async with await self.client.send(request, url, b"") as answer:
+            async with await self.client.send(request, url, b"", alone=True) as answer:
                 while answer.status == OK and (part := await answer.content.readany()):
                     for event in (event for item in parser.feed(part) for event in item.events() if event.data):
                         with suppress(*UNREADABLE):

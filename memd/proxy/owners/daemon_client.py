@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from memd.admin.access import acting_headers, source_of
 from memd.principals import Principals
 from memd.proxy.header_bytes import decoded
-from memd.proxy.owners.hop import FROM_HEADER, HOP_HEADER, HopMarks
+from memd.proxy.owners.hop import ALONE_HEADER, FROM_HEADER, HOP_HEADER, HopMarks
 from memd.proxy.relay import named_in_connection, target_of
 from memd.proxy.upstream.client import NOT_FORWARDED
 from memd.proxy.upstream.connection import Interim, exact_url, exchange, new_session
@@ -25,6 +25,7 @@ from memd.settings.model import Config
 ASK_SECONDS = 2.0
 """Whoever shows what all daemons have waits so long for each."""
 OK, NOT_FOUND = 200, 404
+_OF_HOPS = {name.lower() for name in (HOP_HEADER, FROM_HEADER, ALONE_HEADER)}
 _OF_PAGES = ("origin", "referer", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user")
 """Headers that say which page asks one of memd's own routes: that was judged here, by this daemon's address."""
 
@@ -47,24 +48,37 @@ class DaemonClient:
         await self._session.close()
 
     async def send(
-        self, request: web.Request, url: str, body: bytes, on_interim: Interim | None = None
+        self,
+        request: web.Request,
+        url: str,
+        body: bytes,
+        on_interim: Interim | None = None,
+        *,
+        target: str = "",
+        alone: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Send a request to the daemon at a URL; see `exchange`."""
+        """Send a request to the daemon at a URL; see `exchange`.
+
+        Args:
+            target: another one than that of the request.
+            alone: it is to answer of itself alone.
+        """
         return await exchange(
             self._session,
             request.method,
-            exact_url(url, target_of(request)),
-            self._headers(request),
+            exact_url(url, target or target_of(request)),
+            self._headers(request, alone=alone),
             body or None,
             header_bytes_max=self.header_bytes_max,
             on_interim=on_interim,
         )
 
-    async def body_of(self, request: web.Request, url: str) -> bytes | None:
-        """The body of a daemon's answer to a GET; empty if it knows of none, None if it refuses or does not answer."""
+    async def body_of(self, request: web.Request, url: str, target: str = "") -> bytes | None:
+        """The body of a daemon's answer to a GET, of itself alone; empty if it has none, None if it refuses or says
+        nothing."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                async with await self.send(request, url, b"") as answer:
+                async with await self.send(request, url, b"", target=target, alone=True) as answer:
                     body = await answer.read()
         except NO_ANSWER:
             return None
@@ -83,12 +97,14 @@ class DaemonClient:
         except NO_ANSWER:
             return False
 
-    def _headers(self, request: web.Request) -> CIMultiDict[str]:
-        dropped = NOT_FORWARDED | named_in_connection(request.headers) | {HOP_HEADER.lower(), FROM_HEADER.lower()}
+    def _headers(self, request: web.Request, *, alone: bool) -> CIMultiDict[str]:
+        dropped = NOT_FORWARDED | named_in_connection(request.headers) | _OF_HOPS
         if request.path.startswith("/memd/"):
             dropped |= set(_OF_PAGES)
         given = decoded(request.raw_headers)
         headers = CIMultiDict((name, value) for name, value in given if name.lower() not in dropped)
         headers.update(acting_headers(request, self._principals))
         self._marks.put_on(headers, source_of(request))
+        if alone:
+            headers[ALONE_HEADER] = "1"
         return headers

@@ -23,6 +23,8 @@ from memd.store.layout import CLUSTER_NAME
 HOP_HEADER = "X-Memory-Hop"
 FROM_HEADER = "X-Memory-From"
 """The client's address, for the audit of the daemon that answers."""
+ALONE_HEADER = "X-Memory-Alone"
+"""Whoever is asked with it answers of itself alone."""
 OWNER_HEADER = "X-Memory-Owner"
 """Of an answer that another daemon gave: which one."""
 MISDIRECTED = 421
