@@ -124,8 +124,8 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     topics: int
     """The number of open ones."""
     memory: Literal["ok", "degraded"]
-    """Degraded: in a topic the last write to disk has failed, and what is said there now is at risk; or the database of
-    the cluster cannot be used."""
+    """Degraded: in a topic the last write to disk has failed, and what is said there now is at risk; or the database
+    or the bucket of the cluster cannot be used."""
     trouble: str | None
     """The last error that writing met with, until it works again."""
     upstream: UpstreamHealth
@@ -259,8 +259,10 @@ class StatusRoutes:
         topics = _visible(self._topics, who)
         trouble = next((str(topic.trouble) for topic in topics if topic.trouble is not None), None)
         cluster = self._cluster()
-        if trouble is None and cluster is not None and cluster.trouble is not None:
-            trouble = cluster.trouble if who.may_everywhere("read") else "the database cannot be used"
+        if trouble is None and cluster is not None:
+            told = cluster.trouble or cluster.bucket_trouble
+            hidden = "the database cannot be used" if cluster.trouble else "the bucket cannot be used"
+            trouble = told if told is None or who.may_everywhere("read") else hidden
         return DaemonHealth(
             status="ok",
             version=__version__,

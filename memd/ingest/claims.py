@@ -40,6 +40,8 @@ class ClusterHealth(msgspec.Struct, frozen=True):
     """That this daemon has."""
     trouble: str | None
     """Why the claims cannot be renewed; None: they can."""
+    bucket_trouble: str | None
+    """Why the bucket cannot be used; None: it can."""
 
 
 class ClaimTender:
@@ -99,10 +101,10 @@ class ClaimTender:
         """Seconds since the claims were last renewed."""
         return self._clock() - self._renewed_at
 
-    def health(self, place: str, own_url: str, topics: int) -> ClusterHealth:
+    def health(self, place: str, own_url: str, topics: int, bucket_trouble: str | None) -> ClusterHealth:
         """See ClusterHealth."""
         trouble = None if self._trouble is None else str(self._trouble)
-        return ClusterHealth(place, own_url, round(self.age_seconds, 3), topics, trouble)
+        return ClusterHealth(place, own_url, round(self.age_seconds, 3), topics, trouble, bucket_trouble)
 
     async def renewed(self) -> bool:
         """Make sure that no claim is over, waiting no longer than a request should; False if nobody can say."""

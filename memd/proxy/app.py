@@ -368,6 +368,8 @@ async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
     notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
     stack.push_async_callback(asyncio.to_thread, notices.leave)
     notices.start()
+    stack.callback(daemon.cluster.watch.stop)
+    daemon.cluster.watch.start()
     stack.push_async_callback((owners := owners_of(daemon, daemon.cluster)).close)
     return msgspec.structs.replace(daemon, owners=owners, leave=notices.leave)
 

@@ -32,8 +32,9 @@ class Gauges:
         cache_bytes: Callable[[], int],
         memory_bytes_max: int,
         backup: BucketTender | None,
+        bucket_trouble: Callable[[], str | None],
     ) -> None:
-        """`queues`: by name, how much work waits in each."""
+        """`queues`: by name, how much work waits in each; `bucket_trouble`: of a cluster's."""
         self._metrics = metrics
         self._upstream = upstream
         self._topics = topics
@@ -42,6 +43,7 @@ class Gauges:
         self._cache_bytes = cache_bytes
         self._memory_bytes_max = memory_bytes_max
         self._backup = backup
+        self._bucket_trouble = bucket_trouble
 
     def read(self) -> Iterator[Gauge]:
         """Yield them as they are now."""
@@ -66,6 +68,8 @@ class Gauges:
         claims = self._topics.claims
         about = "Time since the claims to topics of a cluster were last renewed; 0 without one"
         yield gauge("memd_claims_age_seconds", about, 0.0 if claims is None else claims.age_seconds)
+        about = "Whether a cluster's bucket cannot be used now: 1 or 0"
+        yield gauge("memd_bucket_away", about, self._bucket_trouble() is not None)
         replicas = self._topics.replicas
         about = "Topics of other daemons in memory, to be read; 0 without a cluster"
         yield gauge("memd_replicas", about, 0 if replicas is None else replicas.count)

@@ -341,6 +341,7 @@ def _gauges_of(daemon: Daemon) -> Gauges:
         cache_bytes=lambda: daemon.cache_bytes,
         memory_bytes_max=daemon.config.store.memory_bytes_max,
         backup=daemon.backup,
+        bucket_trouble=lambda: None if daemon.cluster is None else daemon.cluster.watch.trouble,
     )
 
 
@@ -363,7 +364,7 @@ def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
     cluster, topics = daemon.cluster, daemon.topics
     if cluster is None or topics.claims is None:
         return None
-    return topics.claims.health(cluster.place, cluster.own_url, len(topics.opened()))
+    return topics.claims.health(cluster.place, cluster.own_url, len(topics.opened()), cluster.watch.trouble)
 
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:

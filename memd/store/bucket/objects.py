@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
+from memd.clock import steady_now
 from memd.errors import BucketError, ConfigError, ObjectMissing
 from memd.settings.backup import BackupSettings
 
@@ -69,6 +71,15 @@ class Bucket:
         """Whether it was seen to keep what is overwritten and removed."""
         self.requests = 0
         self.bytes_sent = 0
+        self.answered_at = float("-inf")
+        """`steady_now` when a request last did what it should."""
+        self._troubles: dict[bool, BucketError] = {}
+        """Of the last request that writes, and of the last that reads, where it has failed."""
+
+    @property
+    def trouble(self) -> BucketError | None:
+        """Why the last request that writes, or the last that reads, has failed; None: neither has."""
+        return self._troubles.get(True) or self._troubles.get(False)
 
     @classmethod
     def of(cls, settings: BackupSettings, env: Mapping[str, str], group: str = "backup") -> Bucket:
@@ -124,25 +135,24 @@ class Bucket:
 
         mode = "create" if new and self.has_conditions and isinstance(data, bytes) else "overwrite"
         try:
-            done = obstore.put(
-                self._store,
-                key,
-                data if isinstance(data, bytes) else self._counted(data),
-                mode=mode,
-                use_multipart=not isinstance(data, bytes),
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-        except obstore.exceptions.AlreadyExistsError:
-            self.requests += 1
-            return False
-        except Exception as error:
-            self.requests += 1
-            if mode == "create" and _is_not_known(error):
+            with self._asked(writes=True):
+                try:
+                    done = obstore.put(
+                        self._store,
+                        key,
+                        data if isinstance(data, bytes) else self._counted(data),
+                        mode=mode,
+                        use_multipart=not isinstance(data, bytes),
+                        chunk_size=_PART_BYTES,
+                        max_concurrency=_PARTS_AT_ONCE,
+                    )
+                except obstore.exceptions.AlreadyExistsError:
+                    return False
+        except BucketError as error:
+            if mode == "create" and _is_not_known(error.__cause__):
                 self.has_conditions = False
                 return self.put(key, data)
-            raise self._problem(error) from error
-        self.requests += 1
+            raise
         self.keeps_versions |= self._has_versions and done["version"] not in (None, "null")
         self.bytes_sent += len(data) if isinstance(data, bytes) else 0
         return True
@@ -151,30 +161,24 @@ class Bucket:
         """Read an object; None if there is none."""
         import obstore
 
-        self.requests += 1
-        try:
-            return bytes(obstore.get(self._store, key).bytes())
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise self._problem(error) from error
-            return None
-        except Exception as error:
-            raise self._problem(error) from error
+        with self._asked():
+            try:
+                return bytes(obstore.get(self._store, key).bytes())
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise
+        return None
 
     def read(self, key: str, start: int, end: int) -> bytes:
         """Read a part of an object that is there."""
         import obstore
 
-        self.requests += 1
-        try:
+        with self._asked(), suppress(FileNotFoundError):
             return bytes(obstore.get_range(self._store, key, start=start, end=end))
-        except FileNotFoundError:
-            raise ObjectMissing(
-                f"{self.url}/{key}: is missing; something else than memd has removed it, or the server does not list "
-                "what was written a moment ago: try again, or another --until"
-            ) from None
-        except Exception as error:
-            raise self._problem(error) from error
+        raise ObjectMissing(
+            f"{self.url}/{key}: is missing; something else than memd has removed it, or the server does not list "
+            "what was written a moment ago: try again, or another --until"
+        )
 
     def listed(self, prefix: str) -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with a prefix that ends in a slash, page by page."""
@@ -192,13 +196,21 @@ class Bucket:
         """Remove objects; one that is not there is no error."""
         import obstore
 
-        self.requests += len(keys) // 1000 + 1
-        try:
+        self.requests += len(keys) // 1000
+        with self._asked(writes=True), suppress(FileNotFoundError):
             obstore.delete(self._store, keys)
-        except FileNotFoundError:
-            pass
+
+    @contextmanager
+    def _asked(self, *, writes: bool = False) -> Iterator[None]:
+        """A request: counted, and noted as done or failed."""
+        self.requests += 1
+        try:
+            yield
         except Exception as error:
-            raise self._problem(error) from error
+            problem = self._troubles[writes] = self._problem(error)
+            raise problem from error
+        self._troubles.pop(writes, None)
+        self.answered_at = steady_now()
 
     def _counted(self, data: Iterable[bytes]) -> Iterator[bytes]:
         for piece in data:
@@ -240,7 +252,7 @@ def _first_line(error: Exception) -> str:
     return re.sub(r" in [\d.]+m?s\b.*?(?= - |$)", "", line)[:200]
 
 
-def _is_not_known(error: Exception) -> bool:
+def _is_not_known(error: BaseException | None) -> bool:
     """Whether a server says that it has no conditions."""
     import obstore
 

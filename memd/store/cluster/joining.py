@@ -16,6 +16,7 @@ from memd.settings.model import Config
 from memd.settings.store import StoreSettings
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.book import SharedBook
+from memd.store.cluster.bucket_watch import BucketWatch
 from memd.store.cluster.daemons import DaemonNotices, marks_of, seen
 from memd.store.cluster.database import Database
 from memd.store.cluster.erasures import SharedErasures
@@ -31,6 +32,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     database: Database
     bucket: Bucket
+    watch: BucketWatch
     own_url: str
     """At which the other daemons reach the model address of this one."""
     lease_seconds: float
@@ -45,9 +47,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StoreError: packages are missing, a URL cannot be read, or the database has the schema of a newer memd.
         """
+        database, bucket = Database(settings.url), Bucket.of(settings.bucket_settings, env, "store")
         cluster = cls(
-            database=Database(settings.url),
-            bucket=Bucket.of(settings.bucket_settings, env, "store"),
+            database=database,
+            bucket=bucket,
+            watch=BucketWatch(bucket, lambda: database.cluster),
             own_url=settings.own_url.rstrip("/") or own_url,
             lease_seconds=settings.lease_seconds,
         )

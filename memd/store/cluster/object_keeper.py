@@ -14,7 +14,7 @@ from memd.store.bucket.objects import Bucket
 from memd.store.cluster.kept import KeptObject
 from memd.store.cluster.sealing import ClusterKeys
 
-_MARKER = "memd.cluster"
+MARKER = "memd.cluster"
 """The key of the object that says whose bucket it is; no topic can have this name."""
 PIECE_BYTES = 8 << 20
 _AWAY_SECONDS = 30.0
@@ -51,10 +51,10 @@ class ObjectKeeper:
         if self.is_away:
             return False
         try:
-            found = self._bucket.get(_MARKER)
+            found = self._bucket.get(MARKER)
             if found is None and not is_used:
-                self._bucket.put(_MARKER, cluster.encode(), new=True)
-                found = self._bucket.get(_MARKER)
+                self._bucket.put(MARKER, cluster.encode(), new=True)
+                found = self._bucket.get(MARKER)
         except BucketError:
             self._failed_at = self._now()
             return False
