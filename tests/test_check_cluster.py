@@ -111,7 +111,7 @@ def test_what_cannot_be_reached_is_named_with_the_remedy(settings: dict[str, Any
     settings["store"] |= {"url": "postgresql://memd@127.0.0.1:9/memd", "bucket": "s3://no-such-bucket"}
     database, bucket, _ = checked(settings, tmp_path)
     assert (database[:2], bucket[:2]) == (("database", "failed"), ("bucket", "failed"))
-    assert "check that store.url is right" in database[2]
+    assert "start the server, or correct host and port in store.url" in database[2]
     assert "create it, or correct store.bucket" in bucket[2]
 
 

@@ -80,6 +80,10 @@ class ClaimTender:
         self._renewed_at = self._clock()  # there are none yet
         self._thread.start()
 
+    def note(self, trouble: StoreError | None) -> None:
+        """Know, before the start, why the database cannot be used; that has been said."""
+        self._trouble = trouble
+
     def stop(self, seconds_max: float) -> None:
         """End the thread; not on the event loop."""
         self._asked.put(_END)

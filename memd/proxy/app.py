@@ -275,7 +275,10 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
     if daemon.cluster is not None:
-        lines[-1] = f"  memory in              {daemon.cluster.place}, as {daemon.cluster.own_url}"
+        away = (
+            "" if daemon.cluster.trouble is None else "  NOT REACHABLE yet: requests go on without memory until it is"
+        )
+        lines[-1] = f"  memory in              {daemon.cluster.place}, as {daemon.cluster.own_url}{away}"
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
     for server in daemon.upstream.servers:
@@ -341,12 +344,12 @@ async def _rights(
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
     """In a cluster: know what the other daemons know, and follow what they erase."""
     erasures = daemon.store.ledger
-    if daemon.rights is None or not isinstance(erasures, HeardErasures):
+    if daemon.rights is None or daemon.cluster is None or not isinstance(erasures, HeardErasures):
         return []
     wrong_tokens.catch_up = daemon.token_watch.hear
     await daemon.rights.begin(daemon.token_watch)
     daemon.retention.looked_at = daemon.rights.looked_at
-    follower = ErasureFollower(erasures, daemon.retention.eraser)
+    follower = ErasureFollower(erasures, daemon.retention.eraser, is_told=daemon.cluster.trouble is not None)
     await follower.look()
     return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
 
@@ -365,6 +368,8 @@ async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
     """The daemon beside the others of its cluster, if there is one, who are told of it."""
     if daemon.cluster is None:
         return daemon
+    if daemon.topics.claims is not None:
+        daemon.topics.claims.note(daemon.cluster.trouble)
     notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
     stack.push_async_callback(asyncio.to_thread, notices.leave)
     notices.start()

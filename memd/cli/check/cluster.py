@@ -20,6 +20,7 @@ from memd.settings.model import Config
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.daemons import DaemonRow, different, marks_of, seen
 from memd.store.cluster.database import SCHEMA_VERSION, Database
+from memd.store.cluster.refusals import remedy_of, words_of
 from memd.store.layout import models_dir
 from memd.store.log.format import ModelId
 from memd.wording import counted
@@ -99,10 +100,7 @@ def _server(config: Config) -> Server:
             standbys = connection.execute(_STANDBYS).fetchone()
             is_pooled = connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
     except psycopg.Error as error:
-        told = (getattr(error.diag, "message_primary", None) or str(error)).strip().partition("\n")[0]
-        raise StoreError(
-            f"{database.place}: {told}; check that store.url is right, that the server runs and lets this user in"
-        ) from None
+        raise StoreError(f"{database.place}: {words_of(error)}; {remedy_of(error)[0]}") from None
     finally:
         database.close()
     assert row is not None, "one row"

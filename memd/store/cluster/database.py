@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from memd.errors import DiskFull, InDoubt, StoreError, StoreWriteFailed
+from memd.store.cluster.refusals import NOT_PRIMARY, TO_PRIMARY, remedy_of, words_of
 
 SCHEMA_VERSION = 1
 _MIGRATIONS = (
@@ -117,9 +118,6 @@ _CUT_OFF = ("08", "57P")
 """SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
 _GAVE_WAY = ("40001", "40P01")
 """SQLSTATEs of work of which nothing was done because of somebody else's at the same moment."""
-_NOT_PRIMARY = ("25006",)
-"""SQLSTATE of a server that is a standby, or a database that is read-only."""
-_TO_PRIMARY = "let store.url lead to the primary (of several hosts with target_session_attrs=read-write)"
 _SCHEMA_LOCK = 0x6D656D64
 _TRIES = 3
 _INSTALL = "a store that several daemons share needs more packages: pip install 'memd-proxy[cluster]'"
@@ -170,7 +168,7 @@ class Database:
         self._kind = _impatient()
         self._connect_seconds = connect_seconds
         self.is_away = False
-        """Whether nobody has answered the last time."""
+        """Whether nobody has answered the last time, so that it may pass."""
         self.at_first: Callable[[Connection], None] = lambda connection: None
         """Called with the first connection, before anybody else has one; its errors are those of `connect`."""
         self._is_closed = False
@@ -201,7 +199,7 @@ class Database:
         if self._cluster:
             return
         if not self._connecting.acquire(blocking=not self.is_away):
-            raise StoreError(_unusable(f"{self.place} does not answer"))
+            raise StoreError(_unusable(f"{self.place} does not answer", "check that it runs"))
         try:
             self._cluster = self._cluster or self._connected()
         finally:
@@ -216,9 +214,9 @@ class Database:
                 cluster = _migrate(connection, self.place)
                 self.at_first(connection)
         except psycopg.Error as error:
-            self.is_away = True
-            is_standby = getattr(error, "sqlstate", None) in _NOT_PRIMARY
-            raise StoreError(_unusable(f"{_words(error)}; {_TO_PRIMARY}" if is_standby else _words(error))) from error
+            remedy, is_lasting = remedy_of(error)
+            self.is_away = not is_lasting
+            raise StoreError(_unusable(words_of(error), remedy)) from error
         self.is_away = False
         if not self._is_closed:
             self._pool.open()
@@ -271,7 +269,7 @@ class Database:
                 break
             except psycopg.Error as error:
                 problem = error
-                if error.sqlstate in _NOT_PRIMARY:
+                if error.sqlstate in NOT_PRIMARY:
                     self._pool.drain()  # a new connection may lead to another server, which has taken over
                 elif error.sqlstate is not None and not error.sqlstate.startswith((*_CUT_OFF, *_GAVE_WAY)):
                     break  # it was refused, and nothing of it was done
@@ -286,13 +284,13 @@ class Database:
     def _failure(self, problem: Exception, *, was_lost: bool) -> StoreWriteFailed:
         import psycopg
 
-        told = f"{self.place}: {_words(problem)}"
+        told = f"{self.place}: {words_of(problem)}"
         if was_lost:
             return InDoubt(f"{told}; whether the last write is stored is looked at when the topic is opened again")
         if isinstance(problem, psycopg.errors.DiskFull):
             return DiskFull(f"{told}; free some space there, it is tried again")
-        is_standby = getattr(problem, "sqlstate", None) in _NOT_PRIMARY
-        remedy = _TO_PRIMARY if is_standby else "check the database"
+        is_standby = getattr(problem, "sqlstate", None) in NOT_PRIMARY
+        remedy = TO_PRIMARY if is_standby else "check the database"
         return StoreWriteFailed(f"{told}; {remedy}, what could not be stored is kept")
 
     def ask(self, work: Callable[[Connection], Result]) -> Result:
@@ -364,14 +362,5 @@ def _migrate(connection: Connection, place: str) -> str:
     return str(connection.execute("SELECT cluster FROM memd_version").fetchone()[0])
 
 
-def _unusable(problem: str) -> str:
-    return (
-        f"PostgreSQL cannot be used ({problem}): check that store.url is right, that the server runs and that this "
-        "user may create tables in it"
-    )
-
-
-def _words(error: Exception) -> str:
-    """The words of an error, without its details: those quote the row that was refused."""
-    primary = getattr(getattr(error, "diag", None), "message_primary", None)
-    return primary or str(error).strip().partition("\n")[0] or type(error).__name__
+def _unusable(problem: str, remedy: str = "check store.url") -> str:
+    return f"PostgreSQL cannot be used ({problem}): {remedy}"

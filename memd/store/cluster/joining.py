@@ -36,6 +36,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     own_url: str
     """At which the other daemons reach the model address of this one."""
     lease_seconds: float
+    trouble: StoreError | None = None
+    """Why it could not be reached at first."""
 
     @classmethod
     def joined(cls, settings: StoreSettings, env: Mapping[str, str], own_url: str) -> Cluster:
@@ -45,7 +47,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             own_url: where the settings do not say it.
 
         Raises:
-            StoreError: packages are missing, a URL cannot be read, or the database has the schema of a newer memd.
+            StoreError: packages are missing, the database has the schema of a newer memd, or a URL is wrong and cannot
+                become right by itself.
         """
         database, bucket = Database(settings.url), Bucket.of(settings.bucket_settings, env, "store")
         cluster = cls(
@@ -60,7 +63,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         except StoreError as error:
             if not cluster.database.is_away:
                 raise
-            log.error("the cluster cannot be reached yet; requests go on without memory", extra={"error": error})
+            said = "the cluster cannot be reached yet; it is tried again, and requests go on without memory"
+            log.error(said, extra={"error": error})
+            return msgspec.structs.replace(cluster, trouble=error)
         return cluster
 
     def shelf(self, files: LocalDisk, data_dir: Path) -> PostgresShelf:
