@@ -189,6 +189,10 @@ class ForeignFile(StoreError):
     """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""
 
 
+class CacheGone(StoreError):
+    """The folder of a cluster's daemon was removed or replaced while the daemon ran: it has to end."""
+
+
 class BucketError(StoreError):
     """The bucket of the backup could not be read or written; nothing on the disk is affected."""
 

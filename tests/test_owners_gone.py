@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import threading
@@ -217,3 +218,25 @@ def is_refused(url: str) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_a_daemon_whose_folder_was_removed_ends_and_its_topics_are_taken(daemons: tuple[DaemonProcess, ...]) -> None:
+    asked, owner = daemons
+    shutil.rmtree(owner.data_dir)
+    assert owner.wait() == 1
+    last = owner.log.read_text().splitlines()[-1]
+    assert last.startswith("memd: ") and "was removed or replaced while memd ran" in last and "start it again" in last
+    told = tell(asked, "talk", QUESTION)
+    assert owner_of(told) is None and told.headers["X-Memory-Status"] == "injected"
+    owner.start()
+    assert owner_of(tell(owner, "talk", "Where was the lamp made, again?")) == asked.base_url
+
+
+def test_a_topic_whose_folder_was_removed_is_had_again(daemons: tuple[DaemonProcess, ...]) -> None:
+    _, owner = daemons
+    shutil.rmtree(owner.data_dir / "talk")
+    wait_until(lambda: "a topic was opened again" in owner.log.read_text(), lambda: repr(owner))
+    note = {"topic_id": "talk", "notes": [{"content": "The lens was ground in Brest."}]}
+    assert ask(f"{owner.own_url}/memd/notes", note).status == 200
+    assert tell(owner, "talk", QUESTION).headers["X-Memory-Status"] == "injected"
+    assert b"ground in Brest" in ask(f"{owner.own_url}/memd/search?q=lens&topic=talk").body

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from memd.clock import steady_now
-from memd.errors import StoreError
+from memd.errors import CacheGone, StoreError
 from memd.store.shelf import Claim
 
 log = logging.getLogger("memd")
@@ -68,6 +68,8 @@ class ClaimTender:
         self._asked: queue.SimpleQueue[asyncio.Future[None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="memd-claims", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.ended: asyncio.Future[CacheGone] | None = None
+        """From the start on: why the daemon cannot go on, and nothing is renewed any more."""
         self._on_round: Callable[[Collection[Claim], bool], None] = lambda lost, is_renewed: None
 
     def start(self, on_round: Callable[[Collection[Claim], bool], None]) -> None:
@@ -77,6 +79,7 @@ class ClaimTender:
             on_round: called there after each round with those that are lost, and whether the others are renewed.
         """
         self._loop, self._on_round = asyncio.get_running_loop(), on_round
+        self.ended = self._loop.create_future()
         self._renewed_at = self._clock()  # there are none yet
         self._thread.start()
 
@@ -136,7 +139,12 @@ class ClaimTender:
                     asked.append(self._asked.get_nowait())
             if _END in asked:
                 return
-            lost, renewed_at = self._round()
+            try:
+                lost, renewed_at = self._round()
+            except CacheGone as error:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._end, error, asked)
+                return
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._tell, lost, renewed_at, asked)
 
@@ -145,6 +153,8 @@ class ClaimTender:
         began = self._clock()
         try:
             lost = self._renew()
+        except CacheGone:
+            raise
         except StoreError as error:
             self._failed(error)
             return (), None
@@ -164,6 +174,15 @@ class ClaimTender:
                 "claims to topics cannot be renewed; requests go on, and it is tried again", extra={"error": error}
             )
         self._trouble = error
+
+    def _end(self, error: CacheGone, asked: Collection[asyncio.Future[None] | None]) -> None:
+        log.error("this daemon ends", extra={"error": error})
+        self._trouble = error
+        assert self.ended is not None, "it was started"
+        self.ended.set_result(error)
+        for future in asked:
+            if future is not None and not future.done():
+                future.set_result(None)
 
     def _tell(
         self, lost: Collection[Claim], renewed_at: float | None, asked: Collection[asyncio.Future[None] | None]

@@ -249,11 +249,21 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
             _announce(daemon, time.perf_counter() - started)
             if config.auth.is_short:
                 log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")
-            await stop.wait()
+            await _until(stop, daemon.topics)
             log.info("stopping after replies in flight", extra={"seconds_max": config.shutdown.grace_seconds})
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+
+
+async def _until(stop: asyncio.Event, topics: Topics) -> None:
+    """Wait for a signal; raises StoreError where the daemon cannot go on."""
+    ended = None if topics.claims is None else topics.claims.ended
+    if ended is not None:
+        ended.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    if ended is not None and ended.done():
+        raise ended.result()
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:

@@ -74,6 +74,11 @@ class PostgresClaim:
         """See Claim."""
         return self._doubt is not None or self._cache.is_over
 
+    def check_folder(self) -> None:
+        """Be over if the topic's folder was removed: it is claimed again then, which fills the folder anew."""
+        if not self.files.is_directory(self.layout.directory):
+            self._cache.release()
+
     def resume(self, stream: Stream, at: int) -> None:
         """See Claim."""
         if at != (end := self._ends[stream].end):

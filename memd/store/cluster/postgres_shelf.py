@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from memd.entries import ID_TURNS
-from memd.errors import BadTopicId, ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
+from memd.errors import BadTopicId, CacheGone, ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.cached_folder import CachedFolder
 from memd.store.cluster.database import Connection, Database
@@ -82,6 +82,8 @@ class PostgresShelf:
         self._cached = LocalShelf(files, data_dir)
         self._is_owned = False
         self._seat = seat
+        self._marked = b""
+        """The file that says whose cache the directory is, once that is known."""
         self._id_turn: int | None = None
         self._refreshing: dict[str, FencedTopic] = {}
         """Granted, and not given out yet: to bring a large topic's folder up to date may take longer than a lease."""
@@ -171,7 +173,8 @@ class PostgresShelf:
         return read_topic(connection, topic.topic_id, ends, topic.key, topic.seal), keys
 
     def renew(self, claims: Collection[Claim]) -> list[Claim]:
-        """See Shelf."""
+        """See Shelf; raises CacheGone where the directory is not this daemon's cache any more."""
+        self._check_cache(claims)
         longer = (
             "UPDATE memd_topic AS t SET lease_until = clock_timestamp() + %s::interval"
             " FROM unnest(%s::text[], %s::bigint[]) AS mine (topic, epoch)"
@@ -299,16 +302,29 @@ class PostgresShelf:
             if self._files.size(marker) is None:
                 self._check_directory()
                 replace_file(self._files, marker, f"{own} {uuid.uuid4().hex}\n".encode())
-            found, _, seat = self._files.read(marker).decode("ascii", "replace").strip().partition(" ")
+            marked = self._files.read(marker)
+            found, _, seat = marked.decode("ascii", "replace").strip().partition(" ")
             if found != own or not seat:
                 raise self._no_cache()
             if not self._seat:
                 self._id_turn = self._database.again(lambda connection: _turn_of(connection, seat))
-                self._seat = seat
+                self._seat, self._marked = seat, marked
             self._keys.join()
             any_object = "SELECT EXISTS (SELECT FROM memd_object)"
             is_used = self._database.ask(lambda connection: connection.execute(any_object).fetchone()[0])
             self._is_owned = self._objects.is_of(own, is_used=is_used)
+
+    def _check_cache(self, claims: Collection[Claim]) -> None:
+        """End the claims whose folders were removed; raise CacheGone if all of the directory was, or was replaced."""
+        marker = self._data_dir / CLUSTER_NAME
+        if self._marked and (self._files.size(marker) is None or self._files.read(marker) != self._marked):
+            raise CacheGone(
+                f"{self._data_dir}: was removed or replaced while memd ran; it ends, so that other daemons take its "
+                "topics: start it again, and it fills the folder anew"
+            )
+        for claim in claims:
+            if isinstance(claim, PostgresClaim):
+                claim.check_folder()
 
     def _no_cache(self) -> StoreError:
         return StoreError(
