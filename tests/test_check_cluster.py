@@ -19,6 +19,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
+from tls_files import make_tls_files
 
 from memd.cli.check.cluster import Server, told_of
 from memd.cli.check.report import outcomes
@@ -149,3 +150,40 @@ def test_daemons_that_are_not_set_alike_are_named(
         assert [one.url for one in seen(database)] == sorted([own.url, "http://other"])
         assert daemon.terminate() == 0
         assert [one.url for one in seen(database)] == ["http://other"]
+
+
+def test_the_certificate_at_the_own_address_is_checked_as_the_others_do(
+    make_daemon: MakeDaemon,
+    upstream: RecordingUpstream,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tls = make_tls_files(tmp_path)
+    daemon = make_daemon(upstream.url, {**settings, "listen": {"tls_cert": str(tls.cert), "tls_key": str(tls.key)}})
+    daemon.start()
+
+    def own_address(**store: str) -> tuple[str, str]:
+        path = tmp_path / "own.yaml"
+        path.write_text(json.dumps({**settings, "store": {**settings["store"], **store}}))
+        found = of_cluster(outcomes(path, os.environ, {"data_dir": str(daemon.data_dir)}, live=False))
+        return next((mark, words) for name, mark, words in found if name == "own address")
+
+    mark, words = own_address()
+    assert mark == "failed" and "is not trusted here (self-signed certificate)" in words and "SSL_CERT_FILE" in words
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls.cert))
+    assert own_address() == ("ok", f"{daemon.base_url} answers as this daemon: ")
+    mark, words = own_address(own_url=daemon.base_url.replace("127.0.0.1", "localhost"))
+    assert mark == "failed" and "not valid for 'localhost'" in words and "name the host in store.own_url" in words
+    mark, words = own_address(own_url=daemon.base_url.replace("https:", "http:"))
+    assert mark == "failed" and words.endswith("speaks TLS: let store.own_url begin with https:")
+
+
+def test_plain_http_behind_an_address_with_https_is_told(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    daemon = make_daemon(upstream.url, settings).start()
+    settings["store"]["own_url"] = daemon.base_url.replace("http:", "https:")
+    daemon.configure(settings)
+    mark, words = next((mark, words) for name, mark, words in checked_beside(daemon) if name == "own address")
+    assert mark == "failed" and "does not speak TLS" in words and "let store.own_url begin with http:" in words

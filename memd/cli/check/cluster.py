@@ -7,13 +7,16 @@ written and removed again.
 from __future__ import annotations
 
 import secrets
+import socket
+import ssl
 import time
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
 
 import msgspec
 
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
-from memd.cli.running import RunningDaemon
+from memd.cli.running import GLANCE_SECONDS_MAX, RunningDaemon
 from memd.embedding.loading import load_embedder
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
@@ -243,8 +246,13 @@ def _own_url(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResu
     if daemon is None:
         yield ok(OWN_URL, f"{url or 'that of listen'}: no daemon runs on this folder, so nobody was asked there")
         return
+    if problem := _tls_problem(url):
+        yield failed(OWN_URL, *problem)
+        return
     is_there = daemon.is_at(url, config.data_dir)
-    if is_there is None:
+    if is_there is None and daemon.is_at(url.replace("http:", "https:", 1), config.data_dir) is not None:
+        yield failed(OWN_URL, f"{url} speaks TLS", "let store.own_url begin with https:")
+    elif is_there is None:
         yield failed(
             OWN_URL,
             f"{url} does not answer as a memd: others pass requests on to it in vain",
@@ -254,3 +262,27 @@ def _own_url(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResu
         yield failed(OWN_URL, f"{url} is another daemon", "give each daemon its own store.own_url")
     else:
         yield ok(OWN_URL, f"{url} answers as this daemon")
+
+
+def _tls_problem(url: str) -> tuple[str, str] | None:
+    """Why other daemons cannot speak TLS to an address, if they trust whom this command trusts, and what to do."""
+    parts = urlsplit(url)
+    if parts.scheme != "https":
+        return None
+    context, host = ssl.create_default_context(), parts.hostname or ""
+    try:
+        with socket.create_connection((host, parts.port or 443), GLANCE_SECONDS_MAX) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"{url} has a certificate that is not trusted here ({error.verify_message}), and others trust no more",
+            "let it name the host in store.own_url, and name who signed it in SSL_CERT_FILE, of each daemon and here",
+        )
+    except ssl.SSLError as error:
+        return (
+            f"{url} does not speak TLS ({error.reason})",
+            "let store.own_url begin with http:, or set listen.tls_cert and listen.tls_key",
+        )
+    except OSError:
+        return None  # nobody is there
+    return None
