@@ -2,13 +2,14 @@
 
 Backs these claims: a durable append takes at most 2 times as long as on this disk; a claim of a topic whose folder is
 here reads none of its sealed files; letting a small topic go, frozen into one object, takes some tens of milliseconds,
-and claiming it again not more.
+and claiming it again not more; a topic of 500 small objects of which nothing is here opens within two seconds, though
+the bucket takes 20 ms for each.
 
 PostgreSQL runs beside it and syncs, over a socket: a network adds its round trips (one an append, about five a claim,
-about a dozen a release). The bucket is a folder, so that what is measured is memd's part: a real one adds its latency
-for each object. All stores get the same chunks; the appends are in turns.
+about a dozen a release). The bucket is a folder, so that what is measured is memd's part; with the small objects each
+read waits as long as a real one takes. All stores get the same chunks; the appends are in turns.
 
-    python bench/cluster_store.py [--groups 300] [--chunks 100000] [--rounds 5] [--json FILE]
+    python bench/cluster_store.py [--groups 300] [--chunks 100000] [--rounds 5] [--latency 20] [--json FILE]
 """
 
 from __future__ import annotations
@@ -49,8 +50,20 @@ KINDS = ("this disk", "cluster", "encrypted")
 GROUP = 20
 BULK = 1000
 SMALL_TOPICS = 50
+SMALL_SEGMENTS, SMALL_SEGMENT_ENTRIES = 165, 25
 Spent = dict[str, dict[str, list[float]]]
 """Seconds by what and kind."""
+
+
+class FarBucket(Bucket):
+    """A bucket in a folder, each of whose reads waits."""
+
+    seconds = 0.0
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        """See Bucket."""
+        time.sleep(self.seconds)
+        return super().read(key, start, end)
 
 
 class Place:
@@ -61,10 +74,10 @@ class Place:
         self._settings = EncryptionSettings(key_file=str(key) if kind == "encrypted" else "")
         (bucket := self._folder / "bucket").mkdir(parents=True)
         self.database = None if kind == KINDS[0] else Database(server.database(kind))
-        self._bucket = Bucket(LocalStore(str(bucket)), "file://")
+        self.bucket = FarBucket(LocalStore(str(bucket)), "file://")
 
     @contextmanager
-    def store(self, name: str) -> Iterator[Store]:
+    def store(self, name: str, segment_entries: int = SEGMENT_ENTRIES) -> Iterator[Store]:
         """The store of a machine with this name."""
         folder = self._folder / name
         files = disk_for(folder, self._settings, creating=True)
@@ -73,7 +86,7 @@ class Place:
             folder,
             dimension=DIMENSION,
             fingerprint="bench",
-            segment_entries_max=SEGMENT_ENTRIES,
+            segment_entries_max=segment_entries,
             files=files,
             shelf=shelf,
         )
@@ -82,7 +95,7 @@ class Place:
 
     def _shelf(self, name: str, files: LocalDisk, folder: Path) -> PostgresShelf:
         assert self.database is not None, "of a cluster"
-        return PostgresShelf(self.database, self._bucket, files, folder, url=f"http://{name}", lease_seconds=3600)
+        return PostgresShelf(self.database, self.bucket, files, folder, url=f"http://{name}", lease_seconds=3600)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -124,6 +137,26 @@ def small_topics(place: Place, kind: str, chosen: np.random.Generator, spent: Sp
             spent["open it again"][kind].append(seconds(partial(store.topic, f"small-{number}")))
 
 
+def small_segments(
+    place: Place, kind: str, rounds: int, latency: float, chosen: np.random.Generator, spent: Spent
+) -> None:
+    """A topic of many small objects is opened where nothing of it is, from a bucket that takes its time."""
+    if place.database is None:
+        return
+    with place.store("here", SMALL_SEGMENT_ENTRIES) as store:
+        log = store.topic("segments")
+        for _ in range(SMALL_SEGMENTS):
+            log.append(drafts(vectors(SMALL_SEGMENT_ENTRIES, chosen), chosen))
+            for segment_id in log.unsealed():
+                log.seal(segment_id)
+        store.close_topic("segments")
+    place.bucket.seconds = latency
+    for number in range(rounds):
+        with place.store(f"there-{number}", SMALL_SEGMENT_ENTRIES) as store:
+            spent["open 500 objects, nothing here"][kind].append(seconds(partial(store.topic, "segments")))
+    place.bucket.seconds = 0.0
+
+
 def large_topic(place: Place, kind: str, chunks: int, rounds: int, chosen: np.random.Generator, spent: Spent) -> None:
     """A topic with many chunks is let go and claimed: where its folder is, and where nothing of it is."""
     with place.store("here") as store:
@@ -147,11 +180,13 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=300)
     parser.add_argument("--chunks", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--latency", type=float, default=20, help="of a read from the bucket, in ms")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     chosen = np.random.default_rng(1)
-    whats = ("append 20 chunks", "let a small topic go", "open it again", "let a large topic go")
-    spent: Spent = {what: {k: [] for k in KINDS} for what in (*whats, "open it, folder here", "open it, nothing here")}
+    whats: tuple[str, ...] = ("append 20 chunks", "let a small topic go", "open it again", "let a large topic go")
+    whats += ("open it, folder here", "open it, nothing here", "open 500 objects, nothing here")
+    spent: Spent = {what: {kind: [] for kind in KINDS} for what in whats}
     postgres_server.SETTINGS |= {"fsync": "on", "shared_buffers": "128MB"}
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name, postgres_server.running_postgres() as server:
         key = Path(name) / "key"
@@ -162,6 +197,7 @@ def main() -> None:
         for kind, place in places.items():
             small_topics(place, kind, chosen, spent)
             large_topic(place, kind, given.chunks, given.rounds, chosen, spent)
+            small_segments(place, kind, given.rounds, given.latency / 1000, chosen, spent)
         for place in places.values():
             if place.database is not None:
                 place.database.close()

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 import pytest
+from bucket_server import held_until
 from crash_files import LOSSES, CrashFiles, PowerCutError
 from drafts import DATA_DIR, adjusted, counting_clock, draft, live_contents, seal_all
 from effort import steps
@@ -55,6 +56,7 @@ class Watched:
         self.objects: list[str] = []
         self.statements = 0
         self.before_read: Callable[[], None] = lambda: None
+        self.before_object: Callable[[], None] = lambda: None
         self.is_away = False
         self.answers = threading.Event()
         self.answers.set()
@@ -78,6 +80,7 @@ class Watched:
 
     def pieces(self, kept: KeptObject) -> Iterator[bytes]:
         self.objects.append(kept.name)
+        self.before_object()
         yield from self.shelf.pieces(kept)
 
 
@@ -179,6 +182,20 @@ def test_what_was_appended_is_read_in_the_next_moment_and_only_that_is_fetched(t
     two.source.statements = 0
     assert two.refresh() is None
     assert two.source.statements == 1
+
+
+def test_objects_are_fetched_at_once_and_after_a_restart_only_those_that_are_not_there(two: Two) -> None:
+    two.source.before_object = held_until(6)
+    for number in range(2):
+        two.log.append([draft(f"{number}.{i}") for i in range(5)])
+        seal_all(two.log)
+    assert two.contents() == live_contents(two.log)
+    two.source.objects.clear()
+    two.log.append([draft(f"2.{i}") for i in range(5)])
+    seal_all(two.log)
+    two.replica = two.begun(two.files, two.folder.parent)
+    assert two.contents() == live_contents(two.log)
+    assert sorted(two.source.objects) == [f"segments/seg_0003.{kind}" for kind in ("bin", "hnsw", "meta")]
 
 
 def test_full_segments_seals_and_merges_are_followed_and_no_object_is_fetched_twice(two: Two) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import psycopg
 import pytest
+from bucket_server import held_until
 from crash_files import CrashFiles, PowerCutError
 from cut_connections import LosingRelay
 from drafts import DATA_DIR, counting_clock, draft, live_contents, seal_all
@@ -40,11 +42,14 @@ from memd.store.bucket.objects import Bucket
 from memd.store.clock import SharedClock
 from memd.store.cluster import database as database_module
 from memd.store.cluster.database import SCHEMA_VERSION, Connection, Database
+from memd.store.cluster.kept import KeptObject
+from memd.store.cluster.object_keeper import PIECE_BYTES
 from memd.store.cluster.postgres_shelf import PostgresShelf
+from memd.store.cluster.reading_ahead import AHEAD_BYTES_MAX, READS_AT_ONCE, read_ahead
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.master_key import MasterKey
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import write_beside
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, write_beside
 from memd.store.layout import CLUSTER_NAME, LOCK_NAME
 from memd.store.log.format import HEADER_BYTES
 from memd.store.log.journal import Journal
@@ -97,6 +102,7 @@ class CutBucket(Bucket):
 
     def read(self, key: str, start: int, end: int) -> bytes:
         self._look()
+        self.cluster.before_read()
         return super().read(key, start, end)
 
     def get(self, key: str) -> bytes | None:
@@ -130,6 +136,7 @@ class Cluster:
         self.objects = MemoryStore()
         self.bucket_is_away, self.attempts = False, 0
         self.before_put: Callable[[], object] = lambda: None
+        self.before_read: Callable[[], object] = lambda: None
 
     def daemon(self, name: str, files: LocalDisk | None = None, *, lease_seconds: float = 60.0) -> PostgresShelf:
         """The shelf of a daemon with a folder of its own."""
@@ -318,6 +325,54 @@ def test_a_whole_topic_is_there_on_a_machine_that_never_had_it(cluster: Cluster)
     assert len(live_contents(there)) == 19
     listed = {key for (key,) in cluster.rows("SELECT key FROM memd_object")}
     assert cluster.keys() == listed
+
+
+def small_segments(cluster: Cluster, count: int) -> list[str]:
+    """A topic of so many segments, that nobody has; what it says."""
+    log = open_log(cluster.daemon("one"))
+    for number in range(count):
+        log.append([draft(f"{number}.{i}") for i in range(5)])
+        seal_all(log)
+    contents = live_contents(log)
+    log.close()
+    return contents
+
+
+def test_the_objects_of_a_topic_are_fetched_at_once_and_not_too_many(cluster: Cluster) -> None:
+    contents = small_segments(cluster, READS_AT_ONCE)
+    cluster.before_read = held_until(READS_AT_ONCE)
+    assert live_contents(open_log(cluster.daemon("two"))) == contents
+    read: list[str] = []
+
+    def pieces_of(one: KeptObject) -> Iterator[bytes]:
+        read.append(one.name)
+        yield b""
+
+    large = [KeptObject(f"{number}", f"{number}", FileChecksum(PIECE_BYTES, 0)) for number in range(9)]
+    with read_ahead(large, pieces_of) as ahead:
+        assert list(ahead(large[0])) == [b""]
+    assert 1 <= len(read) <= 1 + AHEAD_BYTES_MAX // PIECE_BYTES
+
+
+def test_where_an_object_cannot_be_read_nothing_more_is_asked_and_what_is_there_is_not_fetched_again(
+    cluster: Cluster,
+) -> None:
+    contents, reads, files = small_segments(cluster, READS_AT_ONCE), itertools.count(1), cluster.on_disk()
+
+    def fail() -> None:
+        cluster.bucket_is_away |= next(reads) > READS_AT_ONCE
+
+    cluster.before_read = fail
+    shelf = cluster.daemon("two", files)
+    with pytest.raises(BucketError):
+        shelf.claim(TOPIC)
+    assert next(reads) <= 1 + 2 * READS_AT_ONCE
+    assert not [path for path in files.contents() if path.endswith(TEMPORARY_SUFFIX)]
+    fetched = len([path for path in files.contents() if "/segments/" in path])
+    assert 0 < fetched < len(cluster.keys())
+    cluster.bucket_is_away, cluster.before_read, all_reads = False, lambda: next(reads), next(reads)
+    assert live_contents(open_log(shelf)) == contents
+    assert next(reads) - all_reads - 1 == len(cluster.rows("SELECT * FROM memd_object")) - fetched
 
 
 def test_the_heads_tell_when_something_else_than_an_append_has_happened(cluster: Cluster) -> None:

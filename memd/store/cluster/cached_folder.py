@@ -4,13 +4,14 @@ Rule: `make_equal` leaves each file as it is kept. It believes that a file is th
 the note beside it says so, the manifest still names the same object, whose key is never used twice, and neither size
 nor time of change are others since. So whatever writes to a file, or is interrupted in it, makes it be read and
 compared; only a disk that changes bytes by itself does not, and that is found as it is without a cluster, by the
-checksums of what is read. A file is durable before it is noted.
+checksums of what is read. A file is durable before it is noted, not when
+it is fetched.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -18,14 +19,13 @@ import msgspec
 
 from memd.errors import CorruptFile, StoreError
 from memd.store.cluster.kept import KeptFile, KeptObject, segment_in
+from memd.store.cluster.reading_ahead import ReadObject, read_ahead
 from memd.store.disk import LocalDisk
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import torn_files
 from memd.store.log.segment import read_header
-
-ReadObject = Callable[[KeptObject], Iterator[bytes]]
 
 
 class _Noted(msgspec.Struct, frozen=True, array_like=True):
@@ -64,9 +64,12 @@ class CachedFolder:
             if path not in kept and path not in torn and files.size(path) is not None:
                 has_lost |= self._is_log(path)
                 self._wiper.wipe(path)
-        for path, one in kept.items():
-            if not self._is_equal(path, one, noted.get(self._name(path))):
-                has_lost |= not self._fetch(path, one, read) and self._is_log(path)
+        missing = {
+            path: one for path, one in kept.items() if not self._is_equal(path, one, noted.get(self._name(path)))
+        }
+        with read_ahead([one.first for one in missing.values() if one.first is not None], read) as ahead:
+            for path, one in missing.items():
+                has_lost |= not self._fetch(path, one, ahead) and self._is_log(path)
         if has_lost:
             for name in files.names(layout.lexical):
                 self._wiper.wipe(layout.lexical / name)
@@ -110,7 +113,7 @@ class CachedFolder:
         return files.size(path) == checksum.bytes and checksum_of(files, path, checksum.bytes) == checksum
 
     def _fetch(self, path: Path, kept: KeptFile, read: ReadObject) -> bool:
-        """Fetch a file; whether what it was is only continued by what it becomes."""
+        """Fetch a file, not durably; whether what it was is only continued by what it becomes."""
         files, size = self._files, 0
         before = files.size(path)
         crc = crc_before = 0
@@ -121,7 +124,6 @@ class CachedFolder:
                     appender.write(piece)
                     crc_before = zlib.crc32(piece[: max(0, (before or 0) - size)], crc_before)
                     crc, size = zlib.crc32(piece, crc), size + len(piece)
-                appender.sync()
             if FileChecksum(size, crc) != kept.checksum:
                 raise CorruptFile(
                     f"{path.name}: its object in the bucket does not match its checksum; restore the bucket"

@@ -19,6 +19,7 @@ import msgspec
 from memd.entries import Entry
 from memd.errors import CorruptFile, ObjectMissing, StoreError
 from memd.store.cluster.kept import KeptObject, Listing, segment_in
+from memd.store.cluster.reading_ahead import read_ahead
 from memd.store.cluster.replica_log import ReplicaLog
 from memd.store.disk import LocalDisk
 from memd.store.erasure.wiping import Wiper
@@ -228,11 +229,14 @@ class Replica:
         with closing(_Fetched(files, layout)) as fetched:
             fetched.file_full(heads.log.number)
             keys = {one.name: one.key for one in listing.objects}
-            for one in listing.objects:
-                path = layout.directory / one.name
-                if known is None or known.keys.get(one.name) != one.key:
-                    fetched.add(path, one.checksum, self._source.pieces(one))
-                fetched.kept.add(path)
+            paths = {layout.directory / one.name: one for one in listing.objects}
+            fetched.kept |= paths.keys()
+            before = {} if known is None else known.keys
+            new = {path: one for path, one in paths.items() if before.get(one.name) != one.key}
+            missing = {path: one for path, one in new.items() if not fetched.has(path, one.checksum)}
+            with read_ahead(missing.values(), self._source.pieces) as ahead:
+                for path, one in missing.items():
+                    fetched.add(path, one.checksum, ahead(one))
             full = self._fetch_full(fetched, listing, heads)
             end = self._fetch_active(fetched, listing, heads)
             now = self._source.heads([self._topic]).get(self._topic)
@@ -304,6 +308,11 @@ class _Fetched:
         header = read_header(files, layout.active)
         if header is not None and header.segment_id < number and files.size(layout.bin(header.segment_id)) is None:
             files.rename(layout.active, layout.bin(header.segment_id))
+
+    def has(self, path: Path, checksum: FileChecksum) -> bool:
+        """Whether a file is there already."""
+        size = self._files.size(path)
+        return size == checksum.bytes and checksum_of(self._files, path, size) == checksum
 
     def add(self, path: Path, checksum: FileChecksum, pieces: Iterable[bytes]) -> None:
         """Fetch a file, unless it is there.
