@@ -203,3 +203,41 @@ def test_nothing_that_is_said_leaves_an_encrypted_folder_in_plain_text(
     assert rows and not any(b"Paris" in row for row in rows)
     first.terminate()
     assert chat(second, "Where was the lamp made?") == "injected"
+
+
+def test_a_cluster_gets_another_key_while_a_daemon_serves(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("old", "new"):
+        new_key_file(tmp_path / name)
+    settings["encryption"] = {"key_file": str(tmp_path / "old")}
+    renewed = {**settings, "encryption": {"key_file": str(tmp_path / "new")}}
+    first, second = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    assert chat(first, "The lamp was made in Paris.") == "none"
+
+    def rekeyed(daemon: DaemonProcess, *more: str) -> tuple[int, str]:
+        done = daemon.run("rekey", "--config", str(daemon.config), "--new-key-file", str(tmp_path / "new"), *more)
+        return done.returncode, done.stdout + done.stderr
+
+    assert rekeyed(second, "--data")[0] == 2
+    code, told = rekeyed(second)
+    assert code == 1 and "is in use by a daemon; stop it, the others of the cluster may run" in told
+    assert second.terminate() == 0
+    code, told = rekeyed(second)
+    assert code == 0 and "on each machine" in told and "name it in the settings" in told
+    code, told = rekeyed(second)
+    assert code == 0 and "had the key" in told, "it may be run again"
+    second.configure(renewed)
+    second.start()
+    assert chat(first, "The lens was ground in Brest.", topic="new") == "none", "who runs goes on, also with new topics"
+    assert first.terminate() == 0
+    assert chat(second, "Where was the lamp made?") == "injected"
+    assert chat(second, "Where was the lens ground?", topic="new") == "injected"
+    failed = first.run("serve", "--config", str(first.config), "--port", "0")
+    assert failed.returncode == 1 and "where `memd rekey` gave it another one, run that here, too" in failed.stderr
+    code, told = rekeyed(first)
+    assert code == 0 and "had the key" in told
+    first.configure(renewed)
+    first.start()
+    assert second.terminate() == 0
+    assert chat(first, "Where was the lamp made, and when?") == "injected"

@@ -69,10 +69,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return cluster
 
     def shelf(self, files: LocalDisk, data_dir: Path) -> PostgresShelf:
-        """The topics of the cluster, with this directory as their cache."""
-        return PostgresShelf(
+        """The topics of the cluster, with this directory as their cache. Raises WrongKey if this daemon has another key
+        than the cluster, as far as that can be known now."""
+        shelf = PostgresShelf(
             self.database, self.bucket, files, data_dir, url=self.own_url, lease_seconds=self.lease_seconds
         )
+        if self.trouble is None:
+            shelf.check_key()
+        return shelf
 
     def others(self) -> list[str]:
         """Return the URLs of the other daemons that were heard of lately. Raises StoreError if nobody can say."""

@@ -93,6 +93,15 @@ class PostgresShelf:
         self._lease_seconds = lease_seconds
         self._lease = f"{lease_seconds} seconds"
 
+    def check_key(self) -> None:
+        """Raise WrongKey where what is kept cannot be opened with this daemon's key; nothing if nobody can say."""
+        try:
+            self._keys.join()
+        except WrongKey:
+            raise
+        except StoreError:
+            pass
+
     def claim(self, topic_id: str, *, gone: str = "") -> PostgresClaim:
         """See Shelf."""
         granted = self._granted(topic_id, gone)

@@ -173,13 +173,39 @@ class ClusterKeys:
         if found.master != self._master.id:
             raise WrongKey(
                 f"{self._database.place}: the cluster was encrypted with the key {found.master}, and this daemon has "
-                f"{self._master.id}; {_GIVE}"
+                f"{self._master.id}: where `memd rekey` gave it another one, run that here, too; else {_GIVE}"
             )
         maker = KeyMaker(self._master, found.directory, secrets.token_bytes)
         return maker, maker.opened(_WHERE, found)[0]
 
 
 _KEY = "SELECT key FROM memd_version"
+
+
+def rewrap(database: Database, master: MasterKey, other: MasterKey) -> bool:
+    """Wrap the key of a cluster with another master key, in one step; False: that was done before.
+
+    Daemons that run go on: the key itself stays, and with it those of the topics.
+
+    Raises:
+        WrongKey: the cluster is not encrypted, or with another key than these.
+        StoreError: the database cannot be asked.
+    """
+    from memd.store.encryption.key_files import DirectoryKeyFile, KeyMaker, decode_key_file, encode_key_file
+
+    text = database.ask(lambda connection: connection.execute(_KEY).fetchone()[0])
+    if text is None:
+        raise WrongKey(f"{database.place}: the cluster is not encrypted, and has no key")
+    found = decode_key_file(text.encode(), _WHERE, DirectoryKeyFile)
+    if found.master == other.id:
+        KeyMaker(other, found.directory, secrets.token_bytes).opened(_WHERE, found)
+        return False
+    key, _ = KeyMaker(master, found.directory, secrets.token_bytes).opened(_WHERE, found)
+    made = encode_key_file(KeyMaker(other, found.directory, secrets.token_bytes).key_file(key)).decode()
+    change = "UPDATE memd_version SET key = %s WHERE key IN (%s, %s)"  # the first where it has to be done twice
+    if not database.again(lambda connection: connection.execute(change, (made, text, made)).rowcount):
+        raise WrongKey(f"{database.place}: somebody else has changed the key at this moment; try again")
+    return True
 
 
 def _encrypted_from_now_on(connection: Connection, text: str) -> str | None:
