@@ -108,6 +108,16 @@ def test_a_cluster_is_checked_before_there_is_anything_in_it(settings: dict[str,
         assert connection.execute("SELECT to_regclass('memd_topic')").fetchone() == (None,), "nobody has made it"
 
 
+def test_nothing_stays_set_on_a_connection_that_a_pooler_gives_to_others(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(psycopg.connect(settings["store"]["url"])) as connection, monkeypatch.context() as pooled:
+        pooled.setattr(connection, "close", lambda: None)
+        pooled.setattr(psycopg, "connect", lambda *_, **__: connection)
+        assert checked(settings, tmp_path)[0][:2] == ("database", "ok")
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
+
+
 def test_what_cannot_be_reached_is_named_with_the_remedy(settings: dict[str, Any], tmp_path: Path) -> None:
     settings["store"] |= {"url": "postgresql://memd@127.0.0.1:9/memd", "bucket": "s3://no-such-bucket"}
     database, bucket, _ = checked(settings, tmp_path)

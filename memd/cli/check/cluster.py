@@ -93,8 +93,8 @@ def _server(config: Config) -> Server:
     import psycopg
 
     try:
-        with psycopg.connect(config.store.url, connect_timeout=5, autocommit=True) as connection:
-            connection.execute("SET statement_timeout = 5000")
+        with psycopg.connect(config.store.url, connect_timeout=5, prepare_threshold=None) as connection:
+            connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
             began = time.time()
             row = connection.execute(_SETTINGS).fetchone()
             middle = (began + time.time()) / 2
