@@ -71,6 +71,7 @@ def test_of_a_history_that_goes_on_only_what_is_new_is_read(api: Any) -> None:
     first = api.parse(body(listed(talk[:7])), cache)
     second = api.parse(body(listed(talk)), cache)
     assert all(now is before for now, before in zip(second.raw_messages, first.raw_messages, strict=False))
+    assert (first.read_before, second.read_before) == (0, 7)
 
 
 @pytest.mark.parametrize("behind", [b",", b", ]", b",1", b",{", b" {}", b",,{}", b", {}, 1"])

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.conversation.conversation import Conversation, is_instruction, is_remembered
+from memd.conversation.conversation import Conversation, Line, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
 
 OPEN_UNITS_KEPT = 2
@@ -65,11 +65,13 @@ class Departure(msgspec.Struct, frozen=True):
         return any(place > position for place in (*self.gone, *self.replaced))
 
 
-class Sizes(msgspec.Struct, frozen=True):
-    """The raw tokens of the messages in a prompt, by position, as long as the conversation has these `changes`."""
+class Shown(msgspec.Struct, frozen=True):
+    """The messages that are in a prompt, as long as the conversation has these `changes`."""
 
     changes: int
-    tokens: dict[int, int]
+    positions: list[int]
+    lines: dict[int, Line]
+    """By position: what stands in the place of one."""
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -129,18 +131,18 @@ def departure(
     return chosen.departure
 
 
-def visible_sizes(conversation: Conversation) -> Sizes:
-    """The raw tokens of each message in the prompt."""
-    messages, lines = conversation.messages, conversation.lines
-    tokens = {p: (lines.get(p) or messages[p]).tokens for p in conversation.visible_positions()}
-    return Sizes(conversation.changes, tokens)
+def shown_of(conversation: Conversation) -> Shown:
+    """The messages that are in the prompt now."""
+    return Shown(conversation.changes, conversation.visible_positions(), dict(conversation.lines))
 
 
-def left_since(sizes: Sizes, conversation: Conversation) -> Left:
-    """The part that has left the prompt since its messages had these `visible_sizes`."""
-    if sizes.changes == conversation.changes:
+def left_since(shown: Shown, conversation: Conversation) -> Left:
+    """The part that has left the prompt since it had these messages."""
+    if shown.changes == conversation.changes:
         return Left(0, 0, 0)
-    changed = {p: size - now for p, size in sizes.tokens.items() if (now := conversation.tokens_at(p)) < size}
+    messages = conversation.messages
+    before = ((p, (shown.lines.get(p) or messages[p]).tokens) for p in shown.positions)
+    changed = {p: size - now for p, size in before if (now := conversation.tokens_at(p)) < size}
     gone = sum(not conversation.is_visible(position) for position in changed)
     return Left(messages=gone, replaced=len(changed) - gone, tokens=sum(changed.values()))
 
@@ -269,7 +271,9 @@ def _turn(conversation: Conversation, start: int, end: int) -> Turn:
 
 def surplus_instructions(conversation: Conversation, tokens_max: int) -> list[int]:
     """The oldest instructions in mid-conversation that must leave for the rest to take at most `tokens_max` (raw)."""
-    present = [p for p in conversation.visible_positions() if is_instruction(conversation.messages[p].message)]
+    messages = conversation.messages
+    said = ((p, messages[p].message) for p in conversation.visible_positions())
+    present = [p for p, message in said if message is not None and message.role in LEADING_ROLES]
     left = sum(conversation.tokens_at(position) for position in present)
     surplus = []
     for position in present:

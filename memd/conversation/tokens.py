@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import overload
 
 import tiktoken
 from msgspec import UNSET
@@ -128,6 +129,30 @@ class TokenCounter:
         attached = ATTACHMENT_TOKENS * len(message.attachments)
         overhead = MESSAGE_OVERHEAD * (1 + len(message.tool_calls))
         return sum(self.estimate(text) for text in texts) + attached + overhead
+
+
+class MessageCounts(Sequence[int]):
+    """The raw tokens of messages, looked up as they are asked for: of a long history only what is new is."""
+
+    def __init__(self, counter: TokenCounter, messages: Sequence[Message], content_digests: Sequence[bytes]) -> None:
+        """The messages and their digests run in parallel."""
+        self._counter = counter
+        self._messages = messages
+        self._digests = content_digests
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if isinstance(at, slice):
+            return MessageCounts(self._counter, self._messages[at], self._digests[at])
+        return self._counter.message(self._messages[at], self._digests[at])
 
 
 class Drift:

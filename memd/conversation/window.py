@@ -133,7 +133,7 @@ def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[by
     """
     if not any(block.tokens and digest != current for digest, block in conversation.blocks.items()):
         return {}  # without a look at thousands of messages
-    start, messages = conversation.left_out, conversation.messages
-    visible = (messages[place].digest for place in range(start, len(messages)) if conversation.is_visible(place))
-    blocks = {digest: conversation.blocks[digest] for digest in visible if digest in conversation.blocks}
-    return {digest: block.tokens for digest, block in blocks.items() if block.tokens and digest != current}
+    start, messages, blocks = conversation.left_out, conversation.messages, conversation.blocks
+    with_block = [place for place in range(start, len(messages)) if messages[place].digest in blocks]
+    visible = (messages[place].digest for place in with_block if conversation.is_visible(place))
+    return {digest: tokens for digest in visible if digest != current and (tokens := blocks[digest].tokens)}

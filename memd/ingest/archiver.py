@@ -286,9 +286,9 @@ class Archiver:
         return lines
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
-        sizes = compaction.visible_sizes(conversation)
+        shown = compaction.shown_of(conversation)
         await self.compact(topic, conversation)
-        if left := compaction.left_since(sizes, conversation):
+        if left := compaction.left_since(shown, conversation):
             log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
         self.store_later(topic, conversation, compaction.storable_end(conversation))
 

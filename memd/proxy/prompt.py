@@ -7,7 +7,6 @@ the request; `offset` and the leading system messages are the difference between
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
@@ -33,6 +32,7 @@ class Prompt:
         """Raw tokens of the leading system messages and the tool definitions."""
         self._has_attachments = any(message.attachments for message in self._request.messages)
         self._listed: tuple[int, list[int], int] = -1, [], 0
+        self._placed: tuple[tuple[int, tuple[tuple[bytes, Block], ...]], list[tuple[int, Block]]] = (-1, ()), []
         self.turn_position = next(filter(self._opens_turn, reversed(self._visible())), None)
         """Where the open turn begins; None if no user message is visible."""
 
@@ -114,13 +114,18 @@ class Prompt:
         return {item.digest for item in shown}.union(stored)
 
     def blocks(self) -> list[tuple[int, Block]]:
-        """The blocks in the prompt, each with the position of the message that it stands before."""
-        found = []
-        for digest, block in self.conversation.blocks.items():
-            position = self._user_positions.get(digest) if block.chunks else None
-            if position is not None and self._is_visible(position) and self._may_be_shown(block):
-                found.append((position, block))
-        return sorted(found, key=lambda placed: placed[0])
+        """The blocks in the prompt, each with the position of the message that it stands before.
+
+        Found anew only where that may have changed: a request asks nine times.
+        """
+        present = self.conversation.changes, tuple(self.conversation.blocks.items())
+        if self._placed[0] != present:
+            blocks = {digest: block for digest, block in present[1] if block.chunks and self._may_be_shown(block)}
+            messages, visible = self.conversation.messages, self._visible() if blocks else []
+            places = [position for position in visible if messages[position].digest in blocks]
+            found = [(position, blocks[messages[position].digest]) for position in filter(self._opens_turn, places)]
+            self._placed = present, found
+        return self._placed[1]
 
     def chunks(self) -> list[BlockChunk]:
         """The chunks that those blocks show."""
@@ -174,6 +179,7 @@ class Prompt:
         return block if block is not None and self._may_be_shown(block) else None
 
     def _may_be_shown(self, block: Block) -> bool:
+        """Whether it shows something, and nothing that may not be read."""
         topic_ids = {chunk.topic_id for chunk in block.chunks}
         return bool(topic_ids) and all(self._who.may("read", one) for one in topic_ids)
 
@@ -200,18 +206,8 @@ class Prompt:
             return reversed(self._request.messages)
         return (self._message(position) for position in reversed(self._visible()))
 
-    @cached_property
-    def _user_positions(self) -> dict[bytes, int]:
-        """The positions of the visible messages that open a turn, by their digests."""
-        messages = self.conversation.messages
-        return {messages[position].digest: position for position in filter(self._opens_turn, self._visible())}
-
     def _opens_turn(self, position: int) -> bool:
         return position not in self._mended.covered and self._message(position).opens_turn
-
-    def _is_visible(self, position: int) -> bool:
-        is_sent = position >= self._arrival.offset + self._arrival.head
-        return position < self._arrival.head or (is_sent and self.conversation.is_visible(position))
 
     def _message(self, position: int) -> Message:
         return self._request.messages[self._index(position)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -15,9 +16,9 @@ import msgspec
 from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
-from memd.conversation.tokens import TokenCounter
+from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.topics import Readable, Topic, Topics
-from memd.messages import leading_count
+from memd.messages import Message, leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
@@ -108,7 +109,8 @@ class Receiver:
         request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
-        counts = await self._count_messages(request)
+        await self._count_new(request.messages[request.read_before :], request.digests[request.read_before :])
+        counts = MessageCounts(self._counter, request.messages, request.digests)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if asked.mode == "full":
             author = asked.who.author
@@ -154,21 +156,20 @@ class Receiver:
         readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
         return await self._topics.readable(readable)
 
-    async def _count_messages(self, request: ModelRequest) -> list[int]:
-        """Raw tokens of each message; text that was not counted before is counted in a thread if it is long."""
-        messages, digests = request.messages, request.digests
+    async def _count_new(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
+        """Have the raw tokens of messages counted; what was not counted before, in a thread if it is long."""
         known = self._counter.known(messages, digests)
+        counted = zip(messages, digests, known, strict=True)
+        new = [(message, digest) for message, digest, count in counted if count is None]
 
-        def count_new() -> list[int]:
-            return [
-                self._counter.message(message, digest) if count is None else count
-                for message, digest, count in zip(messages, digests, known, strict=True)
-            ]
+        def count() -> None:
+            for message, digest in new:
+                self._counter.message(message, digest)
 
-        characters = sum(len(message.text) for message, count in zip(messages, known, strict=True) if count is None)
-        if characters <= COUNTED_AT_ONCE_CHARACTERS:
-            return count_new()
-        return await asyncio.get_running_loop().run_in_executor(None, count_new)
+        if sum(len(message.text) for message, _ in new) <= COUNTED_AT_ONCE_CHARACTERS:
+            count()
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, count)
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:

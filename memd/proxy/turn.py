@@ -159,9 +159,9 @@ class TurnRunner:
     ) -> Prepared:
         """Make room, and then recall: what leaves the prompt now can be recalled into it."""
         conversation = received.prompt.conversation
-        sizes = compaction.visible_sizes(conversation)
+        before = compaction.shown_of(conversation)
         room = await self._room_maker.make_room(received)
-        left = compaction.left_since(sizes, conversation)
+        left = compaction.left_since(before, conversation)
         if left:
             log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
         if record is not None:

@@ -51,6 +51,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     digests: list[bytes]
     """16-byte content digests."""
+    read_before: int = 0
+    """How many of the first messages an earlier request had too, whose list went on with these."""
     continues: list[bool]
     """For each message, whether it shared one element of the list with the message before it."""
     stream: bool
@@ -100,8 +102,7 @@ def request_from(
     Args:
         list_name: the member that holds the messages.
         parse: parses one of `raw_messages`.
-        bounds: the members that bound the reply, in order of precedence.
-        standing: the members that take room in the window besides the messages.
+        bounds, standing: the members that bound the reply, first first, and those that take room beside the messages.
         continues: whether each message is in the same element as the one before; None: each is its own.
         instructions: the member that holds the system prompt, if the API has one.
         known: the first of `raw_messages`, which were parsed before; None where the list's elements are not messages.
@@ -120,6 +121,7 @@ def request_from(
             raw_messages=raw_messages,
             messages=history.messages,
             digests=history.digests,
+            read_before=0 if known is None else len(known.raws),
             continues=continues or [False] * len(raw_messages),
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",

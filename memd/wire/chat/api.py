@@ -72,22 +72,23 @@ class ChatApi:
         """See `Api.encode`. 'separate': a message of its own, of `block_role`. 'merged': in front of the content."""
         if request.original is not None and not leave_out and not insertions and not replaced:
             return request.original
-        left_out = frozenset(leave_out)
+        left_out, raws = frozenset(leave_out), request.raw_messages
         texts = texts_by_position(request, insertions)
         messages: list[Raw] = []
-        for position, raw in enumerate(request.raw_messages):
+        begin = 0
+        for position in sorted({*left_out, *texts, *replaced}):
+            messages += raws[begin:position]
+            begin = position + 1
             if position in left_out:
                 continue
-            if position not in texts and position not in replaced:
-                messages.append(raw)
-                continue
-            blocks = texts.get(position, [])
+            blocks, raw = texts.get(position, []), raws[position]
             if blocks and placement == "merged":
                 first, *others = elements_of(raw)
                 messages += [with_text_in_front(first, "\n\n".join(blocks)), *others]
                 continue
             messages += [Raw(msgspec.json.encode({"role": self.block_role, "content": text})) for text in blocks]
             messages.append(with_content(raw, replaced[position]) if position in replaced else raw)
+        messages += raws[begin:]
         return encode_body(request, "messages", messages)
 
     def encode_message(self, message: Message) -> Raw:
