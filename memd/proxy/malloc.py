@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 ARENAS_MAX = 2
 """By default glibc has eight arenas per core. Blocks allocated in one thread of the daemon are freed in others, and
 each arena keeps holes; bench/NOTES.md has the growth with and without this limit."""
-KEPT_BYTES_MAX = 131_072
+KEPT_BYTES_MAX = 1 << 20
 """A larger block goes back to the system when it is freed. glibc starts with this threshold and raises it up to 32 MB
 once a large block was freed; setting it stops that."""
 
