@@ -154,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
         for topic, log in self.logs.items():
             snapshot = log.snapshot()
             for uuid, entry in self.state[topic].items():
-                assert snapshot.knows(uuid)
+                assert snapshot.knows(uuid) and snapshot.known([bytes(16), uuid]) == {uuid}
                 assert snapshot.find(uuid) == entry
                 assert all(log.has_digest(digest) for digest in entry.digests)
                 assert log.has_live_copy(entry.as_draft()) == (entry.status is Status.ACTIVE)

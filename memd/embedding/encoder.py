@@ -72,16 +72,23 @@ class Encoder:
         """Whether the model gave the vectors that it was last asked for."""
         return self._trouble is None
 
-    def begin(self, text: str) -> None:
-        """Embed a question that is likely to be asked in a moment, in another thread. Called on the event loop."""
-        if len(text) > QUESTION_CHARACTERS_MAX or text in self._questions or text in self._begun:
-            return
-        begun = self._begun[text] = self._early.submit(self._embedded, text)
-        begun.add_done_callback(lambda _: self._begun.pop(text, None))
+    def begin(self, text: str) -> Future[NDArray[np.float32]] | None:
+        """Embed a question in another thread, once for all who ask it meanwhile; None: its vectors are known already.
 
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority."""
+        Called on the event loop, before `embed_query`, which a long question's vectors are to be given to.
+        """
         begun = self._begun.get(text)
+        if begun is None and text not in self._questions:
+            begun = self._begun[text] = self._early.submit(self._embedded, text)
+            begun.add_done_callback(lambda _: self._begun.pop(text, None))
+        return begun
+
+    def embed_query(self, text: str, begun: Future[NDArray[np.float32]] | None = None) -> NDArray[np.float32]:
+        """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority.
+
+        `begun`: as `begin` gave it; without it what is being embedded is looked for.
+        """
+        begun = begun or self._begun.get(text)
         if begun is not None and not begun.cancel():  # else it has not begun: nobody waits for another's question
             return begun.result()
         return self._embedded(text)

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -54,6 +54,8 @@ CUTTING_SHARE = 0.5
 for other topics get their turn."""
 ENDS = {Verdict.SMALL_TALK, Verdict.UNSUPPORTED, Verdict.FAR_BELOW}
 """Where one is reached, worse candidates are not worth looking for."""
+_Begun = Sequence[tuple[str, Future[NDArray[np.float32]] | None]]
+"""The texts of a question, each with its vectors as they are being made."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     fill_ratio: float = 0.0
     """See `ranking.Selection`."""
     embed_ms: float = 0.0
+    """Waited for the question's vectors once its words were looked up."""
     search_ms: float = 0.0
     fill_ms: float = 0.0
     """Of filling the budget: counting tokens."""
@@ -150,7 +153,6 @@ class Retriever:
         self._commons = CommonParts()
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
-        self._words = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-words")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
@@ -181,8 +183,9 @@ class Retriever:
             async with asyncio.timeout(budget.seconds):
                 for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
                     await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
+                begun = [(part, self._encoder.begin(part)) for part in embedded_texts(question)]
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._searches, self._retrieved, question, topics, unstored, budget, filters
+                    self._searches, self._retrieved, question, begun, topics, unstored, budget, filters
                 )
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
@@ -210,7 +213,6 @@ class Retriever:
         if self.reranker is not None:
             self.reranker.close()
         self._searches.shutdown(wait=True, cancel_futures=True)
-        self._words.shutdown(wait=True, cancel_futures=True)
         self._loads.shutdown(wait=True, cancel_futures=True)
 
     def _loaded(self, topic: TopicLog, done: asyncio.Future[None]) -> None:
@@ -218,12 +220,13 @@ class Retriever:
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("indexes cannot be loaded", extra={"topic": topic.topic_id, "error": error})
 
-    # -- in a search thread, as each change of threads costs the request a wait; but for words, which another looks up
-    # while this one embeds: there are two cores at least, and neither needs what the other finds ---------------------
+    # -- in a search thread, as each change of threads costs the request a wait; another one embeds the question while
+    # its words are looked up: neither needs what the other finds, and the model runs without the GIL ------------------
 
     def _retrieved(
         self,
         question: str,
+        begun: _Begun,
         topics: Sequence[Searchable],
         unstored: Sequence[UnstoredText],
         budget: Budget,
@@ -234,14 +237,14 @@ class Retriever:
         depth = max(1, min(DEPTH_MAX, budget.tokens // TOP_K_TOKENS))
         now_us = self._now_us() if filters.asked_at is None else filters.asked_at
         k = self._settings.top_k * depth
-        words = self._words.submit(self._searches_by_words, question, now_us, k, topics, unstored, filters, until)
-        queries, trouble = self._embedded(question)
+        asked, searches, is_partial = self._searches_by_words(question, now_us, k, topics, unstored, filters, until)
         times.append(time.perf_counter())
-        asked, searches, is_partial = words.result()
-        for search in searches:
-            search.by_meaning(queries)
+        queries, trouble = self._embedded(begun)
+        times.append(time.perf_counter())
         if trouble is not None and not any(search.has_words for search in searches):
             raise trouble
+        for search in searches:
+            search.by_meaning(queries)
         demands = self._demands(question, queries, searches, depth)
         ranked, silence = self._ranked(asked, searches, filters, demands, k)
         more = None if silence is None else f"Nothing is shown: {silence}."
@@ -253,7 +256,7 @@ class Retriever:
         if is_partial and not filled.selection.shown:
             raise TimeoutError("not all that was said could be searched in time")
         times.append(time.perf_counter())
-        embed_ms, search_ms, fill_ms = ((end - start) * 1000 for start, end in itertools.pairwise(times))
+        words_ms, embed_ms, search_ms, fill_ms = ((end - start) * 1000 for start, end in itertools.pairwise(times))
         return Retrieved(
             question=question,
             topic_ids=tuple(topic.topic_id for topic in topics),
@@ -264,16 +267,16 @@ class Retriever:
             header=header,
             fill_ratio=filled.selection.fill_ratio,
             embed_ms=embed_ms,
-            search_ms=search_ms,
+            search_ms=words_ms + search_ms,
             fill_ms=fill_ms,
             trouble=trouble,
             note=self._note(searches, trouble, more),
         )
 
-    def _embedded(self, question: str) -> tuple[NDArray[np.float32], EmbeddingError | None]:
+    def _embedded(self, begun: _Begun) -> tuple[NDArray[np.float32], EmbeddingError | None]:
         """The question's vectors; where it cannot be embedded none, and why: words alone find most."""
         try:
-            return np.concatenate([self._encoder.embed_query(part) for part in embedded_texts(question)]), None
+            return np.concatenate([self._encoder.embed_query(*one) for one in begun]), None
         except EmbeddingError as error:
             return NO_QUERIES, error
 
@@ -282,8 +285,7 @@ class Retriever:
         notes += [] if trouble is None else [f"Searched by words alone: {trouble}."]
         views = (view for search in searches for view in search.snapshot.views.values())
         others = sum(view.live_count for view in views if view.segment.header.fingerprint != self._encoder.fingerprint)
-        if others:
-            notes.append(f"{unsearched(others)}.")
+        notes += [f"{unsearched(others)}."] if others else []
         wordless = [one.snapshot.topic_id for one in searches if self._settings.lexical_weight and not one.has_words]
         if wordless:
             notes.append(f"Searched by meaning alone: {', '.join(wordless)}.")
@@ -301,7 +303,7 @@ class Retriever:
     ) -> tuple[TimedQuestion, list[TopicSearch], bool]:
         """The searches of all topics, words looked up; and whether time was too short to cut all that is unstored."""
         asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
-        # Pending chunks come first: one that is stored meanwhile is then in both, and not in neither.
+        # First, as one that is stored meanwhile is then in both, and not in neither.
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
         is_partial = until is not None and time.monotonic() > until
         k = k if self._settings.lexical_weight else 0

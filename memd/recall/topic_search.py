@@ -88,10 +88,12 @@ class Pending:
             chunk.entry.canonical_id: (PENDING_SEGMENT, row) for row, chunk in enumerate(self._chunks)
         }
 
-    def keep(self, is_kept: Callable[[Entry], bool]) -> None:
-        """Leave out the other chunks."""
-        for entry in (chunk.entry for chunk in self._chunks if not is_kept(chunk.entry)):
-            self.places.pop(entry.canonical_id, None)
+    def keep(self, wanted: Wanted, snapshot: Snapshot) -> None:
+        """Leave out chunks that are not wanted, and those that the log has meanwhile."""
+        stored = snapshot.known([chunk.entry.uuid for chunk in self._chunks])
+        for entry in (chunk.entry for chunk in self._chunks):
+            if entry.uuid in stored or not wanted.admits_entry(entry):
+                self.places.pop(entry.canonical_id, None)
 
     @property
     def terms(self) -> dict[int, ChunkTerms]:
@@ -416,7 +418,7 @@ def search_by_words(
 ) -> TopicSearch:
     """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
     snapshot = topic.snapshot()
-    pending.keep(lambda entry: wanted.admits_entry(entry) and not snapshot.knows(entry.uuid))
+    pending.keep(wanted, snapshot)
     words = None
     if k:
         try:

@@ -273,6 +273,12 @@ class Snapshot:
         """Whether the topic has an entry of the chunk, live or not."""
         return next(self.places(uuid), None) is not None
 
+    def known(self, uuids: Sequence[bytes]) -> set[bytes]:
+        """Return those of some uuids that the topic has an entry of, live or not."""
+        sealed = self.uuid_index.alike(uuids)
+        growing = {uuid for segment, _ in self._growing for uuid in uuids if segment.rows_of(uuid)}
+        return set(filter(self.knows, sealed | growing))
+
     def find(self, uuid: bytes) -> Entry | None:
         """Read the newest entry of the chunk, also a Deprecated one; None if the topic has none.
 

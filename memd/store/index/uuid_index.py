@@ -49,6 +49,12 @@ class UuidIndex:
         high, low = uuid_halves(uuid)
         return [_place(self._places[i]) for i in _equal(self._high, high) if self._low[i] == low]
 
+    def alike(self, uuids: Sequence[bytes]) -> set[bytes]:
+        """Return those of some uuids of which half is an entry's: one look for all, as each by itself takes 8 µs."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        found = self._high.searchsorted(high, "left") < self._high.searchsorted(high, "right")
+        return {uuids[row] for row in np.flatnonzero(found).tolist()}
+
     def places_of_text(self, text_hash: int) -> list[tuple[int, int]]:
         """Return (segment id, row) of every entry whose content has this hash."""
         return [_place(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
