@@ -243,7 +243,7 @@ def test_what_was_erased_is_gone_from_the_replica_and_its_folder(two: Two, is_se
     assert two.contents() == live_contents(two.log)
     assert "user: chunk two" not in two.contents()
     assert b"chunk two" not in two.on_disk() and b"chunk one" in two.on_disk()
-    assert two.found.has_unindexed_terms, "words are looked up in the new text"
+    assert two.found.unindexed_terms, "words are looked up in the new text"
     seal_all(two.log)
     refreshed = two.refresh()
     assert refreshed is None or not refreshed.has_erased
@@ -394,7 +394,7 @@ def test_words_of_what_was_erased_meanwhile_are_not_kept_over_a_restart(two: Two
 def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Two) -> None:
     two.log.append([draft(f"about ferrets {number}") for number in range(3)])
     two.contents()
-    assert two.found is not None and two.found.has_unindexed_terms
+    assert two.found is not None and two.found.unindexed_terms
     two.found.index_terms()
     two.log.append([draft("about badgers")])
     two.refresh()
@@ -405,7 +405,7 @@ def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Tw
     seal_all(two.log)
     two.log.append([draft(number) for number in range(5)])
     two.refresh()
-    assert two.found.has_unindexed_terms
+    assert two.found.unindexed_terms
     assert len(two.found.lexical_query("ferrets").best(9, snapshot.live_places)) == 3
 
 

@@ -54,7 +54,7 @@ def found(topic: TopicLog, text: str, k: int = 10) -> list[str]:
     """The contents found by the words of `text`, best first: the same before and after new entries are indexed."""
     hits = best(topic, text, k)
     topic.index_terms()
-    assert not topic.has_unindexed_terms
+    assert not topic.unindexed_terms
     indexed = best(topic, text, k)
     assert [hit.canonical_id for hit in hits] == [hit.canonical_id for hit in indexed]
     return contents(topic, indexed)
@@ -221,7 +221,7 @@ def test_an_index_whose_terms_were_made_in_another_way_is_rebuilt(tmp_path: Path
     stamp = tmp_path / "talk" / "lexical" / "stamp.json"
     stamp.write_text(stamp.read_text().replace(f'"format":{FORMAT}', f'"format":{FORMAT - 1}'))
     topic = open_store(None, tmp_path).topic("talk")
-    assert topic.has_unindexed_terms
+    assert topic.unindexed_terms
     assert found(topic, "Fahrrad") == [text]
 
 
@@ -328,10 +328,10 @@ def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
     topic = filled(tmp_path).topic("talk")
     assert found(topic, "giraffe") == []
     topic.append([said("new", "A giraffe came by."), said("other", "An okapi came by.")])
-    assert topic.has_unindexed_terms
+    assert topic.unindexed_terms
     fresh = best(topic, "giraffe came")
     assert contents(topic, fresh) == ["A giraffe came by.", "An okapi came by."]
-    assert topic.has_unindexed_terms, "it has not waited for the index"
+    assert topic.unindexed_terms, "it has not waited for the index"
     topic.index_terms()
     assert best(topic, "giraffe came") == fresh, "to the last digit of the scores"
 
@@ -341,7 +341,7 @@ def test_a_question_makes_no_files_and_finds_what_has_no_index_yet(tmp_path: Pat
     hits = best(topic, "ERR_7421")
     assert hits and not (tmp_path / "talk" / "lexical").exists()
     topic.index_terms()
-    assert (tmp_path / "talk" / "lexical" / "stamp.json").exists() and not topic.has_unindexed_terms
+    assert (tmp_path / "talk" / "lexical" / "stamp.json").exists() and not topic.unindexed_terms
     assert contents(topic, best(topic, "ERR_7421")) == contents(topic, hits)
 
 
@@ -382,7 +382,7 @@ def test_an_attempt_that_fails_leaves_no_threads_though_somebody_still_has_the_e
         topic.index_terms(give_way=fail)
     wait_until(lambda: "segment_updater" not in names_of_threads(), lambda: str(names_of_threads()))
     topic.index_terms()
-    assert not topic.has_unindexed_terms and kept.tb is not None
+    assert not topic.unindexed_terms and kept.tb is not None
 
 
 def names_of_threads() -> list[str]:
@@ -536,7 +536,7 @@ def test_the_same_log_gives_the_same_answers_however_its_index_came_about(tmp_pa
     talk = store.topic("talk")
     written_at_random(talk, random.Random(seed), 200, index_every=7)
     lagging = answers(talk)
-    assert talk.has_unindexed_terms and all(lagging)
+    assert talk.unindexed_terms and all(lagging)
     talk.index_terms()
     updated = answers(talk)
     store.close()

@@ -244,9 +244,9 @@ class TopicLog:
                 self.findings += [Finding("damaged", str(index.path), str(problem)) for problem in problems]
 
     @property
-    def has_unindexed_terms(self) -> bool:
-        """Whether `index_terms` has something to do."""
-        return self._lexical.behind(self._snapshot) > 0
+    def unindexed_terms(self) -> int:
+        """How many entries `index_terms` has to look at."""
+        return self._lexical.behind(self._snapshot)
 
     def index_terms(self, give_way: Callable[[], None] = lambda: None) -> None:
         """Bring the lexical index up to date. Very slow if it must be rebuilt; appends go on meanwhile.

@@ -89,7 +89,7 @@ class Stage:
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER.count)
-        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics)
+        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics, lambda: self.now)
         self.archiver = Archiver(
             config,
             self.encoder,
