@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.store.lexical.matching import frequencies
+from memd.store.lexical.matching import JoinedTexts
 
 # Alike for seven, eight and nine bytes; of one letter; of letters with several bytes; and one that no text can have.
 NAMES = ("a", "ab", "abcdefg", "abcdefgh", "abcdefghi", "abcdefghij", "é", "éa", "日", "日本", "src/a.py", "\0de", "1")
@@ -16,5 +16,6 @@ TERMS = st.lists(st.sampled_from(NAMES), max_size=30)
 def test_a_term_is_counted_in_each_text_as_often_as_it_has_it(chunks: list[list[str]], wanted: list[list[str]]) -> None:
     texts = [f" {'  '.join(names)} " for names in chunks]
     counts = [[sum(names.count(name) for name in group) for names in chunks] for group in wanted]
-    assert frequencies(texts, wanted).tolist() == counts
-    assert frequencies(texts, wanted).shape == (len(wanted), len(chunks))
+    found = JoinedTexts(texts).frequencies(wanted)
+    assert found.tolist() == counts
+    assert found.shape == (len(wanted), len(chunks))

@@ -7,6 +7,7 @@ are not stored yet have words and neighbours only, and so have all where the que
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import math
@@ -77,13 +78,7 @@ class Pending:
     def __init__(self, told: Sequence[Sequence[PendingChunk]]) -> None:
         """`told`: chunks that were said one after the other together."""
         self._chunks = [chunk for chunks in told for chunk in chunks]
-        self._beside: dict[int, tuple[int, ...]] = {}
-        first = 0
-        for chunks in told:
-            last = first + len(chunks) - 1
-            for row in range(first, last + 1):
-                self._beside[row] = tuple(other for other in (row - 1, row + 1) if first <= other <= last)
-            first = last + 1
+        self._ends = list(itertools.accumulate(map(len, told)))
         self.places: dict[int, Place] = {
             chunk.entry.canonical_id: (PENDING_SEGMENT, row) for row, chunk in enumerate(self._chunks)
         }
@@ -106,7 +101,9 @@ class Pending:
 
     def beside(self, row: int) -> list[Place]:
         """The chunks said just before and after, as far as they are pending too."""
-        ids = (self.entry(other).canonical_id for other in self._beside[row])
+        group = bisect.bisect_right(self._ends, row)
+        told = range(0 if group == 0 else self._ends[group - 1], self._ends[group])
+        ids = (self.entry(other).canonical_id for other in (row - 1, row + 1) if other in told)
         return [self.places[one] for one in ids if one in self.places]
 
     def hits(self, places: Iterable[Place]) -> dict[Place, Hit]:

@@ -24,7 +24,7 @@ from memd.caching import ByteCache
 from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, function_terms, other_forms
 from memd.store.lexical.languages import STEMMERS
-from memd.store.lexical.matching import frequencies
+from memd.store.lexical.matching import JoinedTexts
 
 K1 = 0.9
 B = 0.4
@@ -219,7 +219,7 @@ class LexicalQuery:
         self._postings = postings
         self._mean_terms = mean_terms
         self._terms_cache = terms_cache
-        self._fresh = fresh
+        self._fresh, self._fresh_texts = fresh, JoinedTexts([terms.text for terms in fresh.values()])
         self._stale = stale
         self._count = len(fresh) - len(stale) + (0 if postings is None else postings.chunks)
         languages = self._languages()
@@ -258,8 +258,10 @@ class LexicalQuery:
         if not self._terms or k < 1:
             return []
         hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among, unwanted)}
+        if not self._hits.keys() >= self._fresh.keys():
+            self._hits.update(self._matched(self._fresh, self._fresh_texts))
         kept = wanted(list(self._fresh))
-        hits |= {hit.canonical_id: hit for hit in self._fresh_hits(one for one in self._fresh if one in kept)}
+        hits |= {one: hit for one in self._fresh if one in kept and (hit := self._hits[one]).score > 0}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
     def hits_of(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
@@ -313,12 +315,8 @@ class LexicalQuery:
             return query
         return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Must, _any_of(among))])
 
-    def _fresh_hits(self, canonical_ids: Iterable[int]) -> list[LexicalHit]:
-        hits = self._hits_for({one: self._fresh[one] for one in canonical_ids})
-        return [hit for hit in hits if hit.score > 0]
-
     def _languages(self) -> list[str]:
-        fresh = {terms.language for terms in self._fresh.values()}
+        fresh = {one.language for one in self._fresh.values()} if LANGUAGE_MARK in self._fresh_texts.text else set()
         indexed = frozenset() if self._postings is None else self._postings.languages
         return sorted(one for one in fresh | indexed if one is not None)
 
@@ -335,12 +333,13 @@ class LexicalQuery:
     def _having(self, names: Iterable[str]) -> dict[str, int]:
         """How many chunks have each of these terms."""
         having = {name: 0 if self._postings is None else self._postings.having(name) for name in names}
-        for sign, chunks in ((1, self._fresh), (-1, self._stale)):
+        stale_texts = JoinedTexts([terms.text for terms in self._stale.values()])
+        for sign, chunks, texts in ((1, self._fresh, self._fresh_texts), (-1, self._stale, stale_texts)):
             if len(having) > TERMS_LOOKED_FOR_MAX:
                 counts = Counter(name for terms in chunks.values() for name in set(terms.text.split()))
                 having |= {name: count + sign * counts[name] for name, count in having.items()}
                 continue
-            found = frequencies([terms.text for terms in chunks.values()], [[name] for name in having]) > 0
+            found = texts.frequencies([[name] for name in having]) > 0
             for name, count in zip(having, np.count_nonzero(found, axis=1).tolist(), strict=True):
                 having[name] += sign * count
         return having
@@ -360,12 +359,12 @@ class LexicalQuery:
         """The hits of chunks, by canonical_id, in their order."""
         new = {canonical_id: terms for canonical_id, terms in chunks.items() if canonical_id not in self._hits}
         if new:
-            self._hits.update(self._matched(new))
+            self._hits.update(self._matched(new, JoinedTexts([terms.text for terms in new.values()])))
         return [self._hits[canonical_id] for canonical_id in chunks]
 
-    def _matched(self, chunks: Mapping[int, ChunkTerms]) -> Iterator[tuple[int, LexicalHit]]:
+    def _matched(self, chunks: Mapping[int, ChunkTerms], texts: JoinedTexts) -> Iterator[tuple[int, LexicalHit]]:
         """BM25 in columns: one row for each term, in which a column is a chunk."""
-        frequency = frequencies([terms.text for terms in chunks.values()], [term.names for term in self._terms])
+        frequency = texts.frequencies([term.names for term in self._terms])
         is_in = frequency > 0
         lengths = np.array([terms.length for terms in chunks.values()])
         slowdown = K1 * (1 - B + B * lengths / self._mean_terms)

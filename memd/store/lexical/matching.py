@@ -16,29 +16,33 @@ _HEAD_BYTES = 8
 _SPACE = 0x20
 
 
-def frequencies(texts: Sequence[str], wanted: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """How often each text has one of some terms, shape (wanted, texts).
+class JoinedTexts:
+    """The terms of many texts as one, in which each is looked for at once."""
 
-    Args:
-        texts: terms, each between two spaces of its own (see `ChunkTerms`).
-        wanted: groups of terms; no term twice in a group.
-    """
-    found = np.zeros((len(wanted), len(texts)))
-    if not texts:
+    def __init__(self, texts: Sequence[str]) -> None:
+        """`texts`: terms, each between two spaces of its own (see `ChunkTerms`)."""
+        self._count = len(texts)
+        self.text = "".join(texts)
+        self._data = data = self.text.encode() + bytes(_HEAD_BYTES)
+        sizes = [len(one) for one in texts] if self.text.isascii() else [len(one.encode()) for one in texts]
+        is_space = np.frombuffer(data, np.uint8) == _SPACE
+        self._starts = np.flatnonzero(is_space[:-_HEAD_BYTES] > is_space[1 : 1 - _HEAD_BYTES]) + 1
+        self._heads = np.ndarray((len(data) - _HEAD_BYTES + 1,), "<u8", data, 0, (1,))[self._starts]
+        self._ends = np.cumsum(sizes)
+
+    def frequencies(self, wanted: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+        """How often each text has one of some terms, shape (wanted, texts).
+
+        Args:
+            wanted: groups of terms; no term twice in a group.
+        """
+        found = np.zeros((len(wanted), self._count))
+        for row, group in enumerate(wanted) if self._count else ():
+            for term in group:
+                at = self._starts[_having(self._heads, self._starts, self._data, f"{term} ".encode())]
+                if len(at):
+                    found[row] += np.bincount(self._ends.searchsorted(at, "right"), minlength=self._count)
         return found
-    joined = "".join(texts)
-    data = joined.encode() + bytes(_HEAD_BYTES)
-    sizes = [len(one) for one in texts] if joined.isascii() else [len(one.encode()) for one in texts]
-    is_space = np.frombuffer(data, np.uint8) == _SPACE
-    starts = np.flatnonzero(is_space[:-_HEAD_BYTES] > is_space[1 : 1 - _HEAD_BYTES]) + 1
-    heads = np.ndarray((len(data) - _HEAD_BYTES + 1,), "<u8", data, 0, (1,))[starts]
-    ends = np.cumsum(sizes)
-    for row, group in enumerate(wanted):
-        for term in group:
-            at = starts[_having(heads, starts, data, f"{term} ".encode())]
-            if len(at):
-                found[row] += np.bincount(ends.searchsorted(at, "right"), minlength=len(texts))
-    return found
 
 
 def _having(heads: NDArray[np.uint64], starts: NDArray[np.intp], data: bytes, term: bytes) -> NDArray[np.intp]:
