@@ -235,7 +235,7 @@ async def test_corrections_are_appended_as_one_group_and_told(stage: Stage, topi
     vector = stage.embedder.embed_many(["On the first."])[0].tobytes()
     new = Draft(uuid=bytes(16), content="On the first.", vector=vector, created_at=1, speakers=(), action="Update")
     with stage.events.subscription() as queue:
-        entries = await stage.archiver.append_corrections(topic, [gone, new])
+        entries = await stage.archiver.append_corrections(topic, topic.log, [gone, new])
         told = queue.get_nowait()
     assert [one.group_left for one in entries] == [1, 0]
     assert shown(topic) == ["On the first."]
@@ -250,7 +250,7 @@ async def test_a_correction_of_a_chunk_from_before_redaction_is_redacted_and_emb
     draft = Draft(uuid=bytes(16), content=content, vector=vector, created_at=1, reason=f"because {SECRET}")
     with pytest.raises(StoreError, match="should have been redacted before"):
         topic.log.append([draft])
-    (entry,) = await stage.archiver.append_corrections(topic, [draft])
+    (entry,) = await stage.archiver.append_corrections(topic, topic.log, [draft])
     assert (entry.content, entry.reason) == ("The key is [redacted:api_key].", "because [redacted:api_key]")
     assert entry.vector == stage.embedder.embed_many([entry.content])[0].tobytes()
     assert SECRET.encode() not in b"".join(stage.files.contents().values())
@@ -261,10 +261,12 @@ async def test_corrections_that_cannot_be_embedded_or_written_change_nothing(sta
     draft = Draft(uuid=bytes(16), content="The bell is green.", vector=vector, created_at=1)
     stage.fail_next_write()
     with pytest.raises(StoreError):
-        await stage.archiver.append_corrections(topic, [draft])
+        await stage.archiver.append_corrections(topic, topic.log, [draft])
     stage.embedder.fails = True
     with pytest.raises(EmbeddingError):
-        await stage.archiver.append_corrections(topic, [msgspec.structs.replace(draft, content=f"It is {SECRET}.")])
+        await stage.archiver.append_corrections(
+            topic, topic.log, [msgspec.structs.replace(draft, content=f"It is {SECRET}.")]
+        )
     assert shown(topic) == []
 
 

@@ -6,6 +6,7 @@ import itertools
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from bucket_server import S3Server
 from conftest import MakeDaemon
 from cut_connections import LosingRelay
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 
@@ -154,6 +155,100 @@ def test_a_topic_whose_last_write_is_in_doubt_is_opened_again_with_all_that_was_
     first.wait_stored("ground in Brest")
     assert [sum(words in text for text in first.said()) for words in ("in Paris", "in Brest")] == [1, 1]
     first.terminate()
+
+
+PRAISE = "the keeper said so"
+
+
+def steps_of(daemon: DaemonProcess, chunk_id: str) -> int:
+    """How many corrections have changed a chunk."""
+    told = ask(f"{daemon.own_url}/memd/chunks/{chunk_id}?topic=talk")
+    assert told.status == 200, told.body
+    return sum(one["event"] == "Helpful" for one in told.json["versions"])
+
+
+def praise(daemon: DaemonProcess, chunk_id: str, **headers: str) -> Answer:
+    """A correction by a person."""
+    body = {"topic_id": "talk", "chunk_ids": [chunk_id], "action": "Helpful", "reason": PRAISE}
+    return ask(f"{daemon.own_url}/memd/corrections", body, headers=headers)
+
+
+def noted(daemon: DaemonProcess, text: str) -> str:
+    told = ask(f"{daemon.own_url}/memd/notes", {"topic_id": "talk", "notes": [{"content": text}]}).json
+    chunk_id: str = told["notes"][0]["chunk_ids"][0]
+    return chunk_id
+
+
+def test_a_correction_that_is_in_doubt_is_found_in_the_log_and_applied_once(
+    relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    daemon = make_daemon(upstream.url, settings).start()
+    chunk_id = noted(daemon, "The lamp was made in Paris.")
+    relay.lose_answer_to(PRAISE.encode(), times=3)
+    answer = praise(daemon, chunk_id)
+    assert answer.status == 200 and len(answer.json["applied"]) == 1, answer.body
+    assert steps_of(daemon, chunk_id) == 1
+    assert praise(daemon, chunk_id).status == 200
+    assert steps_of(daemon, chunk_id) == 2, "the same words of somebody else are another correction"
+    entry = ask(f"{daemon.own_url}/memd/chunks/{chunk_id}?topic=talk").json["versions"][-1]["canonical_id"]
+    relay.lose_answer_to(b"thought better", times=3)
+    undone = ask(f"{daemon.own_url}/memd/undo", {"topic_id": "talk", "canonical_id": entry, "reason": "thought better"})
+    assert undone.status == 200 and len(undone.json["applied"]) == 1, undone.body
+    daemon.terminate()
+
+
+def test_a_correction_in_doubt_that_nobody_can_settle_is_applied_once_when_it_is_sent_again(
+    relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
+) -> None:
+    settings["retrieval"]["timeout_ms"] = 500
+    daemon = make_daemon(upstream.url, settings).start()
+    chunk_id = noted(daemon, "The lamp was made in Paris.")
+    history = said("Where was the lamp made?")
+    assert daemon.chat(history, memory_in={"topic_id": "talk"}).json["memory_out"]["injected_chunks"]
+    history += [{"role": "assistant", "content": "In Paris."}, {"role": "user", "content": "Thanks, that will do."}]
+    corrections = [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "it helped me"}]
+
+    def by_chat() -> str:
+        answer = daemon.chat(history, memory_in={"topic_id": "talk", "corrections": corrections})
+        assert answer.status == 200
+        return answer.headers["X-Memory-Status"]
+
+    def by_route() -> int:
+        return praise(daemon, chunk_id, **{"Idempotency-Key": "one"}).status
+
+    for send, marker, refused in ((by_chat, b"it helped me", "degraded:store"), (by_route, PRAISE.encode(), 503)):
+        before = steps_of(daemon, chunk_id)
+        relay.lose_answer_to(marker, times=3, freezes=True)
+        assert send() == refused and relay.has_lost_all.is_set()
+        relay.thaw()
+        wait_until(lambda send=send, refused=refused: send() != refused, lambda: repr(daemon))  # type: ignore[misc]
+        assert steps_of(daemon, chunk_id) == before + 1
+        send()
+        assert steps_of(daemon, chunk_id) == before + 1
+    daemon.terminate()
+
+
+def test_a_correction_whose_daemon_is_killed_when_it_is_stored_is_applied_once_by_the_next_one(
+    relay: LosingRelay,
+    make_daemon: MakeDaemon,
+    upstream: RecordingUpstream,
+    settings: dict[str, Any],
+    postgres: PostgresServer,
+) -> None:
+    owner = make_daemon(upstream.url, settings).start()
+    direct = settings["store"]["url"].replace(str(relay.folder), str(postgres.socket.parent))
+    asked = make_daemon(upstream.url, {**settings, "store": {**settings["store"], "url": direct}}).start()
+    chunk_id = noted(owner, "The lamp was made in Paris.")
+    relay.lose_answer_to(PRAISE.encode(), freezes=True)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(praise, asked, chunk_id)
+        assert relay.has_lost_all.wait(60)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        told = answer.result()
+    assert told.status == 200 and len(told.json["applied"]) == 1, told.body
+    assert steps_of(asked, chunk_id) == 1
+    asked.terminate()
 
 
 def test_a_database_that_says_nothing_any_more_costs_requests_their_memory_alone(

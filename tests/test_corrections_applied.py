@@ -76,11 +76,17 @@ class Log:
             snapshot_of=snapshot_of,
             encoder=self.encoder,
             append=self.append,
+            asked_by=bytes(16),
         )
 
     async def undo(self, canonical_id: int) -> corrections.Applied:
         return await corrections.undo(
-            self.topic.snapshot(), canonical_id, "undone", encoder=self.encoder, append=self.append
+            self.topic.snapshot(),
+            canonical_id,
+            "undone",
+            encoder=self.encoder,
+            append=self.append,
+            asked_by=bytes(16),
         )
 
     def present(self, entry: Entry) -> Entry:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,10 @@ Take = Callable[[int], None]
 """Takes room for so many bytes of a body, or raises `TooManyBodies`."""
 BODY_BYTES_PER_SECOND_MIN = 1_024
 """The slowest that a body may come in the long run; a modem of the nineties sends three times as much."""
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+"""Requests to memd's own routes that show the same are one, sent more than once
+(draft-ietf-httpapi-idempotency-key-header)."""
+_KEY = web.RequestKey("key", str)
 RETRY_SECONDS = 5
 """The wait that a client is told for which there is no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
@@ -47,6 +52,14 @@ def prove(request: web.BaseRequest) -> None:
     """Note that a request was let in."""
     if isinstance(request.protocol, ProvableConnection):
         request.protocol.is_proven = True
+
+
+def key_of(request: web.BaseRequest) -> str:
+    """The key by which a request is known when it is sent again: its client's, else one of its own, which goes with it
+    where it is passed on: whoever answers after the first is gone knows it."""
+    if _KEY not in request:
+        request[_KEY] = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
+    return request[_KEY]
 
 
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:

@@ -6,6 +6,7 @@ Rule: a body with an unknown member is refused: a correction with a misspelt mem
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
+from memd.admin.http import key_of
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
@@ -28,6 +30,7 @@ from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
 from memd.store.disk import LocalDisk
+from memd.store.order import asked_by
 from memd.store.tools.backup import BackupReport, note_backup
 from memd.store.tools.backup import backup as back_up
 
@@ -119,8 +122,8 @@ class CorrectionRoutes:
         self._archiver = archiver
 
     @post("/memd/corrections", "correct")
-    async def correct(self, body: CorrectionBody, who: Principal) -> Corrected:
-        """Apply one correction."""
+    async def correct(self, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
+        """Apply one correction; with an `Idempotency-Key` that was shown before, tell what became of it then."""
         if not body.chunk_ids:
             raise BadQuestion("chunk_ids names no chunk")
         if body.content is not None and body.action != "Update":
@@ -128,29 +131,44 @@ class CorrectionRoutes:
         if body.steps != 1 and body.action == "Update":
             raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
         correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
+        mark = mark_of(request, body, who)
         async with self._topics.held_one(body.topic_id, who, "correct") as topic:
             await self._archiver.store_named(topic, body.chunk_ids)
+            find = partial(history.find, snapshot := (log_ := topic.log).snapshot())
+            named = {one: found[1] for one in body.chunk_ids if (found := find(one)) is not None}
+            if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
+                changed = {entry.uuid for entry in done}
+                failed = tuple(one for one in body.chunk_ids if named.get(one) not in changed)
+                return _corrected(corrections.Applied(tuple(done), failed))
             applied = await corrections.correct(
                 [correction],
-                find=partial(history.find, snapshot := topic.log.snapshot()),
+                find=find,
                 encoder=self._encoder,
                 utility=snapshot.utility,
-                append=partial(self._archiver.append_corrections, topic),
+                append=partial(self._archiver.append_corrections, topic, log_),
                 by=who.author,
+                asked_by=mark,
             )
         return _corrected(applied)
 
     @post("/memd/undo", "correct")
-    async def undo(self, body: UndoBody, who: Principal) -> Corrected:
-        """Append the state before an entry."""
+    async def undo(self, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
+        """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
+        mark = mark_of(request, body, who)
         async with self._topics.held_one(body.topic_id, who, "correct") as topic:
+            snapshot = (log_ := topic.log).snapshot()
+            place = snapshot.place(body.canonical_id)
+            named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
+            if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
+                return _corrected(corrections.Applied(tuple(done)))
             applied = await corrections.undo(
-                topic.log.snapshot(),
+                snapshot,
                 body.canonical_id,
                 body.reason,
                 encoder=self._encoder,
-                append=partial(self._archiver.append_corrections, topic),
+                append=partial(self._archiver.append_corrections, topic, log_),
                 by=who.author,
+                asked_by=mark,
             )
         return _corrected(applied)
 
@@ -176,6 +194,12 @@ class BackupRoutes:
             return report
 
         return await asyncio.to_thread(backed_up)
+
+
+def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes:
+    """The mark of the entries that a request appends, see `ChunkState.asked_by`: another one for each key."""
+    told = "\0".join((key_of(request), who.name)).encode(errors="surrogateescape") + msgspec.json.encode(body)
+    return hashlib.blake2b(told, digest_size=16).digest()
 
 
 def _corrected(applied: corrections.Applied) -> Corrected:

@@ -40,6 +40,7 @@ from memd.ingest.unstored import (
     repeated,
 )
 from memd.settings.model import Config
+from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
@@ -202,16 +203,15 @@ class Archiver:
         self._indexer.look_after(topic)
         return entries
 
-    async def append_corrections(self, topic: Topic, drafts: Sequence[Draft]) -> list[Entry]:
+    async def append_corrections(self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft]) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        Raises:
-            EmbeddingError, StoreError: nothing was written.
+        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises what `Topic.append_once`
+        does, and EmbeddingError: nothing was written.
         """
-
-        redact = partial(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
-        redacted = await asyncio.get_running_loop().run_in_executor(None, redact) if self._redactor else drafts
-        entries = await topic.append(redacted)
+        if self._redactor:
+            drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
+        entries = await topic.append_once(drafts, log_)
         ids = tuple(entry.canonical_id for entry in entries)
         self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})
         self._indexer.look_after(topic)

@@ -6,6 +6,7 @@ Rule: only the event loop touches the buffer; log and journal are written in `wr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -14,10 +15,12 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from msgspec import UNSET
+
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import InDoubt, StoreError, StoreWriteFailed
 from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
@@ -26,6 +29,7 @@ from memd.ingest.turns import StoringLock
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
+from memd.store.order import asked_by
 from memd.store.store import TopicLog
 
 log = logging.getLogger("memd")
@@ -80,6 +84,7 @@ class Topic:
         self.listed_parts = ListedParts()
         log_.unstored = self.unstored
         self._journal = journal
+        self._opened_anew = asyncio.Event()  # set when the log and the journal are others
         self._claims = claims
         self._redactor = redactor
         self._journal_behind = journal_behind
@@ -90,8 +95,7 @@ class Topic:
         self.writer = writer
         """The thread, or what stands for one, in which it is opened, written and closed."""
         self._before_write = before_write
-        self._holders = 0
-        self._used_at = time.monotonic()
+        self._holders, self._used_at = 0, time.monotonic()
 
     def hold(self) -> None:
         """Keep the topic open until `release`."""
@@ -158,13 +162,50 @@ class Topic:
 
     async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
+        return await self._append(drafts, None)
+
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog) -> list[Entry]:
+        """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`).
+
+        Args:
+            log_: the topic's, in which nothing has the mark.
+
+        Raises:
+            InDoubt: nobody knows yet whether they are written.
+            StoreError: nothing was written.
+        """
+        if log_ is not self.log:
+            raise StoreWriteFailed(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
+        try:
+            return await self._append(drafts, log_)
+        except InDoubt:
+            if not await self._is_settled(log_):
+                raise
+        uuids, mark = [draft.uuid for draft in drafts], drafts[0].asked_by
+        assert mark is not UNSET, "a request has one"
+        entries = await asyncio.get_running_loop().run_in_executor(None, asked_by, self.log.snapshot(), uuids, mark)
+        if not entries:
+            raise StoreWriteFailed(f"topic {self.id}: the database has lost it; nothing was stored, send it again")
+        return entries
+
+    async def _append(self, drafts: Sequence[Draft], log_: TopicLog | None) -> list[Entry]:
+        """`log_`: nothing is written once it was opened anew; None: then it is written to that one."""
 
         def append() -> list[Entry]:
-            entries = self.log.append(drafts)
+            entries = (log_ or self.log).append(drafts)
             self.cutter.note_stored(drafts)
             return entries
 
         return await self._write("log", append)
+
+    async def _is_settled(self, log_: TopicLog) -> bool:
+        """Wait until a log whose last write is in doubt is opened anew, no longer than a request should."""
+        assert self._claims is not None, "in a cluster"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._claims.wait_seconds):
+                while self.log is log_:
+                    await self._opened_anew.wait()
+        return self.log is not log_
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
@@ -277,6 +318,8 @@ class Topic:
     async def reopened(self, log_: TopicLog, journal: Journal, cutter: Cutter) -> None:
         """Go on with another claim, before which nobody else wrote: the buffer has all that was said since."""
         self.log, self._journal = log_, journal
+        self._opened_anew.set()
+        self._opened_anew = asyncio.Event()
         self.cutter = PartCutter(log_, cutter)
         log_.unstored = self.unstored
         if log_.has_lost_entries(journal):

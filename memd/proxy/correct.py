@@ -23,7 +23,8 @@ from memd.notes import Note
 from memd.proxy.idempotency import FailedIds, IdempotencyKeys
 from memd.proxy.receive import Received
 from memd.recall import corrections
-from memd.store.store import Snapshot
+from memd.store.order import asked_by
+from memd.store.store import Snapshot, TopicLog
 from memd.telemetry.metrics import Metrics
 from memd.wire.sideband import NoteOut
 
@@ -99,14 +100,17 @@ class Corrector:
         applied_now, resolve = () if received.is_retry else asked, _resolving(received)
         by = received.asked.who.author
         try:
-            if not self._idempotency.knows(key):  # it came before memd was restarted, which may have been too early
+            log_ = topic.log
+            if not self._idempotency.knows(key):  # from before a restart, or it failed: that may be in doubt
                 loop = asyncio.get_running_loop()
-                if await loop.run_in_executor(None, self._was_applied, topic, resolve, asked, key.digest):
+                if await loop.run_in_executor(None, self._was_applied, log_, resolve, asked, key.digest):
                     return CorrectionResult()
                 self._idempotency.register(key)
                 applied_now = asked
             await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
-            failed = await self._idempotency.run_once(key, lambda: self._apply(topic, asked, key.digest, resolve, by))
+            failed = await self._idempotency.run_once(
+                key, lambda: self._apply(topic, log_, asked, key.digest, resolve, by)
+            )
             corrected = CorrectionResult(failed)
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
@@ -114,31 +118,34 @@ class Corrector:
         self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
         return corrected
 
-    def _was_applied(self, topic: Topic, resolve: Resolve, asked: Sequence[Correction], digest: bytes) -> bool:
+    def _was_applied(self, log_: TopicLog, resolve: Resolve, asked: Sequence[Correction], digest: bytes) -> bool:
         """Whether the log has what the request with this digest changed: one of its entries stands for all.
 
         Raises:
             StoreError: an entry cannot be read.
         """
-        snapshot = topic.log.snapshot()
         shown = set(map(resolve, _named(asked)))
-        return any(
-            entry.asked_by == digest for chunk in shown if chunk is not None for entry in snapshot.history(chunk.uuid)
-        )
+        return bool(asked_by(log_.snapshot(), [chunk.uuid for chunk in shown if chunk is not None], digest))
 
     async def _apply(
-        self, topic: Topic, asked: Sequence[Correction], asked_by: bytes, resolve: Resolve, by: str = ""
+        self,
+        topic: Topic,
+        log_: TopicLog,
+        asked: Sequence[Correction],
+        digest: bytes,
+        resolve: Resolve,
+        by: str = "",
     ) -> FailedIds:
         shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
         pending = await self._store_pending(topic, shown)
         applied = await corrections.correct_shown(
             asked,
-            own=topic.log.snapshot(),
+            own=log_.snapshot(),
             resolve=resolve,
             snapshot_of=self._snapshot_of,
             encoder=self._encoder,
-            append=partial(self._archiver.append_corrections, topic),
-            asked_by=asked_by,
+            append=partial(self._archiver.append_corrections, topic, log_),
+            asked_by=digest,
             by=by,
             pending=pending,
         )

@@ -1,7 +1,8 @@
 """Idempotency: a client that sends a request with corrections or notes again gets the first outcome.
 
 Rule: the corrections of one request are applied once and to their end, even when the client leaves in between. Keys are
-kept in memory, for the latest requests; of those from before a restart the log tells what was applied.
+kept in memory, for the latest requests; of those from before a restart, and of those that failed, the log tells what
+was applied.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class _Work:
         self.task: asyncio.Task[Any] | None = None
         self.ended_at = math.inf
         """By `steady_now`; infinite until it has ended."""
+        self.has_failed = False
+        """An earlier attempt did; it may have been done all the same."""
 
 
 class IdempotencyKeys:
@@ -69,7 +72,7 @@ class IdempotencyKeys:
         ago: its client gave up on an answer that storing had kept waiting, and asks again.
         """
         former = self._works.get(key)
-        if former is None or steady_now() - former.ended_at >= self._retry_seconds:
+        if former is None or (not former.has_failed and steady_now() - former.ended_at >= self._retry_seconds):
             self.forget(key)
 
     def forget(self, key: Hashable) -> None:
@@ -80,21 +83,24 @@ class IdempotencyKeys:
             self._works.popitem(last=False)
 
     def knows(self, key: Hashable) -> bool:
-        """Whether the key is one of the latest `KEYS_MAX`."""
-        return key in self._works
+        """Whether the key is one of the latest `KEYS_MAX`, and its request did not fail."""
+        return key in self._works and not self._works[key].has_failed
 
     async def run_once(self, key: Hashable, apply: Callable[[], Coroutine[None, None, Outcome]]) -> Outcome:
         """Return the outcome of `apply`, which is called at the first request with this key only.
 
         Raises:
-            MemdError: nothing was applied; the next request with this key tries again.
+            MemdError: the key is not known any more, and the next request with it tries again. Of what was InDoubt the
+                log tells whether it was applied.
         """
         work = self._works.setdefault(key, _Work())
         if work.task is None:
+            work.has_failed = False
             work.task = self._tasks.spawn(_error_as_value(apply(), work), "correct")
         outcome: Outcome | MemdError = await asyncio.shield(work.task)
         if isinstance(outcome, MemdError):
             self.forget(key)
+            self._works[key].has_failed = True
             raise outcome
         return outcome
 

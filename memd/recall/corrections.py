@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from memd.entries import Correction, Draft, Entry, Status, Vector
 from memd.errors import BadQuestion, NotFound
@@ -69,7 +69,7 @@ async def correct(
     utility: UtilitySettings,
     append: Append,
     by: str = "",
-    asked_by: bytes | UnsetType = UNSET,
+    asked_by: bytes,
 ) -> Applied:
     """Apply corrections: plan them in a thread, then append what they ask for.
 
@@ -99,8 +99,7 @@ async def correct(
         )
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
-    drafts = [msgspec.structs.replace(draft, asked_by=asked_by) for draft in outcome.drafts]
-    return Applied(await _appended(drafts, by, append), outcome.failed)
+    return Applied(await _appended(outcome.drafts, by, asked_by, append), outcome.failed)
 
 
 async def correct_shown(
@@ -112,7 +111,7 @@ async def correct_shown(
     encoder: Embeds,
     append: Append,
     by: str = "",
-    asked_by: bytes | UnsetType = UNSET,
+    asked_by: bytes,
     pending: Mapping[bytes, Entry] | None = None,
 ) -> Applied:
     """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
@@ -142,12 +141,20 @@ async def correct_shown(
 
 
 async def undo(
-    snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Embeds, append: Append, by: str = ""
+    snapshot: Snapshot,
+    canonical_id: int,
+    reason: str,
+    *,
+    encoder: Embeds,
+    append: Append,
+    by: str = "",
+    asked_by: bytes,
 ) -> Applied:
     """Append the state before an entry of the topic; before an Update, that of every chunk that it changed.
 
     Args:
         by: who undoes it (`Principal.author`).
+        asked_by: see `ChunkState.asked_by`.
 
     Raises:
         NotFound: the topic has no such entry.
@@ -155,7 +162,7 @@ async def undo(
         EmbeddingError, StoreError: nothing was appended.
     """
     drafts = await asyncio.get_running_loop().run_in_executor(None, plan_undo, snapshot, canonical_id, reason, encoder)
-    return Applied(await _appended(drafts, by, append))
+    return Applied(await _appended(drafts, by, asked_by, append))
 
 
 def plan(
@@ -389,8 +396,8 @@ def _embedded(encoder: Embeds, text: str) -> bytes:
     return encoder.embed_text(text).astype("<f4").tobytes()
 
 
-async def _appended(drafts: Sequence[Draft], by: str, append: Append) -> tuple[Entry, ...]:
-    """Append drafts as the acts of a principal, whose the text of a new chunk is too."""
-    signed = [msgspec.structs.replace(draft, action_by=by or UNSET) for draft in drafts]
+async def _appended(drafts: Sequence[Draft], by: str, asked_by: bytes, append: Append) -> tuple[Entry, ...]:
+    """Append drafts as the acts of a principal, whose the text of a new chunk is too, and of one request."""
+    signed = [msgspec.structs.replace(draft, action_by=by or UNSET, asked_by=asked_by) for draft in drafts]
     signed = [msgspec.structs.replace(one, author=by or UNSET) if one.origin_id is None else one for one in signed]
     return tuple(await append(signed)) if signed else ()

@@ -6,10 +6,11 @@ Rule: pure questions to a snapshot; entries are read only where their columns do
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 
 import numpy as np
 
-from memd.entries import Status, WallTime
+from memd.entries import Entry, Status, WallTime
 from memd.store.snapshot import Place, Snapshot
 
 
@@ -34,6 +35,25 @@ def next_active(snapshot: Snapshot, place: Place) -> Place | None:
             if len(found):
                 return segment_id, first + int(found[0])
     return None
+
+
+def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
+    """Return the group of entries that a request with this mark (`ChunkState.asked_by`) has appended, if it changed one
+    of these chunks; empty if it did not.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
+    one = next(own, None)
+    place = None if one is None else snapshot.place(one.canonical_id)
+    group: list[Entry] = []
+    for step in (-1, 1):
+        at = place if step == -1 or place is None else beside(snapshot, place, step)
+        while at is not None and (entry := snapshot.read(at)).asked_by == mark:
+            group.insert(0 if step == -1 else len(group), entry)
+            at = beside(snapshot, at, step)
+    return group
 
 
 def id_upto(snapshot: Snapshot, moment: int) -> int:

@@ -1,7 +1,6 @@
 """Clients of a cluster: agents that state facts in chats and notes, and correct them, through whichever daemon.
 
-Rule: what was not acknowledged is said again, word for word, as clients do; a correction is not, as nobody knows what
-became of it.
+Rule: what was not acknowledged is said again, word for word, as clients do, and a correction with the same key.
 """
 
 from __future__ import annotations
@@ -181,10 +180,14 @@ class Writer(threading.Thread):
 
     def _correct(self, fact: Fact, correction: dict[str, str]) -> bool | None:
         """Whether it was applied; None if nobody knows."""
-        door = self._door()
         body = {"topic_id": self._topic, "chunk_ids": fact.chunk_ids, "reason": "the keeper said so", **correction}
-        answer = self._ask(door, f"{door.own_url}/memd/corrections", body, {}, fails=True)
-        self._ledger.count(f"correction: {'unanswered' if answer is None else answer.status}")
+        headers, answer = {"Idempotency-Key": f"{self.name}-{self._chance.random()}"}, None
+        for _ in range(TRIES):
+            door = self._door()
+            answer = self._ask(door, f"{door.own_url}/memd/corrections", body, headers, fails=True)
+            self._ledger.count(f"correction: {'unanswered' if answer is None else answer.status}")
+            if answer is not None or self._ended.wait(0.05):
+                break
         if answer is None:
             return None
         told = json.loads(answer.body)

@@ -18,7 +18,10 @@ class LosingRelay:
 
     def __init__(self, folder: Path, target: Path) -> None:
         self._target = str(target)
-        self._marker, self._times = b"", 0
+        self.folder = folder
+        self._marker, self._times, self._freezes = b"", 0, False
+        self.has_lost_all = threading.Event()
+        """As many answers as it was told to lose are lost."""
         self._flows = threading.Event()
         self._flows.set()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -28,9 +31,14 @@ class LosingRelay:
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
-    def lose_answer_to(self, marker: bytes, *, times: int = 1) -> None:
-        """Of the next requests that have these bytes in them."""
-        self._marker, self._times = marker, times
+    def lose_answer_to(self, marker: bytes, *, times: int = 1, freezes: bool = False) -> None:
+        """Of the next requests that have these bytes in them.
+
+        Args:
+            freezes: with the last of these answers all else freezes.
+        """
+        self._marker, self._times, self._freezes = marker, times, freezes
+        self.has_lost_all.clear()
 
     def freeze(self) -> None:
         """Pass nothing on, in no connection, until `thaw`."""
@@ -62,6 +70,10 @@ class LosingRelay:
                 one = ready[0]
                 data = b"" if one is self._ended else one.recv(1 << 16)
                 self._flows.wait()
+                if data and one is server and is_losing and not self._times:
+                    if self._freezes:
+                        self.freeze()
+                    self.has_lost_all.set()
                 if not data or (one is server and is_losing):
                     return
                 if one is client and self._times and self._marker in data:

@@ -72,13 +72,13 @@ class DocumentTaker:
         cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step, author))
         if len(cut.drafts) > CHUNKS_MAX:
             raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
-        log, fingerprint = topic.log, self._encoder.fingerprint
-        allowed = [draft for draft in cut.drafts if not log.forbidden.has_text(draft.content)]
+        fingerprint, forbidden = self._encoder.fingerprint, topic.log.forbidden
+        allowed = [draft for draft in cut.drafts if not forbidden.has_text(draft.content)]
         cut = msgspec.structs.replace(cut, drafts=allowed)
 
         def allowed_drafts() -> list[Draft]:
-            drafts = drafts_of(log.snapshot(), cut, fingerprint)
-            check(log, drafts, self._cutter.redactor.identifier(author))
+            drafts = drafts_of(topic.log.snapshot(), cut, fingerprint)
+            check(topic.log, drafts, self._cutter.redactor.identifier(author))
             return drafts
 
         drafts = await _in(self._cutting, allowed_drafts)

@@ -13,6 +13,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import acting_headers, source_of
+from memd.admin.http import IDEMPOTENCY_HEADER, key_of
 from memd.principals import Principals
 from memd.proxy.header_bytes import decoded
 from memd.proxy.owners.hop import ALONE_HEADER, FROM_HEADER, HOP_HEADER, HopMarks
@@ -99,12 +100,15 @@ class DaemonClient:
 
     def _headers(self, request: web.Request, *, alone: bool) -> CIMultiDict[str]:
         dropped = NOT_FORWARDED | named_in_connection(request.headers) | _OF_HOPS
-        if request.path.startswith("/memd/"):
+        is_own = request.path.startswith("/memd/")
+        if is_own:
             dropped |= set(_OF_PAGES)
         given = decoded(request.raw_headers)
         headers = CIMultiDict((name, value) for name, value in given if name.lower() not in dropped)
         headers.update(acting_headers(request, self._principals))
         self._marks.put_on(headers, source_of(request))
+        if is_own and request.method == "POST":
+            headers[IDEMPOTENCY_HEADER] = key_of(request)
         if alone:
             headers[ALONE_HEADER] = "1"
         return headers
