@@ -206,8 +206,8 @@ class Archiver:
     async def append_corrections(self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft]) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises what `Topic.append_once`
-        does, and EmbeddingError: nothing was written.
+        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises EmbeddingError, and
+        what `Topic.append_once` raises.
         """
         if self._redactor:
             drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
