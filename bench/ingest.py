@@ -258,7 +258,7 @@ async def quiet(daemon: Daemon) -> None:
 def has_work(daemon: Daemon, topic: Topic) -> bool:
     """Whether an index of the topic is behind."""
     budget_ms = daemon.config.retrieval.recall_budget_ms
-    return bool(topic.log.unsealed() or topic.log.has_unindexed_terms or topic.log.due_merge(budget_ms))
+    return bool(topic.log.unsealed() or topic.log.unindexed_terms or topic.log.due_merge(budget_ms))
 
 
 async def _worked_off(daemon: Daemon, topic: Topic) -> None:

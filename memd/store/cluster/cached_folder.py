@@ -4,8 +4,7 @@ Rule: `make_equal` leaves each file as it is kept. It believes that a file is th
 the note beside it says so, the manifest still names the same object, whose key is never used twice, and neither size
 nor time of change are others since. So whatever writes to a file, or is interrupted in it, makes it be read and
 compared; only a disk that changes bytes by itself does not, and that is found as it is without a cluster, by the
-checksums of what is read. A file is durable before it is noted, not when
-it is fetched.
+checksums of what is read. A file is durable before it is noted, not when it is fetched.
 """
 
 from __future__ import annotations
