@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx2
@@ -170,6 +171,9 @@ def test_conversations_and_figures_are_put_together_from_the_receipts_of_all_dae
             with_receipts = sum(one["conversation"] is not None for one in talks)
             return with_receipts, *(sum(one[name] for one in periods) for name in ("requests", "stored"))
 
+        def has(daemon: DaemonProcess, named: str, count: int) -> bool:
+            return counted(daemon, named)[:2] == (count, count)
+
         pair.tell_owner("moving")
         both = "?topic=moving&topic=staying"
         pair.owner.wait_stored(FACT)
@@ -180,7 +184,7 @@ def test_conversations_and_figures_are_put_together_from_the_receipts_of_all_dae
         pair.tell_owner("staying")
         for daemon in (pair.asked, pair.owner):
             for named, known in (("?topic=moving", 2), (both, 3)):
-                wait_until(lambda n=named, k=known, d=daemon: counted(d, n)[:2] == (k, k), lambda: f"receipts: {pair}")
+                wait_until(partial(has, daemon, named, known), lambda: f"receipts: {pair}")
         [talk] = client.get(f"{pair.asked.own_url}/memd/conversations?topic=staying").json()["conversations"]
         turns = client.get(f"{pair.asked.own_url}/memd/conversations/{talk['conversation']}").json()
         assert (turns["title"], turns["of"]) == (FACT, 1)

@@ -313,7 +313,7 @@ async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_th
     entry = found.entry
     topic.buffer.injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)])
     update = Correction((entry.public_id,), "Update", "it was moved", "The spare lamp is in the boat.")
-    assert await corrector_of(stage)._apply(topic, [update], bytes(16), topic.buffer.resolve) == ()
+    assert await corrector_of(stage)._apply(topic, topic.log, [update], bytes(16), topic.buffer.resolve) == ()
     assert await stage.archiver.store(source, conversation, len(conversation))
     contents = [one.content for one in live_entries(topic)]
     assert "The spare lamp is in the boat." in contents
