@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import tracemalloc
 from collections.abc import Sequence
@@ -474,3 +475,27 @@ async def test_what_waits_says_how_much_memory_it_takes(stage: Stage, topic: Top
     texts_bytes = sum(len(text) for pair in talks for text in pair)
     assert 0.6 * (kept[0] - texts_bytes) < kept[1] < 1.2 * kept[0]
     assert 0.7 * (cut[0] - kept[0]) < cut[1] - kept[1] < 1.3 * (cut[0] - kept[0])
+
+
+async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_error(
+    stage: Stage, topic: Topic
+) -> None:
+    conversation = talk(topic.buffer, *(f"{role}:{number}" for number in range(40) for role in ("u", "a")))
+    known = topic.cutter._known
+    part, *_ = topic.cutter.cut(parts_of(conversation))
+    known |= {(number.to_bytes(16),): part for number in range(5_000)}  # as many as make new tuples
+
+    def cut_one_more(phase: str, info: dict[str, int]) -> None:  # as a thread may that the collector lets run
+        known[(os.urandom(16),)] = part
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(cut_one_more)
+    gc.set_threshold(1)
+    try:
+        topic.cutter.drop({bytes(16)})
+        assert topic.cutter.ids_of(bytes(16)) == ()
+        topic.cutter.note_stored([])
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(cut_one_more)
+    assert len(known) > 5_000 + len(parts_of(conversation))

@@ -169,7 +169,7 @@ class PartCutter:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        chunks = (chunk for part in list(self._known.values()) for chunk in part.chunks)
+        chunks = (chunk for part in self._known.copy().values() for chunk in part.chunks)
         return sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + sys.getsizeof(one.terms.text) for one in chunks)
 
     def cut(self, parts: Iterable[Part], until: float | None = None) -> list[CutPart]:
@@ -206,19 +206,19 @@ class PartCutter:
         stored = {digest for draft in drafts for digest in draft.digests}
         if (meanwhile := self._stored_meanwhile) is not None:
             meanwhile |= stored
-        for key, part in list(self._known.items()):
+        for key, part in self._known.copy().items():
             if not stored.isdisjoint(part.digests):
                 self._known.pop(key, None)
 
     def drop(self, digests: Collection[bytes]) -> None:
         """Drop the parts that came from these messages; what is left of them is cut anew."""
-        for key, part in list(self._known.items()):
+        for key, part in self._known.copy().items():
             if any(digest in digests for digest in part.digests):
                 self._known.pop(key, None)
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""
-        part = next((one for one in reversed(list(self._known.values())) if digest in one.digests), None)
+        part = next((one for one in reversed(self._known.copy().values()) if digest in one.digests), None)
         chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
@@ -230,7 +230,7 @@ class PartCutter:
         digests = [digest for digest, _ in part.messages]
         shown = {
             key: cut
-            for key, cut in list(self._known.items())
+            for key, cut in self._known.copy().items()
             if all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
             and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
         }

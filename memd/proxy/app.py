@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memd")
 
-SWITCH_SECONDS = 0.0005
-"""After which a thread that waits for the GIL gets it: with Python's 5 ms the event loop waits too long for a search
-(bench/NOTES.md, 2026-11-25, on a quiet machine)."""
 QUESTION_SHARE = 0.4
 """Of `retrieval.timeout_ms`: the longest that an embedding server has for a question. A message may have two, and then
 there is time for the search by words."""
@@ -226,7 +223,6 @@ def serve(config: Config, model: Path | None = None, auth_source: AuthSource | N
     descriptors.raise_limit()
     malloc.keep_small()
     malloc.starting()
-    sys.setswitchinterval(SWITCH_SECONDS)
     uvloop.run(_serve(config, model, auth_source))
     return 0
 
