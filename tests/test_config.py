@@ -180,9 +180,11 @@ def test_a_group_whose_lines_are_all_commented_out_keeps_its_defaults(config_fil
     assert loaded(config_file, "listen:\n  # port: 1\n").listen == Config().listen
 
 
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
+@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/v1/"])
 def test_the_upstream_may_be_given_with_or_without_v1(config_file: Path, url: str) -> None:
     assert loaded(config_file, MEMD_UPSTREAM_URL=url).upstream.url == "http://h:1"
+    assert loaded(config_file, MEMD_UPSTREAM_URL=f"{url.rstrip('/')}/chat/completions").upstream.url == "http://h:1"
+    assert loaded(config_file, MEMD_UPSTREAM_URL=url.replace("h:1", "v1")).upstream.url == "http://v1"
 
 
 def test_several_upstreams_stand_in_place_of_one_and_the_later_source_counts(config_file: Path) -> None:

@@ -91,6 +91,18 @@ def test_a_large_body_passes_whole_whether_it_is_read_at_once_or_in_parts(
     assert upstream.requests[-1].header("Content-Length") == (None if chunked else str(size))
 
 
+def test_a_client_that_adds_v1_to_a_base_url_that_has_it_is_answered_as_if_once(
+    memd: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    for base in ("/v1", "/v1/v1", "/t/house/v1"):
+        answer = ask(f"{memd.base_url}{base}/v1/chat/completions?a=/v1/v1", {"messages": [said(FACT)]})
+        assert (answer.status, answer.headers["X-Memory-Mode"]) == (200, "full"), base
+        ask(f"{memd.base_url}{base}/v1")
+    targets = [request.target for request in upstream.requests]
+    assert targets.count("/v1/chat/completions?a=/v1/v1") == targets.count("/v1") == 3
+    assert not any(target.startswith("/v1/v1") for target in targets)
+
+
 def test_a_body_that_is_no_chat_request_reaches_the_upstream_untouched(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:

@@ -1,6 +1,6 @@
 """Routes each request: memd's own paths, the APIs in which memory has a part, and the rest, which passes through.
 
-Rule: what memory has no part in is forwarded byte for byte, whatever its method or path.
+Rule: what memory has no part in is forwarded byte for byte, whatever its method or path; only `/v1/v1` becomes `/v1`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ from memd.wire.sideband import memory_headers
 log = logging.getLogger("memd")
 
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
+_V1_TOO_OFTEN = re.compile(r"(?:/v1)+(?=/v1(?:[/?]|$))")
+"""The beginning of a path whose client adds `/v1` to a base URL that ends in it, as Anthropic's SDKs do to OpenAI's."""
 
 NO_CODINGS = (
     "memd: of transfer codings it reads `chunked` alone, and that from HTTP/1.1 on; send the body as it is, or with"
@@ -153,6 +155,8 @@ class Router:
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
+        if found := _V1_TOO_OFTEN.match(target):
+            target = target[found.end() :]
         api = api_of(request.method, _path(target))
         if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"

@@ -12,6 +12,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
 """The hosts that mean every address of this machine."""
+_ROUTE = re.compile(r"(?:(?<![:/])/+v1)*(?:/chat/completions)?/*$")
+"""The end that an address has too much where it was copied from another program's settings."""
 
 
 def without_credentials(url: str) -> str:
@@ -26,8 +28,8 @@ def basic_authorization(url: str) -> str | None:
 
 
 def base_of(url: str) -> str:
-    """An address of a model server as memd uses it, without `/` or `/v1` at its end."""
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    """An address of a model server as memd uses it, without `/`, `/v1` or `/v1/chat/completions` at its end."""
+    return _ROUTE.sub("", url)
 
 
 def place_of(url: str) -> tuple[str, str, int | None, str]:

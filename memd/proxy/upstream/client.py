@@ -27,6 +27,7 @@ from memd.proxy.upstream.template_probe import Messages, shows_in_place
 from memd.proxy.upstream.window_answers import ModelWindow, models_of
 from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
 from memd.settings.model import Config
+from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.lenient_json import UNREADABLE
@@ -72,7 +73,7 @@ class Upstream:
     """Requests to the model server. Create it inside a running event loop and close it there."""
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.url = config.upstream.address.rstrip("/").removesuffix("/v1").rstrip("/")
+        self.url = base_of(config.upstream.address)
         self.health = Health()
         self.in_flight = 0
         """Requests that it has been given and that have not ended."""
