@@ -347,6 +347,39 @@ async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored() -> None:
     await stage.close()
 
 
+async def test_what_cannot_be_stored_now_is_not_written_into_the_journal_again_and_again() -> None:
+    stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
+    topic = await stage.topics.get("talk")
+    talk(topic.buffer, *LAMP)
+    talk(topic.buffer, *FERRY)
+    stage.embedder.fails = True
+    await stage.archiver.tend_topic(topic)
+    written = stage.files.operations
+    await stage.archiver.tend_topic(topic)
+    assert stage.files.operations == written
+    await stage.close()
+
+
+async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_meanwhile(
+    stage: Stage, topic: Topic
+) -> None:
+    said = [f"{'ua'[n % 2]}:{n} {'and so it went on. ' * 200}" for n in range(16)]
+    left = talk(topic.buffer, *said)
+    async with topic.storing:
+        stage.archiver.store_later(topic, left, len(left))
+        await asyncio.sleep(0)  # its first batch waits for its turn, and behind it
+        talk(topic.buffer, *said[:8], *LAMP)
+        tending = asyncio.ensure_future(stage.archiver.tend_topic(topic))  # the end of the branch that was left
+        await asyncio.sleep(0)
+    await tending
+    assert not topic.buffer.is_open(left)
+    async with asyncio.timeout(60):
+        while len(stage.tasks):  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.01)
+    stored_texts = [entry.content for entry in live_entries(topic)]
+    assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
+
+
 async def test_however_many_conversations_wait_to_be_stored_one_task_stores_them(stage: Stage, topic: Topic) -> None:
     talks = [talk(topic.buffer, f"u:Which number is on berth {n}?", f"a:It is {n}.", session=str(n)) for n in range(40)]
     for one in (*talks, *talks):

@@ -255,8 +255,8 @@ class Archiver:
             if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
         self.store_notes_later(topic)
-        if surplus > 0:
-            await topic.rewrite_journal()
+        if any(not topic.buffer.is_open(conversation) for conversation in conversations[: max(0, surplus)]):
+            await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
         if not topic.unstored():
             topic.cutter.forget_but(())
         self._indexer.look_after(topic)
@@ -298,8 +298,7 @@ class Archiver:
             while waiting:
                 conversation, upto = next(iter(waiting.items()))
                 del waiting[conversation]
-                closing = upto >= conversation.wanted_end
-                if await self._store_batch(topic, conversation, upto, closing=closing) is None:
+                if await self._store_batch(topic, conversation, upto, closing=upto >= conversation.wanted_end) is None:
                     waiting.setdefault(conversation, upto)
         finally:
             del self._waiting[topic.id]
@@ -307,6 +306,8 @@ class Archiver:
     async def _store_batch(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
         """Store the first parts before `upto` (see `parts_of`); None if there are others, False if that failed."""
         async with topic.storing:
+            if not topic.buffer.is_open(conversation):
+                return True  # it was settled meanwhile, and its marks do not move any more
             parts = parts_of(conversation, upto, closing=closing)
             owed = sorted(conversation.owed)
             if not parts and not owed:
