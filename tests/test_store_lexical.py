@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,10 +23,11 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from memd.entries import Draft
 from memd.errors import StoreWriteFailed
 from memd.store.disk import DiskFiles
+from memd.store.files import FileChecksum
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery, TermsCache, _with_term
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
-from memd.store.lexical.stamp import FORMAT
+from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
 from memd.store.tools.verify import verify
@@ -431,6 +435,60 @@ def test_whatever_is_wrong_with_its_files_it_is_built_anew(
     for name, text in IDENTIFIERS.items():
         assert found(topic, text)[0] == text, name
     assert topic.findings == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["cut_while_nobody_asks", "cut_as_soon_as_it_is_written"])
+def test_nothing_but_a_question_reads_files_that_may_be_cut_short_by_then(tmp_path: Path, name: str) -> None:
+    """To read what is mapped into memory and no longer there ends a process with SIGBUS."""
+    code = f"import sys, pathlib, test_store_lexical; test_store_lexical.{name}(pathlib.Path(sys.argv[1]))"
+    tests = Path(__file__).parent
+    paths = os.pathsep.join(str(path) for path in (tests, tests / "support", tests.parent))
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def cut_while_nobody_asks(directory: Path) -> None:
+    topic = filled(directory).topic("talk")
+    topic.index_terms()
+    cut_short(directory / "talk" / "lexical")
+    let_tantivy_look(directory / "other")
+    assert contents(topic, best(topic, "ERR_7421"))[0] == IDENTIFIERS["error"]
+
+
+def cut_as_soon_as_it_is_written(directory: Path) -> None:
+    topic = filled(directory).topic("talk")
+    write = StampedFolder.write
+
+    def write_and_cut(self: StampedFolder, stamp: Stamp, known: Mapping[str, FileChecksum]) -> Stamp:
+        written = write(self, stamp, known)
+        cut_short(self.path)
+        return written
+
+    StampedFolder.write = write_and_cut  # type: ignore[method-assign]  # in a process of its own
+    topic.index_terms()
+    assert contents(topic, best(topic, "ERR_7421"))[0] == IDENTIFIERS["error"]
+
+
+def cut_short(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.suffix not in (".json", ".lock"):
+            path.write_bytes(b"")
+
+
+def let_tantivy_look(folder: Path) -> None:
+    """Return once tantivy's threads have looked whether indexes have changed: twice at this one, which reloads by
+    itself, so that they have looked at each other one in between."""
+    folder.mkdir()
+    index = tantivy.Index(tantivy.SchemaBuilder().add_unsigned_field("number").build(), str(folder))
+    writer = index.writer(15_000_000, 1)
+    for count in (1, 2):
+        writer.add_document(tantivy.Document(number=count))
+        writer.commit()
+        wait_until(lambda count=count: index.searcher().num_docs == count, lambda: "not reloaded")  # type: ignore[misc]
 
 
 def test_an_index_of_another_log_is_not_used(tmp_path: Path) -> None:

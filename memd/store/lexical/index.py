@@ -236,6 +236,8 @@ class LexicalIndex:
         self._is_begun = True
 
     def _use(self, index: tantivy.Index, stamp: Stamp) -> None:
+        index.config_reader("manual")  # else a thread of tantivy's reads new files half a second after each commit, and
+        # if something has cut them short by then, that ends the process: nothing asks before, as a question does
         index.register_tokenizer("terms", _SPLIT)
         self._index, self._postings, self._stamp = index, Postings(index.searcher()), stamp
 
@@ -264,13 +266,14 @@ class LexicalIndex:
                 self._confirm_lock()
                 writer.commit()
             self._index.reload()
+        postings = Postings(self._index.searcher(), self._postings.counts_after(added, removed.values()))
         texts = self._stamp.texts + len(added) - len(removed)
         length = self._stamp.terms + sum(one.length for one in added) - _length(removed)
         upto = _canonical_id(snapshot, batch[-1])
         stamp = Stamp(upto=upto, entries=snapshot.count_upto(upto), texts=texts, terms=length)
-        if self._folder is not None:
+        if self._folder is not None:  # from here on only who has looked at the files' sizes may read them
             stamp = self._folder.write(stamp, self._stamp.files)
-        self._postings = Postings(self._index.searcher(), self._postings.counts_after(added, removed.values()))
+        self._postings = postings
         self._stamp = stamp
 
 
