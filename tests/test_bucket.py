@@ -99,6 +99,47 @@ def test_a_restored_folder_has_the_same_bytes_and_can_be_verified_and_served(sou
         assert live_contents(store.topic("talk")) == chunks(*range(15))
 
 
+def test_indexes_that_the_bucket_has_lost_are_built_again_from_the_log_that_is_restored(source: Source) -> None:
+    source.say(*range(13))
+    source.back_up()
+    first, second = (
+        next(key for key in keys(source.bucket, FILES) if name in key) for name in ("seg_0001.hnsw", "seg_0002.hnsw")
+    )
+    source.bucket.delete([first])
+    source.bucket.put(second, b"damaged")
+    target = source.folder.parent / "restored"
+    report = restore(source.bucket, target, DISK)
+    assert len(report.notes) == 1 and "2 index files cannot be had from the bucket" in report.notes[0]
+    assert report.files == len(files_of(target)) == len(files_of(source.folder)) - 2
+    with closing(open_store(DISK, target)) as store:
+        assert live_contents(store.topic("talk")) == chunks(*range(13))
+        seal_all(store.topic("talk"))
+    assert verify(target, DISK).ok
+
+
+def test_a_start_sends_again_what_the_bucket_has_lost(source: Source) -> None:
+    source.say(*range(13))
+    source.back_up()
+    first, *_, last = keys(source.bucket, FILES)
+    source.bucket.delete([first])
+    source.bucket.put(last, b"cut off")
+    source.store.close()
+    source.restart()
+    source.back_up()
+    assert files_of(restored(source)[0]) == files_of(source.folder)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_log_that_the_bucket_has_lost_is_named(source: Source, is_damaged: bool) -> None:
+    source.say(*range(13))
+    source.back_up()
+    key = next(key for key in keys(source.bucket, FILES) if "seg_0001.bin" in key)
+    source.bucket.put(key, b"damaged") if is_damaged else source.bucket.delete([key])
+    named = rf"restored/talk/segments/seg_0001\.bin: cannot be had from the bucket .*{key}.*memd restore --until"
+    with pytest.raises(StoreError, match=named):
+        restore(source.bucket, source.folder.parent / "restored", DISK)
+
+
 def test_only_what_is_new_is_sent(source: Source) -> None:
     source.say(*range(13))
     source.back_up()

@@ -146,6 +146,12 @@ class Two:
         uuids = [entry.uuid for entry in entries]
         assert self.log.erase(uuids, Erased(at=1, by="test"), Wiper(self.log.claim.files)) == len(entries)
 
+    def lose(self, name: str, *, is_damaged: bool) -> None:
+        """Let the object of a file be missing in the bucket, or changed."""
+        with self._database.connection() as connection:
+            [(key,)] = connection.execute("SELECT key FROM memd_object WHERE name = %s", (name,)).fetchall()
+        self._objects.put(key, b"changed") if is_damaged else self._objects.delete(key)
+
     def on_disk(self) -> bytes:
         """All bytes of the replica's folder."""
         return b"".join(path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file())
@@ -224,6 +230,18 @@ def test_a_replica_that_begins_late_fetches_objects_and_rows(two: Two) -> None:
     two.log.append([draft("last")])
     assert two.contents() == live_contents(two.log)
     assert "segments/seg_0001.bin" in two.source.objects
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_topic_whose_index_the_bucket_has_lost_is_read_without_it(two: Two, is_damaged: bool) -> None:
+    for number in range(2):
+        two.log.append([draft(f"{number}.{i}") for i in range(5)])
+        seal_all(two.log)
+    two.lose("segments/seg_0001.hnsw", is_damaged=is_damaged)
+    assert two.contents() == live_contents(two.log)
+    two.log.append([draft(f"2.{i}") for i in range(5)])
+    seal_all(two.log)
+    assert two.contents() == live_contents(two.log)
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])

@@ -338,6 +338,60 @@ def small_segments(cluster: Cluster, count: int) -> list[str]:
     return contents
 
 
+LOSSES: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "changed": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "cut off": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+}
+
+
+def lose(cluster: Cluster, name: str, how: str) -> str:
+    """Let something happen to the object of a file; its key."""
+    [(key,)] = cluster.rows(f"SELECT key FROM memd_object WHERE name = 'segments/{name}'")
+    left = LOSSES[how](bytes(cluster.objects.get(str(key)).bytes()))
+    cluster.objects.delete(str(key)) if left is None else cluster.objects.put(str(key), left)
+    return str(key)
+
+
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_indexes_that_the_bucket_has_lost_are_built_again_and_put_back(
+    request: pytest.FixtureRequest, how: str, is_encrypted: bool
+) -> None:
+    cluster: Cluster = request.getfixturevalue("encrypted" if is_encrypted else "cluster")
+    log = open_log(cluster.daemon("one"))
+    for number in range(4):
+        log.append([draft(f"{number}.{i}") for i in range(5)])
+        seal_all(log)
+    log.merge([1, 2])
+    contents = live_contents(log)
+    log.close()
+    for name in ("seg_0003.hnsw", "seg_0004.meta", "merged_0001_0002.hnsw"):
+        lose(cluster, name, how)
+    there = open_log(cluster.daemon("two"))
+    assert live_contents(there) == contents and there.unsealed() == [3, 4]
+    seal_all(there)
+    there.close()
+    again = open_log(cluster.daemon("three"))
+    assert again.findings == [] and again.unsealed() == []
+    assert live_contents(again) == contents
+    assert cluster.no_object_is_forgotten()
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_log_that_the_bucket_has_lost_is_named_and_the_topic_is_as_it_was(cluster: Cluster, how: str) -> None:
+    contents = small_segments(cluster, 2)
+    [(key,)] = cluster.rows("SELECT key FROM memd_object WHERE name = 'segments/seg_0001.bin'")
+    before = cluster.objects.get(str(key)).bytes()
+    lose(cluster, "seg_0001.bin", how)
+    shelf = cluster.daemon("two")
+    with pytest.raises(StoreError, match=rf"seg_0001\.bin is nowhere else.*{key}.*put that object back"):
+        shelf.claim(TOPIC)
+    cluster.objects.put(str(key), before)
+    assert live_contents(open_log(shelf)) == contents
+
+
 def test_the_objects_of_a_topic_are_fetched_at_once_and_not_too_many(cluster: Cluster) -> None:
     contents = small_segments(cluster, READS_AT_ONCE)
     cluster.before_read = held_until(READS_AT_ONCE)

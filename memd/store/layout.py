@@ -200,6 +200,11 @@ class TopicLayout:
         return sorted(set(range(1, following)) - set(self.segment_ids(files)) - {active_id})
 
 
+def is_derived(name: str) -> bool:
+    """Whether a file of a topic, by its name, is built from the log: columns of a segment, or an index over some."""
+    return name.endswith((".meta", ".hnsw"))
+
+
 def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
     """Return the full segments on disk that an `active.bin` read before does not contain.
 

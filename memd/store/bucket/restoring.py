@@ -3,7 +3,8 @@
 Rule: the folder is new, empty, or one whose restoration was interrupted: what is in it by then is compared and kept. As
 long as it is not whole it has a mark, and nothing serves from it. Each file is checked before it gets its name. Of a
 topic from which something was erased later than the time that is asked for, the first state after that is taken: what
-it was before is gone. The ledger of erasures is always the latest.
+it was before is gone. The ledger of erasures is always the latest. Indexes that the bucket has lost are left out:
+the daemon builds them again.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import BadQuestion, CorruptFile, DiskFull, StoreError
+from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError
 from memd.store.bucket.catalog import READERS, Catalog, Rounds
 from memd.store.bucket.format import IDENTITY_KEY, KnownFile, RoundName, Stretch
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
 from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
-from memd.store.layout import BUCKET_NAME, ERASURES_NAME, RESTORING_NAME
+from memd.store.layout import BUCKET_NAME, ERASURES_NAME, RESTORING_NAME, is_derived
 from memd.wording import counted, day_and_time
 
 _WHOLE_BYTES = 256 << 10
@@ -81,8 +82,10 @@ def restore(
     files.remove(target / RESTORING_NAME)
     files.sync_directory(target)
     topics = sum(bool(folder) for folder in catalog.topics)
-    size = sum(file.size for file in plan.values())
-    return RestoreReport(at=last.at, topics=topics, files=len(plan), bytes=size, kept=run.kept, notes=notes)
+    if run.left_out:
+        told = counted(len(run.left_out), "index file")
+        notes.append(f"{told} cannot be had from the bucket and will be built again from the log ({run.left_out[0]})")
+    return RestoreReport(at=last.at, topics=topics, files=run.count, bytes=run.bytes, kept=run.kept, notes=notes)
 
 
 def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
@@ -167,7 +170,9 @@ class _Restoration:
         self._pieces = _Pieces(bucket, {name.key: name.size for name in rounds.names})
         self._lock = threading.Lock()
         self._done, self._total = 0, sum(file.size for file in plan.values())
-        self.kept = 0
+        self.kept = self.count = self.bytes = 0
+        self.left_out: list[str] = []
+        """Why, of each."""
 
     def make_folders(self, target: Path) -> None:
         """Make the folders of the plan; the disk must have room for what is in it."""
@@ -205,23 +210,41 @@ class _Restoration:
     def _file(self, path: Path) -> None:
         known, files = self._plan[path], self._files
         is_there = files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc
+        lost: list[str] = []
         if not is_there:
-            temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-            crc = 0
-            with only_whole(files, temporary):
-                with closing(files.create(temporary)) as appender:
-                    for data in self._pieces.of(known):
-                        crc = zlib.crc32(data, crc)
-                        appender.write(data)
-                    appender.sync()
-                if crc != known.crc or files.size(temporary) != known.size:
-                    raise CorruptFile(f"{path.name}: is damaged in the bucket; restore to another time with --until")
-                files.rename(temporary, path)
-            files.sync_directory(path.parent)
+            try:
+                self._fetch(path, known)
+            except (ObjectMissing, CorruptFile) as error:
+                reason = str(error).rpartition("; ")[0]
+                if not is_derived(path.name):
+                    raise type(error)(
+                        f"{path}: cannot be had from the bucket ({reason}); bring that object back from an older "
+                        "version or a copy of the bucket, or restore to a time before (memd restore --until)"
+                    ) from error
+                files.remove(path)
+                lost.append(reason)
         with self._lock:
+            self.left_out += lost
+            self.count += not lost
+            self.bytes += 0 if lost else known.size
             self.kept += is_there
             self._done += known.size
             self._tell(self._done, self._total)
+
+    def _fetch(self, path: Path, known: KnownFile) -> None:
+        files, crc = self._files, 0
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        with only_whole(files, temporary):
+            with closing(files.create(temporary)) as appender:
+                for data in self._pieces.of(known):
+                    crc = zlib.crc32(data, crc)
+                    appender.write(data)
+                appender.sync()
+            if crc != known.crc or files.size(temporary) != known.size:
+                key = next((one.key for one in known.extents), "")
+                raise CorruptFile(f"{self._pieces.url}/{key}: is damaged; restore to another time")
+            files.rename(temporary, path)
+        files.sync_directory(path.parent)
 
 
 class _Pieces:
@@ -229,6 +252,7 @@ class _Pieces:
 
     def __init__(self, bucket: Bucket, sizes: dict[str, int]) -> None:
         self._bucket, self._sizes = bucket, sizes
+        self.url = bucket.url
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()

@@ -358,10 +358,25 @@ class BucketWriter:
         whole = [False]
         try:
             if last is not None:
-                return rounds.catalog(last, lambda header: whole.append(header.is_whole)), whole[-1]
+                catalog = rounds.catalog(last, lambda header: whole.append(header.is_whole))
+                self._leave_out_lost(catalog, rounds)
+                return catalog, whole[-1]
         except (CorruptFile, ObjectMissing) as error:
             log.warning("the backup is begun anew, as a part of it is missing", extra={"error": error})
         return Catalog(), False
+
+    def _leave_out_lost(self, catalog: Catalog, rounds: Rounds) -> None:
+        """Forget files whose objects are gone, or shorter than they were: the next rounds send them again."""
+        sizes = {one.key: one.size for one in rounds.every} | {one.key: one.size for one in self.bucket.listed(FILES)}
+        for folder in list(catalog.topics):
+            files = catalog.files(folder)
+            is_there = {
+                name: all(one.offset + one.length <= sizes.get(one.key, 0) for one in file.extents)
+                for name, file in files.items()
+            }
+            if lost := [name for name, there in is_there.items() if not there]:
+                log.warning("the bucket has lost files; they are sent again", extra={"topic": folder, "files": lost})
+                catalog.put(folder, {name: file for name, file in files.items() if is_there[name]})
 
     def _owner(self) -> Owner | None:
         found = self.bucket.get(OWNER_KEY)

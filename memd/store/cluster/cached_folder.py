@@ -4,7 +4,8 @@ Rule: `make_equal` leaves each file as it is kept. It believes that a file is th
 the note beside it says so, the manifest still names the same object, whose key is never used twice, and neither size
 nor time of change are others since. So whatever writes to a file, or is interrupted in it, makes it be read and
 compared; only a disk that changes bytes by itself does not, and that is found as it is without a cluster, by the
-checksums of what is read. A file is durable before it is noted, not when it is fetched.
+checksums of what is read. A file is durable before it is noted, not when it is fetched. An index that is lost costs its
+topic nothing but time, as it is built from the log; the log itself is nowhere else.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile, StoreError
+from memd.errors import CorruptFile, ObjectMissing, StoreError
 from memd.store.cluster.kept import KeptFile, KeptObject, segment_in
 from memd.store.cluster.reading_ahead import ReadObject, read_ahead
 from memd.store.disk import LocalDisk
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole
-from memd.store.layout import TopicLayout
+from memd.store.layout import TopicLayout, is_derived
 from memd.store.log.recovery import torn_files
 from memd.store.log.segment import read_header
 
@@ -47,11 +48,15 @@ class CachedFolder:
         self._layout = layout
         self._wiper = Wiper(files)
 
-    def make_equal(self, kept: Mapping[Path, KeptFile], read: ReadObject) -> None:
+    def make_equal(self, kept: Mapping[Path, KeptFile], read: ReadObject) -> list[StoreError]:
         """Make the folder equal to what is kept. What it loses may have been erased elsewhere, and is overwritten.
 
+        Returns:
+            Why files are left out: their objects are missing or damaged, and whoever opens the topic builds them again.
+
         Raises:
-            CorruptFile: an object is not what the manifest says.
+            ObjectMissing: the object of a file is missing that nothing else has.
+            CorruptFile: it is not what the manifest says.
             StoreError: the bucket cannot be read, or the folder not be written.
         """
         files, layout, noted = self._files, self._layout, self._noted()
@@ -66,14 +71,22 @@ class CachedFolder:
         missing = {
             path: one for path, one in kept.items() if not self._is_equal(path, one, noted.get(self._name(path)))
         }
+        left_out: list[StoreError] = []
         with read_ahead([one.first for one in missing.values() if one.first is not None], read) as ahead:
             for path, one in missing.items():
-                has_lost |= not self._fetch(path, one, ahead) and self._is_log(path)
+                try:
+                    has_lost |= not self._fetch(path, one, ahead) and self._is_log(path)
+                except (ObjectMissing, CorruptFile) as error:
+                    if not is_derived(path.name):
+                        raise type(error)(self._lost(path, error)) from error
+                    left_out.append(error)
+                    self._wiper.wipe(path)
         if has_lost:
             for name in files.names(layout.lexical):
                 self._wiper.wipe(layout.lexical / name)
         for folder in (layout.segments, layout.directory, layout.data_dir):
             files.sync_directory(folder)
+        return left_out
 
     def note(self, objects: Mapping[Path, KeptObject]) -> None:
         """Note which files are equal to their objects. Without the note they are compared, so no error is one."""
@@ -124,9 +137,8 @@ class CachedFolder:
                     crc_before = zlib.crc32(piece[: max(0, (before or 0) - size)], crc_before)
                     crc, size = zlib.crc32(piece, crc), size + len(piece)
             if FileChecksum(size, crc) != kept.checksum:
-                raise CorruptFile(
-                    f"{path.name}: its object in the bucket does not match its checksum; restore the bucket"
-                )
+                place = "its object" if kept.first is None else f"the object {kept.first.key}"
+                raise CorruptFile(f"{path.name}: {place} in the bucket does not match its checksum; restore the bucket")
         if before is None:
             files.rename(temporary, path)
             return True
@@ -140,6 +152,14 @@ class CachedFolder:
         full = None if header is None or header.segment_id < 1 else self._layout.bin(header.segment_id)
         if full is not None and full in kept and self._files.size(full) is None:
             self._files.rename(self._layout.active, full)
+
+    def _lost(self, path: Path, error: StoreError) -> str:
+        """The words about a file that is lost and cannot be built again."""
+        return (
+            f"topic {self._layout.topic_id}: {self._name(path)} is nowhere else, and cannot be had from the bucket "
+            f"({str(error).rpartition('; ')[0]}); put that object back, from an older version or a copy of the bucket, "
+            "or from the data_dir of a daemon that had the topic"
+        )
 
     def _is_log(self, path: Path) -> bool:
         return path == self._layout.active or segment_in(path.name) is not None

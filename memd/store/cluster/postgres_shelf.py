@@ -7,6 +7,7 @@ made equal to what is kept. So it must never have been anything else (`memd.clus
 
 from __future__ import annotations
 
+import logging
 import uuid
 import zlib
 from collections.abc import Collection, Iterator
@@ -41,6 +42,8 @@ from memd.store.files import FileChecksum, replace_file
 from memd.store.layout import CLUSTER_NAME, FORBIDDEN, TopicLayout, topic_names_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.shelf import Claim, Heads, Position, Stream
+
+log = logging.getLogger("memd")
 
 MOVER = "memd move"
 """Begins what `memd move` has in the place of a URL: it answers nobody."""
@@ -110,7 +113,10 @@ class PostgresShelf:
         try:
             kept, garbage = self._database.ask(lambda connection: self._kept(connection, topic, granted.ends))
             cache = self._cached.claim(topic_id)
-            CachedFolder(self._files, cache.layout).make_equal(kept.files(cache.layout), self._objects.pieces)
+            folder = CachedFolder(self._files, cache.layout)
+            for lost in folder.make_equal(kept.files(cache.layout), self._objects.pieces):
+                said = "an index is lost in the bucket; it is built again from the log"
+                log.warning(said, extra={"topic": topic_id, "error": lost})
         except BaseException:
             with suppress(StoreError):
                 topic.release()

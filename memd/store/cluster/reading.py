@@ -87,8 +87,8 @@ def _fetch(database: Database, bucket: Bucket, keys: ClusterKeys, files: LocalDi
     for left in reversed(range(_TRIES)):
         kept = database.ask(lambda connection: _kept(connection, layout.topic_id, keys))
         try:
-            CachedFolder(files, layout).make_equal(kept.files(layout), objects.pieces)
-            break
+            if not CachedFolder(files, layout).make_equal(kept.files(layout), objects.pieces) or not left:
+                break
         except ObjectMissing:  # it was replaced meanwhile
             if not left:
                 raise

@@ -24,7 +24,7 @@ from memd.store.cluster.replica_log import ReplicaLog
 from memd.store.disk import LocalDisk
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of
-from memd.store.layout import REPLICA_NAME, TopicLayout, replicas_dir
+from memd.store.layout import REPLICA_NAME, TopicLayout, is_derived, replicas_dir
 from memd.store.local_shelf import LocalShelf
 from memd.store.log.format import HEADER_BYTES
 from memd.store.log.journal import payloads_in
@@ -236,7 +236,13 @@ class Replica:
             missing = {path: one for path, one in new.items() if not fetched.has(path, one.checksum)}
             with read_ahead(missing.values(), self._source.pieces) as ahead:
                 for path, one in missing.items():
-                    fetched.add(path, one.checksum, ahead(one))
+                    try:
+                        fetched.add(path, one.checksum, ahead(one))
+                    except (ObjectMissing, CorruptFile):
+                        if not is_derived(path.name):
+                            raise
+                        fetched.leave_out(path)  # it is searched without, until its owner has built it again
+                        del keys[one.name]
             full = self._fetch_full(fetched, listing, heads)
             end = self._fetch_active(fetched, listing, heads)
             now = self._source.heads([self._topic]).get(self._topic)
@@ -331,6 +337,12 @@ class _Fetched:
         if before is not None and path.suffix == ".bin":
             is_longer = before.bytes <= checksum.bytes and checksum_of(files, temporary, before.bytes) == before
             self.has_erased |= not is_longer
+
+    def leave_out(self, path: Path) -> None:
+        """Do without a file, whatever is in its place."""
+        self.kept.discard(path)
+        if (temporary := self._beside.pop(path, None)) is not None:
+            self._files.remove(temporary)
 
     def write(self, path: Path, *pieces: bytes) -> FileChecksum:
         """Write a file, not durably."""
