@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from histories import conversation_of, said
 from hypothesis import given
@@ -18,7 +16,6 @@ from memd.conversation.compaction import (
     contiguous,
     cut_positions,
     departure,
-    distinct,
     finished_end,
     is_stored_kind,
     part_starts,
@@ -317,23 +314,6 @@ def test_what_is_finished_is_never_before_what_was_left_out() -> None:
 )
 def test_empty_messages_and_instructions_are_not_remembered(message: Message, stored: bool) -> None:
     assert is_stored_kind(message) is stored
-
-
-# -- duplicates -------------------------------------------------------------------------------------------------------
-
-
-def unit(*angles: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.array([[np.cos(angle), np.sin(angle)] for angle in angles], dtype=np.float32).reshape(-1, 2)
-
-
-def test_of_vectors_that_say_the_same_the_first_is_kept() -> None:
-    assert distinct(unit(0, 1, 0.01, 1.01, 2), 0.99) == [0, 1, 0, 1, 4]
-    assert distinct(unit(), 0.99) == []
-
-
-def test_a_chain_of_similar_vectors_is_compared_with_those_that_are_kept() -> None:
-    # 0.1 is near both its neighbours, but 0.2 is not near 0: it is kept, as nothing that is kept says the same.
-    assert distinct(unit(0, 0.1, 0.2, 0.3), 0.99) == [0, 0, 2, 2]
 
 
 def test_positions_are_grouped_where_they_are_neighbours() -> None:

@@ -170,7 +170,7 @@ def test_a_result_longer_than_the_window_is_recalled_from_in_the_same_step(
 
 
 def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(played: Played) -> None:
-    """The logs are nearly the same, and of what says the same one is stored."""
+    """The logs are nearly the same: each is stored."""
     daemon = played.daemon
     lines = [message["content"] for prompt in map(json.loads, played.upstream.prompts) for message in prompt]
     named = [re.findall(r"mem:(\w+)", line) for line in lines if line and line.startswith("[memd: ")]

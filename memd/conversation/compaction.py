@@ -17,8 +17,6 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from memd.conversation.conversation import Conversation, Line, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
@@ -320,22 +318,6 @@ def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:
     shown = " ".join(f"mem:{chunk_id}" for chunk_id in chunk_ids[:LINE_IDS_MAX])
     more = f" and {len(chunk_ids) - LINE_IDS_MAX} more" if len(chunk_ids) > LINE_IDS_MAX else ""
     return f"[memd: {tokens:,} tokens of this result are in memory{' as ' if shown else ''}{shown}{more}]"
-
-
-def distinct(vectors: NDArray[np.float32], cosine: float) -> list[int]:
-    """For each of a batch's vectors the index of the first one that says the same: its own, if none before it does.
-
-    Args:
-        vectors: unit vectors, shape `(n, dimension)`.
-        cosine: from which similarity on two count as the same.
-    """
-    firsts: list[int] = []
-    is_first = np.ones(len(vectors), dtype=bool)
-    for index, vector in enumerate(vectors):  # row by row: n × n cosines of a long history would be gigabytes
-        same = np.flatnonzero((vectors[:index] @ vector >= cosine) & is_first[:index])
-        is_first[index] = same.size == 0
-        firsts.append(index if same.size == 0 else int(same[0]))
-    return firsts
 
 
 def part_starts(messages: Sequence[Message | None]) -> list[int]:

@@ -1,7 +1,7 @@
 """From text to drafts that can be appended: the part that a compaction, `memd import` and other sources have in common.
 
 Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
-their exact text, and of chunks that say the same within one batch all but the first. Drafts come out redacted.
+their exact text, and of chunks that have the same words within one batch all but the first. Drafts come out redacted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
+from memd.ingest.copies import firsts_of
 from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
@@ -159,7 +160,7 @@ class Drafter:
         if not new:
             return []
         vectors = self.embed_many([draft.embedded_text for draft in new])
-        firsts = compaction.distinct(vectors, self._same_cosine(self._dedupe_cosine))
+        firsts = firsts_of(new, vectors, self._same_cosine(self._dedupe_cosine))
         firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
         known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
         for draft, first in zip(new, firsts, strict=True):

@@ -135,7 +135,7 @@ class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Leaving out repetitions within one compaction."""
 
     cosine: Annotated[float, Meta(ge=0.5, le=1)] = 0.99
-    """Chunks at least this similar count as the same; the first is kept."""
+    """Chunks with the same words count as the same if they are at least this similar; the first is kept."""
 
 
 class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
