@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_until
-from recording_upstream import RecordingUpstream, streamed
+from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
+
+from memd.proxy.stopping import AT_ONCE
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
 
@@ -47,6 +49,26 @@ def test_a_stream_in_flight_is_finished_before_the_end(
         assert stream.ended_properly
     assert text_of(seen) == "Onetwothree."
     assert daemon.wait() == 0
+
+
+def test_a_second_ctrl_c_ends_the_daemon_at_once_and_says_what_is_kept(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, GRACE).start()
+    daemon.chat([said("The spare key hangs behind the barometer.")])
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("One two three.", gate)
+    with daemon.stream([said("Count.")]) as stream:
+        next(iter(stream))
+        daemon.send_signal(signal.SIGINT)
+        wait_until(lambda: "stopping after replies in flight" in daemon.log.read_text(), lambda: repr(daemon))
+        daemon.send_signal(signal.SIGINT)
+        assert daemon.wait() == 128 + signal.SIGINT
+    gate.set()
+    assert daemon.log.read_text().endswith(AT_ONCE)
+    upstream.answer = chat_answer
+    answer = daemon.start().chat([said("Where does the spare key hang?")])
+    assert answer.headers["X-Memory-Status"] == "injected"
 
 
 def test_a_stream_that_outlasts_the_grace_is_cut_and_never_ended_as_if_it_were_whole(

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import ssl
 import sys
 import time
@@ -43,6 +42,7 @@ from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, owners_of, router_of
 from memd.proxy.relay import Relayed
+from memd.proxy.stopping import Signals
 from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.facts import ASK_SECONDS, window_unknown
@@ -230,7 +230,6 @@ def serve(config: Config, model: Path | None = None, auth_source: AuthSource | N
 async def _serve(config: Config, model: Path | None, auth_source: AuthSource | None) -> None:
     started = time.perf_counter()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     main = asyncio.current_task()
     assert main is not None
     starting = True
@@ -240,8 +239,7 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
         if starting:
             main.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+    Signals(interrupt)
     try:
         async with running(config, model, auth_source=auth_source) as daemon:
             starting = False
@@ -250,7 +248,8 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
             if config.auth.is_short:
                 log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")
             await _until(stop, daemon.topics)
-            log.info("stopping after replies in flight", extra={"seconds_max": config.shutdown.grace_seconds})
+            grace = {"seconds_max": config.shutdown.grace_seconds}
+            log.info("stopping after replies in flight; a second Ctrl-C ends memd at once", extra=grace)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
