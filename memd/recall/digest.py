@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
+from memd.patterns import late_pattern
 from memd.recall.days import day_of
 from memd.store.lexical.analyzer import analyze_query, is_stopword, language_of_text
 from memd.store.lexical.languages import fold, function_words
@@ -39,7 +40,7 @@ Z_MIN = 1.0
 DAYS_MAX = 14
 """With `auto` a longer time is told by weeks."""
 _NO_END = r"(?<!\b(?:Dr|Mr|Ms|St|Nr)(?=\.))(?<!\bMrs(?=\.))"
-_SENTENCE = re.compile(
+_SENTENCE = late_pattern(
     rf"[^\s.!?。！？؟।][^!?。！？؟।\n]*?(?:{_NO_END}[.!?؟]+(?=\s|$)|[。！？।]+|$|(?=\n)|(?P<inside>[!?؟]))",
     re.MULTILINE,
 )
@@ -47,8 +48,8 @@ _SENTENCE = re.compile(
 _SIGNS = "\u0300-\u036f\u064b-\u0652\u0670\u0900-\u0963\u0971-\u0d7f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
 """Accents and vowel signs, which are no letters to `re`."""
 _LETTER = rf"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]|[{_SIGNS}])"
-_LETTERS = re.compile(rf"[^\W\d_]|[{_SIGNS}]")
-_WORD = re.compile(rf"{_LETTER}{{3,}}(?:['’-]{_LETTER}+)*|[\u30a1-\u30ff]{{2,}}|[\u3400-\u9fff]{{2}}")
+_LETTERS = late_pattern(rf"[^\W\d_]|[{_SIGNS}]")
+_WORD = late_pattern(rf"{_LETTER}{{3,}}(?:['’-]{_LETTER}+)*|[\u30a1-\u30ff]{{2,}}|[\u3400-\u9fff]{{2}}")
 
 
 class KeySentence(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from memd.entries import ChunkState
+from memd.patterns import late_pattern
 from memd.recall.neutralising import as_searched
 
 CHARACTERS_MAX = 50_000
@@ -163,10 +164,10 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         r"\b(?:you (?:must|should|are)|must|ignore|please|do not|always)\b",
     ),
 )
-_COMPILED = [(label, needed, re.compile(pattern, re.IGNORECASE)) for label, needed, pattern in _PATTERNS]
+_COMPILED = [(label, needed, late_pattern(pattern, re.IGNORECASE)) for label, needed, pattern in _PATTERNS]
 _IN_ASCII = [(label, found, one) for label, needed, one in _COMPILED if (found := [*filter(str.isascii, needed)])]
 # Characters that nobody sees, as many as letters are: tags (but in flags), variation selectors, zero width; reordering.
-_UNSEEN = re.compile(
+_UNSEEN = late_pattern(
     "(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007e]{3}|[\ufe00-\ufe0f\U000e0100-\U000e01ef]{4}"
     "|[\u200b-\u200d\u2060-\u2064\ufeff]{6}|[\u202d\u202e]"
 )

@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from memd.patterns import late_pattern
+
 _ROLES = "user|assistant|system|tool|developer|function|human|ai"
 _TOOLS = r"(?:tools?|functions?)(?:[_-]?(?:calls?|responses?|results?|outputs?|use|def_sep|sep))?"
 _NAMES = "|".join(
@@ -36,7 +38,7 @@ _BRACKETED = (
 )
 # What chat templates and tokenizers of common models write around messages, and memd's own markers. llama.cpp parses
 # such text inside messages as control tokens. tests/test_neutralising.py holds it against the templates it ships.
-_CONTROL = re.compile(
+_CONTROL = late_pattern(
     r"<(?=/?\|[^\s<>|][^\s<>]{0,59}>"  # <|im_start|> of most, <｜User｜> of DeepSeek, <|turn> of Gemma 4
     r"|/?\|\w{1,20}\|\w|[a-z_]{1,40}\|>"  # <｜DSML｜invoke name= of DeepSeek, <turn|> of Gemma 4
     rf"|/?(?:{_NAMES})>"
@@ -46,14 +48,14 @@ _CONTROL = re.compile(
     r"|e~\[|/?(?i:memory)\]|(?i:memd?):)"  # MiniMax; memd
     r"|\](?=~!?[a-z]{1,8}[\[\]]|<\][a-z]{1,20}\[>\[|(?:minimax|image|video)\[)"  # MiniMax: ]~b]user
 )
-_SPEAKS = re.compile(
+_SPEAKS = late_pattern(
     rf"^[ \t]*+(?P<begin>(?:#{{1,6}}[ \t]*+)?[*_]{{0,3}}+(?:{_ROLES})[*_]{{0,3}}+[ \t]*+"
     r"(?:\([^\n]{0,80}\)[ \t]*+)?[*_]{0,3}+[ \t]*+:"  # user (ann):
     r"|-{2,3}[ \t]*+(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?[ \t]*+\d{4}-|\d{4}-\d\d-\d\d[ \t]*+-{2}))",
     re.IGNORECASE | re.MULTILINE,
 )
 # Control characters but for white space, and those of Unicode that are drawn as nothing.
-_UNSEEN = re.compile(
+_UNSEEN = late_pattern(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
@@ -81,7 +83,9 @@ def _plain_characters() -> dict[int, str]:
 
 _PLAIN = _plain_characters()
 # The letters of mathematics as a range: a class with many characters beyond 0xffff is searched one by one.
-_ALIKE_ONES = re.compile(f"[{re.escape(''.join(chr(code) for code in _PLAIN if code < 0x10000))}\U0001d400-\U0001d7ff]")
+_ALIKE_ONES = late_pattern(
+    f"[{re.escape(''.join(chr(code) for code in _PLAIN if code < 0x10000))}\U0001d400-\U0001d7ff]"
+)
 
 
 def plain(text: str) -> str:

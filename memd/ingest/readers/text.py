@@ -8,8 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 
-from markdown_it import MarkdownIt
-
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.formats import MARKDOWN, suffix_of
@@ -48,6 +46,8 @@ def decoded(content: bytes) -> str:
 
 def _by_headings(text: str) -> list[GivenSection]:
     """The text between headings, each below the headings that it stands under; a heading itself is no text."""
+    from markdown_it import MarkdownIt  # it takes long to import, and most daemons read no Markdown
+
     sections: list[GivenSection] = []
     if front := _FRONT_MATTER.match(text):  # Markdown would take its last line for a heading
         sections, text = [GivenSection((), front[1].strip())], text[front.end() :]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from memd.patterns import late_pattern
+
 REFUSED_CHARACTERS_MAX = 200
 """A longer value is a secret whatever it looks like."""
 VALUE_CHARACTERS_MIN = 4
@@ -20,7 +22,7 @@ _PATH_CHARACTERS_MAX = 24  # of something like settings.oauth2.password; a token
 _PATH_DIGITS_MAX = 3  # ... or has more digits; a longer path has none
 _FLAG_CHARACTERS_MAX = 48
 
-_KEY = re.compile(
+_KEY = late_pattern(
     r"(?P<key>(?P<password>pass(?:word|wd|phrase|code)|passwort|kennwort|(?<![a-z])pwd|(?<=[_-])pass|\bpass(?==))"
     r"|secret|token|api[_-]?key|credentials?"
     r"|(?:access|auth|private|secret|signing|encryption|master|account|license|subscription|service|storage|shared)"
@@ -32,37 +34,37 @@ _KEY = re.compile(
     re.IGNORECASE,
 )
 # A key begins so, in lower case: found in a twentieth of the time that looking for `_KEY` takes.
-_KEY_BEGINS = re.compile(
+_KEY_BEGINS = late_pattern(
     "pass|pwd|kennwort|secret|token|credential|api[_-]?key"
     "|(?:access|auth|private|signing|encryption|master|account|license|subscription|service|storage|shared)[_-]?key"
 )
-_QUOTE = re.compile(r"[bfruBFRU]{0,2}(?P<escapes>\\{0,15})(?P<quote>[\"'`])")
-_UNQUOTED = re.compile(
+_QUOTE = late_pattern(r"[bfruBFRU]{0,2}(?P<escapes>\\{0,15})(?P<quote>[\"'`])")
+_UNQUOTED = late_pattern(
     r"(?:[^\s\"'`\\<>,;&)\]}|]|\\(?![\"'nrtbfu/])"
     # These belong to it unless they end it: in front of the next parameter, of white space, or of their like.
     r"|[,;&)\]}|](?![\s\"'`\\,;&)\]}|<]|\Z|[\w-]{1,30}[=:]))*+"
 )
-_CLOSINGS = {char: re.compile(rf"(?<!\\)(?P<escapes>\\*+)(?:(?P<quote>{char})|\n)") for char in "\"'`"}
+_CLOSINGS = {char: late_pattern(rf"(?<!\\)(?P<escapes>\\*+)(?:(?P<quote>{char})|\n)") for char in "\"'`"}
 
-_PLACEHOLDER = re.compile(
+_PLACEHOLDER = late_pattern(
     r"\$?\{++[^{}]*+\}++|\$\([^()]*+\)?|\$(?:[A-Z_][A-Z0-9_]*+|[a-z_]++)|<[^<>]*+>|%\(?\w*+\)?[sd]?|%\w++%"
     r"|[*•.xX_-]++|\[redacted:[^\]]*+\].*+"
 )
-_WORD = re.compile(
+_WORD = late_pattern(
     r"(?:no(?:ne|t|pe)?|null|nil|nan|undefined|true|false|yes|str(?:ing)?|int(?:eger)?|number|bytes?|bool(?:ean)?|any"
     r"|object|optional|required|unknown|void|char|text|varchar|secretstr|self|this|await|new|typing|lambda|function"
     r"|\w*(?:pass(?:word|wd|phrase)?|pwd|secret|token|key|credentials?))[!?.:]*",
     re.IGNORECASE,
 )
-_IDENTIFIER = re.compile(r"[A-Za-z_$][A-Za-z_$]*+")
-_PATH = re.compile(r"[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)++")
-_CALL = re.compile(r"(?:[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)*+)?[(\[{]")
-_NUMBER = re.compile(r"[0-9]++(?:\.[0-9]++)")
-_FLAG = re.compile(r"(?:--[\w-]*|(?:^|[^\w-])-[\w-]*)$")
-_COMPLAINT = re.compile(
+_IDENTIFIER = late_pattern(r"[A-Za-z_$][A-Za-z_$]*+")
+_PATH = late_pattern(r"[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)++")
+_CALL = late_pattern(r"(?:[A-Za-z_$][\w$]*+(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*+)*+)?[(\[{]")
+_NUMBER = late_pattern(r"[0-9]++(?:\.[0-9]++)")
+_FLAG = late_pattern(r"(?:--[\w-]*|(?:^|[^\w-])-[\w-]*)$")
+_COMPLAINT = late_pattern(
     r"(?:invalid|expired|wrong|missing|incorrect|bad|forgot(?:ten)?|confirm|repeat|reset|change)[ _-]?\Z", re.IGNORECASE
 )
-_IN_CODE_MARKS = re.compile(r"`[\w.-]*+\Z")
+_IN_CODE_MARKS = late_pattern(r"`[\w.-]*+\Z")
 _SPACES = " \t"
 
 

@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from memd.ingest.redaction.spans import Span, apart
 from memd.ingest.redaction.told import told
 from memd.ingest.redaction.written_out import written_out
+from memd.patterns import late_pattern
 
 _COMMAND_CHARACTERS_MAX = 1_000
 """A flag belongs to a command that stands so far before it, at most."""
 _NEXT = r"(?:[ \t\r\n]|\\{1,8}[nrt]){1,40}+"
 _QUOTED = r"(?:\\{0,3}[\"'])"
 # A user and a password: of curl and its like, of Docker's and npm's files, of netrc and NuGet. A variable is none.
-_FLAGS = re.compile(
+_FLAGS = late_pattern(
     rf"(?<![\w-])(?:-u|-U|-a|--user|--proxy-user|--auth)(?:=|[ \t]{{0,4}}){_QUOTED}?"
     r"(?:[^\s:\"'\\$]{1,80}:|:)(?P<secret>(?![/$<{\\])[^\s\"'\\]{2,})"
 )
 _FLAGS_OF = ("curl", "http ", "https ", "wget", "xh ")
-_SHORT_FLAGS = re.compile(rf"(?<![\w-])-[pa][ \t]{{0,4}}{_QUOTED}?(?P<secret>(?![-/$<{{\\])[^\s\"'\\]{{4,}})")
+_SHORT_FLAGS = late_pattern(rf"(?<![\w-])-[pa][ \t]{{0,4}}{_QUOTED}?(?P<secret>(?![-/$<{{\\])[^\s\"'\\]{{4,}})")
 _SHORT_FLAGS_OF = ("sshpass", "docker login", "podman login", "mysql", "redis-cli", "mongo", "az login")
-_FILES = re.compile(
+_FILES = late_pattern(
     rf"(?:machine{_NEXT}[^\s\\]{{1,200}}|default){_NEXT}login{_NEXT}[^\s\\]{{1,200}}{_NEXT}password{_NEXT}"
     r"(?P<netrc>[^\s\\\"']{2,})"
     r"|\\{0,3}\"(?:auth|identitytoken|registrytoken)\\{0,3}\"[ \t]{0,4}:[ \t]{0,4}\\{0,3}\""
@@ -35,13 +36,13 @@ _FILES = re.compile(
 )
 _WORDS_OF_FILES = ("login ", "login\t", '"auth', 'auth\\"', 'token"', "_auth", "<add")
 
-_HEADERS = re.compile(
+_HEADERS = late_pattern(
     rf"\b(?:set-)?cookies?{_QUOTED}?[ \t]{{0,4}}[:=][ \t]{{0,4}}{_QUOTED}?"
     r"(?P<secret>[!#$%&*+.^_`|~0-9A-Za-z-]{1,80}=(?![ \t])[^\s\"'\\;]{8,}+"
     r"(?:;[ \t]{0,2}[^\"'\\\r\n;]{1,4096}+){0,50}+)",
     re.IGNORECASE,
 )
-_SESSIONS = re.compile(  # in lower case
+_SESSIONS = late_pattern(  # in lower case
     r"(?:sess(?:ion)?(?:[_.-]?(?:id|key|token))?|(?<![a-z])sid|remember_(?:me|user)_?\w{0,20}|cf_clearance|(?<![a-z])li_at)"
     rf"{_QUOTED}?[ \t]{{0,2}}[:=][ \t]{{0,2}}{_QUOTED}?"
     r"(?P<secret>(?=[a-z_%.-]{0,60}[0-9])(?=[0-9_%.-]{0,60}[a-z])[a-z0-9_%.+/-]{20,}+)(?![(\[])"

@@ -15,6 +15,7 @@ from memd.ingest.redaction.assignments import assigned_secrets
 from memd.ingest.redaction.logins import cookies, logins
 from memd.ingest.redaction.spans import Find, Span, apart
 from memd.ingest.redaction.vendor_keys import vendor_keys
+from memd.patterns import late_pattern
 
 SECRET_GROUP = "secret"  # noqa: S105  # a name
 """A pattern with a group of this name means that group alone; without one it means all that it matches."""
@@ -23,45 +24,45 @@ CARD_DIGITS_MIN, CARD_DIGITS_MAX = 13, 19
 _KEY_CHARACTERS_MAX = 65_536  # of a private key whose beginning is missing
 
 # Where a run of a token's characters begins, its first "eyJ" (the beginning of every JSON object in base64).
-_JWT = re.compile(
+_JWT = late_pattern(
     r"(?<![A-Za-z0-9_-])(?>[A-Za-z0-9_-]*?(?=eyJ))"
     r"(?P<secret>eyJ[A-Za-z0-9_-]{6,}+\."
     r"(?:eyJ[A-Za-z0-9_-]{6,}+(?:\.[A-Za-z0-9_-]++)?+|[A-Za-z0-9_-]*+\.[A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++){0,2}+))"
 )
-_BEARER = re.compile(
+_BEARER = late_pattern(
     r"authorization[\"'\\]{0,4}[ \t]{0,4}[:=][ \t]{0,4}[\"'\\]{0,4}(?:(?:bearer|basic|token|apikey|bot|pat)[ \t]{1,4}"
     r"(?P<secret>[A-Za-z0-9._~+/=-]++)"
     r"|(?:[A-Za-z][A-Za-z-]{1,20}[ \t]{1,4})?(?P<other>(?=[A-Za-z._~+/=:-]{0,80}[0-9])[A-Za-z0-9._~+/=:-]{16,}+))"
     r"|\bbearer(?:[ \t]{1,4}|%20)(?P<alone>(?=[A-Za-z._~+/=-]*+[0-9])[A-Za-z0-9._~+/=-]{8,}+)",
     re.IGNORECASE,
 )
-_BEARER_PLACEHOLDER = re.compile(r"\.++|[A-Z_]{0,40}(?:TOKEN|KEY)")  # as documentation has it
+_BEARER_PLACEHOLDER = late_pattern(r"\.++|[A-Z_]{0,40}(?:TOKEN|KEY)")  # as documentation has it
 # The part between "user:" and "@", which may have an @ itself; a port and a template are no password.
-_URL_CREDENTIALS = re.compile(
+_URL_CREDENTIALS = late_pattern(
     r"(?<=[A-Za-z0-9]):(?:\\{0,3}/){2}[^\s/:@?#\"'<>\\]{0,256}+:(?!\d{1,5}[?#]|\$?\{|%[({])"
     r"(?P<secret>[^\s/@\"'<>\\]++(?:@(?=[^\s/@\"'<>\\]*+@)[^\s/@\"'<>\\]*+)*+)@"
 )
 # Not within a hash or behind a decimal point.
-_DIGIT_GROUPS = re.compile(
+_DIGIT_GROUPS = late_pattern(
     r"(?:%20)?(?:(?<=%20)|(?<![A-Fa-f0-9])(?<!\d\.)|(?<=\\[bf])|(?<=\\u[0-9A-Fa-f]{4}))"
     r"(?P<groups>\d{3,}+(?:[ \u00a0-]\d{3,}+)*+)(?![A-Fa-f]|\.\d)"
 )
-_MANY_DIGITS = re.compile(r"\d[\d \u00a0-]{11}")
-_GROUP = re.compile(r"\d+")
-_NETWORK = re.compile(r"[3-6]|22[2-9]|2[3-6]|27[01]|2720")  # what the number of a payment card begins with
+_MANY_DIGITS = late_pattern(r"\d[\d \u00a0-]{11}")
+_GROUP = late_pattern(r"\d+")
+_NETWORK = late_pattern(r"[3-6]|22[2-9]|2[3-6]|27[01]|2720")  # what the number of a payment card begins with
 _DOUBLED = {str(digit): sum(map(int, str(2 * digit))) for digit in range(10)}
 
 _KEY_NAME = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?"
 # Of each also what is left where a chunk ended in the middle of it. "Private-Lines" is PuTTY's.
-_KEY_BEGIN = re.compile(
+_KEY_BEGIN = late_pattern(
     rf"-{{4,5}} ?BEGIN {_KEY_NAME} ?-{{4,5}}|\bPrivate-Lines:[ \t]*\d{{1,4}}"
     r"|\A\s{0,2}(?:(?:[A-Z0-9]{1,12} ){0,4}PRIVATE )?KEY(?: BLOCK)?-{4,5}"
 )
-_KEY_END = re.compile(rf"-{{4,5}} ?END (?P<whole>{_KEY_NAME} ?-{{4,5}})|-{{4,5}} ?END(?: [A-Z0-9 ]{{0,60}}+)?\s*+\Z")
-_UP_TO_KEY_END = re.compile(r"(?:[^-]++|-(?!-{3,4} ?(?:BEGIN|END) ))*+-{4,5} ?END [A-Z0-9 ]{0,60}+-{0,5}")
+_KEY_END = late_pattern(rf"-{{4,5}} ?END (?P<whole>{_KEY_NAME} ?-{{4,5}})|-{{4,5}} ?END(?: [A-Z0-9 ]{{0,60}}+)?\s*+\Z")
+_UP_TO_KEY_END = late_pattern(r"(?:[^-]++|-(?!-{3,4} ?(?:BEGIN|END) ))*+-{4,5} ?END [A-Z0-9 ]{0,60}+-{0,5}")
 _BASE64 = "[A-Za-z0-9+/=]"
 _BETWEEN = r"(?:\\{1,8}[nrt]|[\s\"'`>|#,*+\\])"  # also in source code, in quotations and in JSON
-_KEY_MATERIAL = re.compile(
+_KEY_MATERIAL = late_pattern(
     rf"(?:{_BETWEEN}{{0,40}}+"
     rf"(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|Private-MAC)\b[^\n\\]{{0,200}}+|{_BASE64}{{16,}}+))*+"
     # The last line may be short: it counts if it looks like one or is a line of its own.
@@ -69,20 +70,20 @@ _KEY_MATERIAL = re.compile(
     rf"(?={_BASE64}{{0,15}}[0-9+/=]|{_BASE64}{{1,15}}[\"'`)}}\]]{{0,4}}(?:\Z|\r?\n|\\{{1,8}}n))"
     rf"{_BASE64}{{1,15}}+)?+"
 )
-_JWK_MEMBER = re.compile(
+_JWK_MEMBER = late_pattern(
     r"\\{0,7}[\"'](?:d|p|q|dp|dq|qi|k)\\{0,7}[\"']\s{0,4}:\s{0,4}\\{0,7}[\"'](?P<secret>[A-Za-z0-9_-]{16,}+)"
 )
 # "-----BEGIN …PRIVATE KEY" in base64: what stands at "…" decides which of three ways the rest is written.
-_ENCODED_KEY = re.compile(
+_ENCODED_KEY = late_pattern(
     r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{1,16}?(?:BSSVZBVEUgS0V|QUklWQVRFIEtFW|UFJJVkFURSBLRV)[A-Za-z0-9+/=]++"
 )
 _JWK_CHARACTERS_MAX = 4_096  # of one key, about
 _KEY_LINE_MIN = 16
-_LAST_KEY_LINE = re.compile(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
-_KEY_TOKENS = re.compile(rf"(?P<between>{_BETWEEN}++)|(?P<base64>{_BASE64}++)|.", re.DOTALL)
-_KEY_LINE_BREAK = re.compile(r"\r?\n|\\{1,8}n")
-_KEY_LINE = re.compile(rf"{_BASE64}++")
-_FIRST_KEY_LINE = re.compile(rf"{_BASE64}++(?:\r?\n|\\{{1,8}}n)")
+_LAST_KEY_LINE = late_pattern(r"[0-9+/=]")  # shorter ones are words, unless a line of a key follows upwards
+_KEY_TOKENS = late_pattern(rf"(?P<between>{_BETWEEN}++)|(?P<base64>{_BASE64}++)|.", re.DOTALL)
+_KEY_LINE_BREAK = late_pattern(r"\r?\n|\\{1,8}n")
+_KEY_LINE = late_pattern(rf"{_BASE64}++")
+_FIRST_KEY_LINE = late_pattern(rf"{_BASE64}++(?:\r?\n|\\{{1,8}}n)")
 _KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 

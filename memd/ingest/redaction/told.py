@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from memd.ingest.redaction.spans import Span, apart
 from memd.ingest.redaction.vendor_keys import WORD_BEGINS
+from memd.patterns import late_pattern
 
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 300, 800
 """Around each of the words that a pattern needs is looked for it."""
@@ -57,110 +58,110 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
             "app_key",
         ),
     ): (
-        re.compile(
+        late_pattern(
             r"(?<![a-z])(?:contraseñas?|mot de passe|has[lł]o|senha|wachtwoord|lösenord|parola|parolă|şifre|пароль|"
             r"パスワード|密码|密碼|口令|비밀번호|pw|(?:\w{1,20}_)?(?:psk|salt)|hmac[_-]?key|app_key)"
             rf"{_SAYS}{_MIXED}",
             re.IGNORECASE,
         ),
-        re.compile(
+        late_pattern(
             r"(?<![a-z])(?:wpa[_-]?)?psk[ \t]{0,4}=?[ \t]{0,4}[\"'](?P<secret>[^\"'\\\n]{8,63})[\"']", re.IGNORECASE
         ),
-        re.compile(r"^[ \t]{0,20}psk=(?P<secret>[^\s\"'\\]{8,64})", re.MULTILINE),
+        late_pattern(r"^[ \t]{0,20}psk=(?P<secret>[^\s\"'\\]{8,64})", re.MULTILINE),
     ),
     # Mein Passwort ist X; 密码是X
     ("wort ", "contraseñ", "mot de passe", "senha", "hasło", "lösenord", "密码", "密碼", "パスワード", "비밀번호"): (
-        re.compile(
+        late_pattern(
             r"(?:(?:pass|kenn|wacht)wort|wachtwoord|contraseña|mot de passe|senha|hasło|lösenord)[ \t]{1,4}"
             rf"(?:ist|lautet|war|is|es|est|é|to|är)[ \t]{{1,4}}{_MIXED}",
             re.IGNORECASE,
         ),
-        re.compile(rf"(?:密码|密碼|パスワード|비밀번호)[ ]?(?:是|为|為|は|는|은)[ ]?{_MIXED}"),
+        late_pattern(rf"(?:密码|密碼|パスワード|비밀번호)[ ]?(?:是|为|為|は|는|은)[ ]?{_MIXED}"),
     ),
     # OPENAI_KEY=X, oauth_token X, cmdkey /pass:X
     ("_key", "oauth_token", "/pass:"): (
-        re.compile(
+        late_pattern(
             WORD_BEGINS + r"(?![A-Z0-9_]{0,40}PUB(?:LIC)?_)[A-Z][A-Z0-9_]{1,40}_KEY[\"'`]?[ \t]{0,4}(?::=|[:=])"
             rf"[ \t]{{0,4}}[\"'`]?(?=\S{{20}}){_KEYLIKE}",
         ),
-        re.compile(rf"oauth_token[ \t]{{1,4}}(?=\S{{20}}){_KEYLIKE}"),
-        re.compile(rf"/pass:{_MIXED}", re.IGNORECASE),
+        late_pattern(rf"oauth_token[ \t]{{1,4}}(?=\S{{20}}){_KEYLIKE}"),
+        late_pattern(rf"/pass:{_MIXED}", re.IGNORECASE),
     ),
     # password is X; my password is "X"; Enter password: X; | password | X |
     ("pass", "secret", "token", "api_key", "apikey", "api key", "api-key", "masterauth"): (
-        re.compile(
+        late_pattern(
             rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_PROSE}{_MIXED}", re.IGNORECASE
         ),
-        re.compile(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
-        re.compile(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_PROSE}{_KEYLIKE}"),
-        re.compile(
+        late_pattern(rf"pass(?:word|wd|phrase|code)s? (?:is|was|to):?[ \t]{{1,4}}(?:now )?{_QUOTED}", re.IGNORECASE),
+        late_pattern(rf"(?i:secret|token|api[_ -]?key)s? (?:is|was):?[ \t]{{1,4}}{_PROSE}{_KEYLIKE}"),
+        late_pattern(
             rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?pass\w{{2,6}}[`*]{{0,2}}{_GAP}\|{_GAP}`?(?!\w{{1,20}}\(){_MIXED}",
             re.IGNORECASE,
         ),
-        re.compile(
+        late_pattern(
             rf"\|{_GAP}[`*]{{0,2}}(?:\w{{1,20}}[ _-])?(?i:{_NAME})[`*]{{0,2}}{_GAP}\|{_GAP}`?{_KEYLIKE}",
         ),
-        re.compile(rf"pass(?:word|phrase) for [^\n:]{{1,80}}(?::[^\s:]{{1,80}})?: {_MIXED}", re.IGNORECASE),
+        late_pattern(rf"pass(?:word|phrase) for [^\n:]{{1,80}}(?::[^\s:]{{1,80}})?: {_MIXED}", re.IGNORECASE),
         # Password: ⏎ X; password: >- ⏎ X; api_keys: ⏎ - X
-        re.compile(
+        late_pattern(
             rf"{_NAME}\"?:?[ \t]{{0,4}}(?:[>|][+-]?)?[ \t]{{0,4}}\r?\n{_GAP}(?:- )?[\"']?{_KEYLIKE}{_LINE_END}",
             re.IGNORECASE,
         ),
-        re.compile(
+        late_pattern(
             rf"{_NAME}: [>|][+-]?\r?\n[ \t]{{1,20}}(?P<secret>[^\s\"'\\]{{6,200}})(?=[ \t]{{0,4}}(?:\r?\n|\Z))",
             re.IGNORECASE,
         ),
         # "password": ["X"]; api_keys: [X]
-        re.compile(rf"{_NAME}\"?[ \t]{{0,4}}[:=][ \t]{{0,4}}\[[ \t]{{0,4}}[\"']?{_MIXED}", re.IGNORECASE),
+        late_pattern(rf"{_NAME}\"?[ \t]{{0,4}}[:=][ \t]{{0,4}}\[[ \t]{{0,4}}[\"']?{_MIXED}", re.IGNORECASE),
         # directives: requirepass X, password X, rootpw X
-        re.compile(
+        late_pattern(
             rf"{_COMMON}(?:{_NAME}|requirepass|masterauth|pre-shared-key|api-key)[ \t]{{1,2}}(?:[057] )?"
             rf"(?=\S{{10}}){_KEYLIKE}",
         ),
-        re.compile(r"password 7 (?P<secret>[0-9A-F]{8,80})\b"),
+        late_pattern(r"password 7 (?P<secret>[0-9A-F]{8,80})\b"),
         # ENV DB_PASSWORD X; setx API_KEY X; Set-Variable password X; aws configure set aws_secret_access_key X
-        re.compile(
+        late_pattern(
             rf"\b(?:ENV|ARG|setx|set|set-variable|config user)[ .](?:\w{{0,40}}{_NAME}|\w{{0,40}}_key) {{1,4}}{_MIXED}",
             re.IGNORECASE,
         ),
         # setPassword("X"), withPassword("X"), setenv("TOKEN", "X"), SecretKeySpec("X"
-        re.compile(rf"(?:set|with|use|add)_?(?:{_NAME}|secret)\([ ]?{_QUOTED_WORD}", re.IGNORECASE),
-        re.compile(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_NAME}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
-        re.compile(rf"(?:SecretKeySpec|ConvertTo-SecureString(?: -String)?)[ (]{{1,2}}{_QUOTED}"),
+        late_pattern(rf"(?:set|with|use|add)_?(?:{_NAME}|secret)\([ ]?{_QUOTED_WORD}", re.IGNORECASE),
+        late_pattern(rf"(?:setenv|putenv)\([\"']\w{{0,40}}{_NAME}\w{{0,20}}[\"'],[ ]?{_QUOTED}", re.IGNORECASE),
+        late_pattern(rf"(?:SecretKeySpec|ConvertTo-SecureString(?: -String)?)[ (]{{1,2}}{_QUOTED}"),
         # K8s and others: {user: a, pass: X}; --from-literal=x=X; "value": "X", "name": "DB_PASSWORD"
-        re.compile(rf"\{{[^{{}}\n]{{0,200}}\bpass: {_MIXED}"),
-        re.compile(
+        late_pattern(rf"\{{[^{{}}\n]{{0,200}}\bpass: {_MIXED}"),
+        late_pattern(
             rf"\"value\"[ ]?:[ ]?{_QUOTED},[ ]?\"name\"[ ]?:[ ]?\"\w{{0,60}}(?:{_NAME}|key)\w{{0,20}}\"",
             re.IGNORECASE,
         ),
     ),
     ("userpassword::", "{ssha", "rootpw", "bindpw"): (
-        re.compile(r"userPassword:: (?P<secret>[A-Za-z0-9+/]{8,400}={0,2})"),
-        re.compile(r"\{S(?:SHA|MD5)(?:256|512)?\}(?P<secret>[A-Za-z0-9+/]{16,200}={0,2})"),
-        re.compile(rf"(?:root|bind)pw[ \t]{{1,8}}{_MIXED}"),
+        late_pattern(r"userPassword:: (?P<secret>[A-Za-z0-9+/]{8,400}={0,2})"),
+        late_pattern(r"\{S(?:SHA|MD5)(?:256|512)?\}(?P<secret>[A-Za-z0-9+/]{16,200}={0,2})"),
+        late_pattern(rf"(?:root|bind)pw[ \t]{{1,8}}{_MIXED}"),
     ),
     ("auth(", "auth=", "auth =", "login("): (
-        re.compile(
+        late_pattern(
             r"(?:HTTPBasicAuth|HTTPDigestAuth|basic_auth|\bauth[ ]?=[ ]?|\blogin)"
             rf"\([\"'][^\"'\n]{{1,60}}[\"'],[ ]?{_QUOTED_WORD}\)"
         ),
-        re.compile(rf"^(?:\w{{1,20}}_)?AUTH={_MIXED}", re.MULTILINE),
+        late_pattern(rf"^(?:\w{{1,20}}_)?AUTH={_MIXED}", re.MULTILINE),
     ),
     # In the query or the fragment of an address.
     ("key=", "sig=", "signature=", "code=", "token="): (
-        re.compile(
+        late_pattern(
             rf"[?&#](?:api[_-]?)?(?:key|sig|code|x-amz-signature|signature|(?:access|auth|id)_token)={_PARAMETER}",
             re.IGNORECASE,
         ),
-        re.compile(r"X-Amz-Signature=(?P<secret>[0-9a-f]{64})|\bSignature=(?P<header>[0-9a-f]{64})"),
+        late_pattern(r"X-Amz-Signature=(?P<secret>[0-9a-f]{64})|\bSignature=(?P<header>[0-9a-f]{64})"),
     ),
     # Commands.
     ("--from-literal", "secrets set", "config:set"): (
-        re.compile(rf"{_SETS}[\w.-]{{1,60}}={_KEYLIKE}"),
-        re.compile(rf"{_SETS}[\w.-]{{0,50}}(?i:{_NAME}|key)={_MIXED}"),
+        late_pattern(rf"{_SETS}[\w.-]{{1,60}}={_KEYLIKE}"),
+        late_pattern(rf"{_SETS}[\w.-]{{0,50}}(?i:{_NAME}|key)={_MIXED}"),
     ),
     ("openssl",): (
-        re.compile(rf"openssl [^\n]{{0,200}}? (?:-k |-pass(?:in|out)? pass:)(?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+        late_pattern(rf"openssl [^\n]{{0,200}}? (?:-k |-pass(?:in|out)? pass:)(?P<secret>(?![$<])[^{_END}]{{4,200}})"),
     ),
     (
         "sqlcmd",
@@ -175,55 +176,55 @@ _PATTERNS: dict[tuple[str, ...], tuple[re.Pattern[str], ...]] = {
         "rabbitmqctl",
         "net use",
     ): (
-        re.compile(
+        late_pattern(
             r"\b(?:sqlcmd|bcp|twine|useradd|usermod) [^\n]{0,200}? -[pP] ?['\"]?"
             rf"(?P<secret>(?![-$<])[^{_END}]{{4,200}})"
         ),
-        re.compile(rf"\bldap\w{{1,12}} [^\n]{{0,200}}? -w ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"),
-        re.compile(rf"\bsmbclient [^\n]{{0,200}}?-U ?[^\s%]{{1,60}}%(?P<secret>[^{_END}]{{4,200}})"),
-        re.compile(rf"\bxfreerdp [^\n]{{0,200}}?/p:(?P<secret>[^{_END}]{{4,200}})"),
-        re.compile(rf"\bhtpasswd -\w{{0,6}}b\w{{0,6}} \S{{1,200}} \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
-        re.compile(rf"\brabbitmqctl (?:add_user|change_password) \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
-        re.compile(rf"\bnet use \S{{1,200}} (?P<secret>(?![/$<*])[^{_END}]{{4,200}}) /user"),
+        late_pattern(rf"\bldap\w{{1,12}} [^\n]{{0,200}}? -w ?['\"]?(?P<secret>(?![-$<])[^{_END}]{{4,200}})"),
+        late_pattern(rf"\bsmbclient [^\n]{{0,200}}?-U ?[^\s%]{{1,60}}%(?P<secret>[^{_END}]{{4,200}})"),
+        late_pattern(rf"\bxfreerdp [^\n]{{0,200}}?/p:(?P<secret>[^{_END}]{{4,200}})"),
+        late_pattern(rf"\bhtpasswd -\w{{0,6}}b\w{{0,6}} \S{{1,200}} \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+        late_pattern(rf"\brabbitmqctl (?:add_user|change_password) \S{{1,80}} (?P<secret>(?![$<])[^{_END}]{{4,200}})"),
+        late_pattern(rf"\bnet use \S{{1,200}} (?P<secret>(?![/$<*])[^{_END}]{{4,200}}) /user"),
     ),
     ("chpasswd", "--password-stdin", "vault login"): (
-        re.compile(r"echo [\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})[\"']? ?\| ?(?:sudo )?chpasswd"),
-        re.compile(r"chpasswd ?<<< ?[\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})"),
-        re.compile(r"echo [\"']?(?P<secret>(?![$<])[^\s\"'|]{4,200})[\"']? ?\| ?[^\n|]{1,200}--password-stdin"),
-        re.compile(rf"vault login (?:-\S{{1,40}} ){{0,4}}{_MIXED}"),
+        late_pattern(r"echo [\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})[\"']? ?\| ?(?:sudo )?chpasswd"),
+        late_pattern(r"chpasswd ?<<< ?[\"']?[\w.-]{1,60}:(?P<secret>(?![$<])[^\s\"']{4,200})"),
+        late_pattern(r"echo [\"']?(?P<secret>(?![$<])[^\s\"'|]{4,200})[\"']? ?\| ?[^\n|]{1,200}--password-stdin"),
+        late_pattern(rf"vault login (?:-\S{{1,40}} ){{0,4}}{_MIXED}"),
     ),
     ("kubeadm", "::server:", "unseal key"): (
-        re.compile(r"--token (?P<secret>[a-z0-9]{6}\.[a-z0-9]{16})\b"),
-        re.compile(r"\bK10(?P<secret>[0-9a-f]{64}::server:[0-9a-f]{16,64})"),
-        re.compile(r"nseal Key (?:\d{1,2}|\([^)\n]{1,20}\)): (?P<secret>[A-Za-z0-9+/=]{32,90})"),
+        late_pattern(r"--token (?P<secret>[a-z0-9]{6}\.[a-z0-9]{16})\b"),
+        late_pattern(r"\bK10(?P<secret>[0-9a-f]{64}::server:[0-9a-f]{16,64})"),
+        late_pattern(r"nseal Key (?:\d{1,2}|\([^)\n]{1,20}\)): (?P<secret>[A-Za-z0-9+/=]{32,90})"),
     ),
     ("snmp-server", "wifi:", "secret_id", "jdbc:oracle"): (
-        re.compile(r"snmp-server community (?P<secret>(?!public\b|private\b)\S{4,64}) R[OW]\b"),
-        re.compile(r"WIFI:[^\n]{0,120}?P:(?P<secret>[^;\n(?]{8,63});"),
-        re.compile(r"secret_id[ \t]{1,4}(?P<secret>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"),
-        re.compile(r"jdbc:oracle:\w{1,8}:[\w.-]{1,60}/(?P<secret>[^\s@/]{4,100})@"),
+        late_pattern(r"snmp-server community (?P<secret>(?!public\b|private\b)\S{4,64}) R[OW]\b"),
+        late_pattern(r"WIFI:[^\n]{0,120}?P:(?P<secret>[^;\n(?]{8,63});"),
+        late_pattern(r"secret_id[ \t]{1,4}(?P<secret>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"),
+        late_pattern(r"jdbc:oracle:\w{1,8}:[\w.-]{1,60}/(?P<secret>[^\s@/]{4,100})@"),
     ),
     ("sapisid", "psid"): (
-        re.compile(r"(?:SAPISID|__Secure-\dPSID(?:TS|CC)?|\bS?APISID)=(?P<secret>[A-Za-z0-9_/.-]{16,200})"),
+        late_pattern(r"(?:SAPISID|__Secure-\dPSID(?:TS|CC)?|\bS?APISID)=(?P<secret>[A-Za-z0-9_/.-]{16,200})"),
     ),
     # Wallets, and what gets around a second factor.
     ("prv", "0x"): (
-        re.compile(r"\b(?P<secret>[xyz]prv[1-9A-HJ-NP-Za-km-z]{100,112})\b"),
-        re.compile(r"(?:private|secret|wallet)[^\n]{0,40}?\b(?P<secret>0x[0-9a-fA-F]{64})\b", re.IGNORECASE),
+        late_pattern(r"\b(?P<secret>[xyz]prv[1-9A-HJ-NP-Za-km-z]{100,112})\b"),
+        late_pattern(r"(?:private|secret|wallet)[^\n]{0,40}?\b(?P<secret>0x[0-9a-fA-F]{64})\b", re.IGNORECASE),
     ),
     ("seed ", "mnemonic", "recovery"): (
-        re.compile(
+        late_pattern(
             r"(?:(?:seed|recovery|secret|backup)[ _-]?(?:phrase|words)|mnemonic)[\"']?(?: is)?[ \t]{0,4}[:=]?[ \t]{0,4}"
             r"[\"'`]?(?P<secret>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})\b",
             re.IGNORECASE,
         ),
-        re.compile(
+        late_pattern(
             r"recovery codes?(?: is)?[:=] ?(?P<secret>[A-Za-z0-9]{3,8}(?:-[A-Za-z0-9]{3,8}){1,5})", re.IGNORECASE
         ),
     ),
     ("pin:", "pin=", "pin is", "pin code", "otp", "one-time"): (
-        re.compile(r"(?<!GPIO )\bPIN(?: code)?(?: is|:|=) ?(?P<secret>\d{4,8})\b"),
-        re.compile(r"\b(?:otp|one-time (?:code|password))(?: is|:|=) ?(?P<secret>\d{6,8})\b", re.IGNORECASE),
+        late_pattern(r"(?<!GPIO )\bPIN(?: code)?(?: is|:|=) ?(?P<secret>\d{4,8})\b"),
+        late_pattern(r"\b(?:otp|one-time (?:code|password))(?: is|:|=) ?(?P<secret>\d{6,8})\b", re.IGNORECASE),
     ),
 }
 

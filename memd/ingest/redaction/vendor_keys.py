@@ -13,13 +13,14 @@ import re
 from collections.abc import Iterator
 
 from memd.ingest.redaction.spans import Span, apart
+from memd.patterns import late_pattern
 
 WORD_BEGINS = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 """Not behind a letter or digit, but for the escapes of JSON and of URLs."""
 _ENDS = r"(?![A-Za-z0-9])"
 _UUID = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
-_LONG_WORD = re.compile(r"[A-Za-z0-9_.~:/+=%|@\\-]{18,}+")
-_DIGIT = re.compile("[0-9]")
+_LONG_WORD = late_pattern(r"[A-Za-z0-9_.~:/+=%|@\\-]{18,}+")
+_DIGIT = late_pattern("[0-9]")
 _LONG_WORD_READ_MAX = 256
 """So much of a long word is looked at for the value of a vendor's setting."""
 
@@ -66,11 +67,11 @@ _BEGINNINGS = {  # the rest of a key → its beginnings
     "[A-Za-z0-9]{100,}+": "EAA",  # Facebook
     "[a-f0-9]{48}" + _ENDS: "sk_",  # ElevenLabs
 }
-_KEYS = [(begin, re.compile(rest)) for rest, begins in _BEGINNINGS.items() for begin in begins.split()]
-_ESCAPE_BEFORE = re.compile(r"(?:\\[nrt]|%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\Z")
+_KEYS = [(begin, late_pattern(rest)) for rest, begins in _BEGINNINGS.items() for begin in begins.split()]
+_ESCAPE_BEFORE = late_pattern(r"(?:\\[nrt]|%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\Z")
 _ESCAPE_CHARACTERS_MAX = 6
 # Keys with a form of their own. Bounded, as each of them may begin at every word.
-_FORMS = re.compile(
+_FORMS = late_pattern(
     WORD_BEGINS + "(?:"
     r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_-]{16,}+"
     r"|(?:canary\.|ptb\.)?discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/\d{15,21}/[A-Za-z0-9_-]{30,}+"
@@ -98,7 +99,7 @@ _FORMS = re.compile(
     rf"){_ENDS}"
 )
 # Names beside which an otherwise shapeless value is a key: DATADOG_APP = "…", 'okta': '…'.
-_VENDOR_SETTING = re.compile(
+_VENDOR_SETTING = late_pattern(
     r"(?:adafruit|adobe|airtable|algolia|alibaba|asana|atlassian|confluence|jira|beamer|bitbucket|bittrex|meraki|cloudflare|"
     r"codecov|cohere|coinbase|confluent|contentful|datadog|discord|droneci|dropbox|etsy|facebook|fastly|finicity|finnhub|"
     r"flickr|freshbooks|gitter|heroku|hubspot|intercom|jfrog|artifactory|kraken|kucoin|launchdarkly|linkedin|looker|"

@@ -14,7 +14,6 @@ from typing import Any
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-GITIGNORE = ".gitignore"
 BYTES_MAX = 100_000
 """Of one `.gitignore`; those of large projects have a tenth of it."""
 _STAR = r"\[\^/\]\*"
@@ -43,7 +42,7 @@ def rules_of(path: str) -> GitIgnoreSpec:
     with Path(path).open("rb") as file:
         content = file.read(BYTES_MAX + 1)
     if len(content) > BYTES_MAX:
-        raise OSError(errno.EFBIG, f"its {GITIGNORE} has more than {BYTES_MAX:,} bytes", path)
+        raise OSError(errno.EFBIG, f"its .gitignore has more than {BYTES_MAX:,} bytes", path)
     lines = content.decode("utf-8", errors="replace").splitlines()
     return GitIgnoreSpec.from_lines(filter(_is_rule, lines), _SteadyPattern)
 

@@ -13,13 +13,16 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from pathspec import GitIgnoreSpec
 
 from memd.ingest.readers.formats import is_readable
-from memd.ingest.sources.ignoring import GITIGNORE, rules_of
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+GITIGNORE = ".gitignore"
 DEPTH_MAX = 200
 
 
@@ -86,6 +89,8 @@ class Walk:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
             if any(entry.name == GITIGNORE and entry.is_file() for entry in entries):
+                from memd.ingest.sources.ignoring import rules_of  # its package takes long to import
+
                 ignored = (*ignored, (below, rules_of(f"{folder}/{GITIGNORE}")))
         except FileNotFoundError:
             return  # it has gone since it was listed

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from memd.patterns import late_pattern
 from memd.wire.lenient_json import UNREADABLE
 
 BODY_BYTES_MAX = 64 * 1024
@@ -24,14 +25,14 @@ _TELLING = ("error", "message", "detail", "msg", "type", "code", "errors", "resp
 """The members in which a server speaks; all others (`input`, `body`, `ctx`, …) may repeat what the client said. FastAPI
 has `detail[].msg`, a failed response `response.error`, OpenRouter the provider's own error as text in
 `error.metadata.raw`."""
-_QUOTATION = re.compile(
+_QUOTATION = late_pattern(
     r"""['"\\](?:input|messages)\\*['"]\s*:|\binput_value=|\bFailed to parse |\blast read: |\bmessages = """
 )
 """Where a message goes on with the request: the errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
 
 _N = r"([\d,]+)"
 _ANY = r"[\d,.]+"
-_WINDOW = re.compile(
+_WINDOW = late_pattern(
     "|".join(
         (
             rf"maximum context (?:length|size|limit) (?:is|of) {_N}",  # OpenAI, vLLM, SGLang, OpenRouter, DeepSeek
@@ -63,7 +64,7 @@ _WINDOW = re.compile(
     ),
     re.IGNORECASE,
 )
-_LENGTH = re.compile(
+_LENGTH = late_pattern(
     r"exceed_context_size|(?:context|prompt)[_ ](?:length|window|size)[_ ](?:has been )?exceed"
     r"|exceeds? the (?:available )?context|(?:greater|longer) than the context|prompt (?:is )?too long"
     r"|exceeded max context|context window exceeds|reduce the length of the (?:messages|input|prompt)"
@@ -71,19 +72,19 @@ _LENGTH = re.compile(
     r"|exceed context limit|context window is full",
     re.IGNORECASE,
 )
-_COUNTS_REPLY = re.compile(
+_COUNTS_REPLY = late_pattern(
     # The first are the words of OpenAI and of all that speak like it, and those count, also where they do not say so.
     r"maximum context length (?:is|of)"
     r"|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens for the completion",
     re.IGNORECASE,
 )
-_FOR_MEMORY = re.compile(
+_FOR_MEMORY = late_pattern(
     r"templat|jinja"  # llama.cpp, Ollama, vLLM, transformers
     r"|\broles?\b|alternat|system message"  # what templates and APIs say themselves: Gemma, Mistral, Anthropic, OpenAI
     r"|content[_ ](?:filter|management policy)|moderation",  # Azure and gateways: the words of an old chunk
     re.IGNORECASE,
 )
-_PROMPT = re.compile(
+_PROMPT = late_pattern(
     # Not "at least N input tokens" and "You passed N": vLLM stops to count where its window ends.
     rf"(?:request|input|input length) \({_N}(?: tokens)?\)|(?:has|contains) {_N} input tokens|resulted in {_N} tokens"
     rf"|\({_N} in the messages|too long: {_N} tokens|{_N} tokens from the input messages"

@@ -11,6 +11,7 @@ import enum
 import re
 from collections.abc import Iterator
 
+from memd.patterns import late_pattern
 from memd.store.lexical.analyzer import is_stopword, language_of_text
 from memd.store.lexical.languages import fold
 
@@ -46,15 +47,15 @@ _WRITTEN = {
     r"|\b[a-z]{1,32}[A-Z]\w{0,64}\b|\b[A-Z][a-z0-9]{1,32}(?:[A-Z][a-z0-9]{0,32}){1,8}\b|\b[A-Z][A-Z0-9]{1,5}\b"
     r"|\b[\w-]{1,64}\.[a-z][a-z0-9]{1,4}\b",
 }
-_TOKEN = re.compile("|".join(f"(?P<{kind.name}>{pattern})" for kind, pattern in _WRITTEN.items()))
-_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}(?:/\d{2,4})?")
+_TOKEN = late_pattern("|".join(f"(?P<{kind.name}>{pattern})" for kind, pattern in _WRITTEN.items()))
+_DATE = late_pattern(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}(?:/\d{2,4})?")
 _CAPITAL = (
     "[A-ZÀ-ÖØ-ÞĀĂĄĆČĎĐĒĖĘĚĞĪĮİŁŃŅŇŌŐŒŘŚŞŠŤŪŮŰŲŹŻŽȘȚΆ-ΏΑ-ΫА-ЯЁІЇЄҐЂЈЉЊЋЏ][^\\W\\d_]{0,40}(?:['’-][^\\W\\d_]{1,40}){0,3}"
 )
 _JOINING = "(?:(?:de|da|di|del|la|le|van|von|der|den|of|the) ){0,2}"
-_RUN = re.compile(rf"(?<![\w@#./-]){_CAPITAL}(?:[ \t]{_JOINING}{_CAPITAL}){{0,7}}(?!\w|[-@#/]\w)")
-_BEFORE_A_SENTENCE = re.compile(r"(?:^|[^\w\s,/&%+'’])\s*$")
-_POSSESSIVE = re.compile(r"['’]s?$")
+_RUN = late_pattern(rf"(?<![\w@#./-]){_CAPITAL}(?:[ \t]{_JOINING}{_CAPITAL}){{0,7}}(?!\w|[-@#/]\w)")
+_BEFORE_A_SENTENCE = late_pattern(r"(?:^|[^\w\s,/&%+'’])\s*$")
+_POSSESSIVE = late_pattern(r"['’]s?$")
 _PLAIN = frozenset(
     re.findall(
         r"\w+",
