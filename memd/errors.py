@@ -146,6 +146,10 @@ class Fenced(StoreWriteFailed):
     """The topic is another one's to write by now: whoever has it stores what is said in it from then on."""
 
 
+class TopicLost(Fenced):
+    """The topic is another one's by now, who may have written since what was read here was kept in memory."""
+
+
 class InDoubt(StoreWriteFailed):
     """The store was asked to keep something, and its answer was lost; it says so itself once it can be reached."""
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
+from archiver_stage import HashEmbedder
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, text_of, wait_until
 from owner_daemons import Ground, figure, ground, owner_of, tell
 from raw_wire import connected, request
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
 from tls_files import make_tls_files
 
 pytestmark = pytest.mark.process
@@ -108,6 +112,71 @@ def test_the_topics_of_a_silent_daemon_are_taken_when_its_lease_is_over(
     owner.send_signal(signal.SIGCONT)
     assert owner_of(tell(owner, "talk", "And where was the house made?")) == asked.base_url
     wait_until(lambda: "another daemon has taken a topic" in owner.log.read_text(), lambda: repr(owner))
+
+
+def test_what_a_daemon_remembers_is_not_told_once_it_was_stopped_for_longer_than_a_lease(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    """Also where it had the topic when the request came: it is asked of whoever has it by now."""
+    come, gate, question = threading.Event(), threading.Event(), "Who keeps the lighthouse since last week, and where?"
+
+    def embedded(sent: Request) -> Response:
+        if question.encode() in sent.body and not come.is_set():
+            come.set()
+            gate.wait()
+        vectors = HashEmbedder().embed_many(json.loads(sent.body)["input"]).tolist()
+        return Response((json.dumps({"data": [{"index": i, "embedding": v} for i, v in enumerate(vectors)]}).encode(),))
+
+    with recording_upstream() as server, ThreadPoolExecutor(2) as clients:
+        server.answers_all, server.answer = True, embedded
+        embedding = {"model": "http", "url": f"{server.url}/v1", "name": "hash"}
+        settings = shared.settings(embedding=embedding, retrieval={"timeout_ms": 600_000})
+        owner, other = (make_daemon(upstream.url, settings).start() for _ in range(2))
+        assert owner_of(tell(owner, "talk", "Ada keeps the lighthouse.")) is None
+        telling = clients.submit(tell, owner, "talk", question)
+        assert come.wait(60)
+        owner.send_signal(signal.SIGSTOP)
+        assert owner_of(tell(other, "talk", "Since last week Grace keeps the lighthouse.")) is None
+        owner.send_signal(signal.SIGCONT)
+        gate.set()
+        assert owner_of(telling.result()) == other.base_url
+        assert b"Grace keeps" in upstream.requests[-1].body
+        assert owner_of(ask(f"{owner.own_url}/memd/search?q=lighthouse&topic=talk")) == other.base_url
+
+
+def taken_by(thief: DaemonProcess, topic: str, settings: dict[str, Any]) -> None:
+    """Have a daemon take a topic from another one that does not know it, and has just renewed its lease."""
+    with psycopg.connect(settings["store"]["url"], autocommit=True) as connection:
+        let_go = "UPDATE memd_topic SET url = NULL, epoch = epoch + 1 WHERE topic = %s"
+        assert connection.execute(let_go, (topic,)).rowcount == 1
+    assert owner_of(tell(thief, topic, "The house is white.")) is None
+
+
+def test_what_runs_into_a_takeover_is_asked_again_of_the_daemon_that_has_the_topic(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings = shared.settings(store={"lease_seconds": 600})
+    owner, thief = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    topics = "noted", "corrected", "talked"
+    for topic in topics:
+        assert owner_of(tell(owner, topic, FACT)) is None
+    wait_until(lambda: sum(FACT in one for one in owner.said()) == len(topics), lambda: repr(owner))
+    taken_by(thief, "noted", settings)
+    note = {"topic_id": "noted", "notes": [{"content": "The lens was ground in Brest."}]}
+    assert owner_of(ask(f"{owner.own_url}/memd/notes", note)) == thief.base_url
+    assert sum("ground in Brest" in one for one in thief.said()) == 1
+    taken_by(thief, "corrected", settings)
+    [chunk] = [
+        one["id"]
+        for one in ask(f"{thief.own_url}/memd/chunks?topic=corrected").json["chunks"]
+        if FACT in one["content"]
+    ]
+    praise = {"topic_id": "corrected", "chunk_ids": [chunk], "action": "Helpful", "reason": "it helped"}
+    corrected = ask(f"{owner.own_url}/memd/corrections", praise)
+    assert owner_of(corrected) == thief.base_url and len(corrected.json["applied"]) == 1
+    taken_by(thief, "talked", settings)
+    told = tell(owner, "talked", QUESTION)
+    assert owner_of(told) == thief.base_url and told.headers["X-Memory-Status"] == "injected"
 
 
 def test_a_daemon_that_cannot_be_reached_keeps_its_topics_and_requests_go_on_without_memory(

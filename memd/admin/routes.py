@@ -43,7 +43,7 @@ from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import BadQuestion, Forbidden, MemdError, NotFound, TopicHeld
+from memd.errors import BadQuestion, Fenced, Forbidden, MemdError, NotFound, TopicHeld
 from memd.principals import OWNER, Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE
@@ -233,15 +233,26 @@ class OwnRoutes:
             return error_response(415, message, "unsupported_media")
         try:
             try:
-                return await self._called(request, matched)
-            except TopicHeld as held:
+                return await self._answer_here_or_elsewhere(request, matched)
+            except Fenced:
                 if self._cluster is None:
                     raise
-                here = partial(self._called, request, matched)
-                return await self._cluster.pass_on_own_route(request, request.get(_BODY, b""), held, here)
+                # Nothing of it was written: whoever has the topic now is asked, with the same key.
+                return await self._answer_here_or_elsewhere(request, matched)
         except MemdError as error:
             status, kind = refusal_of(error)
             return error_response(status, f"memd: {error}", kind)
+
+    async def _answer_here_or_elsewhere(
+        self, request: web.Request, matched: web.UrlMappingMatchInfo
+    ) -> web.StreamResponse:
+        here = partial(self._called, request, matched)
+        try:
+            return await here()
+        except TopicHeld as held:
+            if self._cluster is None:
+                raise
+            return await self._cluster.pass_on_own_route(request, request.get(_BODY, b""), held, here)
 
     async def _called(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> web.StreamResponse:
         headers = {"Cache-Control": "no-store"}

@@ -61,6 +61,7 @@ class NamedTopics:
         Raises:
             Forbidden: `who` does not have the first right in one of them.
             BadTopicId, BadQuestion: there is no such topic.
+            TopicLost: one is another daemon's by now, and what was read in the block may be old.
             StoreError: a topic cannot be read.
         """
         named = [checked_topic_id(name) for name in names]
@@ -75,6 +76,9 @@ class NamedTopics:
             for topic in found:
                 held.enter_context(topic.held())
             yield found
+            if tuple(rights) == ("read",):  # what is written is fenced by itself
+                for topic in found:
+                    await self._topics.check(topic)
 
     @asynccontextmanager
     async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
@@ -104,6 +108,8 @@ class NamedTopics:
             raise UnknownTopic(no_topic(name))
         with topic.held():
             yield topic
+            if right == "read":
+                await self._topics.check(topic)
 
     @asynccontextmanager
     async def held_or_new(self, name: str, who: Principal) -> AsyncIterator[Topic]:

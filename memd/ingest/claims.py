@@ -1,8 +1,9 @@
 """The claims that a daemon of a cluster has to its open topics: renewed all together, in a thread of their own.
 
-Rule: a topic that is open here may be another daemon's by now if its lease could not be renewed in time: whoever wants
-to answer from it asks for a renewal first. Only a database that does not answer leaves that open; then what is here
-goes on being read, and nothing of it is written.
+Rule: a topic that is open here may be another daemon's by now if its lease could not be renewed in time, because the
+database or this process stood still: whoever wants to answer from it asks for a renewal first, and once more when it
+was read. Only a database that is asked then, and does not answer, leaves that open; then what is here goes on being
+read, and nothing of it is written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from memd.store.shelf import Claim
 log = logging.getLogger("memd")
 
 ROUNDS_PER_LEASE = 3
+ROUNDS_ASKED = 2
+"""So many in a row show that the database does not answer: one may meet connections that have ended meanwhile."""
 _END = None
 _LATE = StoreError("claims to topics were not renewed in time: the cluster's database does not answer")
 
@@ -63,7 +66,7 @@ class ClaimTender:
         self._lease_seconds = lease_seconds
         self.wait_seconds = wait_seconds
         self._clock = clock
-        self._renewed_at = self._failed_at = float("-inf")
+        self._renewed_at = self._unanswered_at = float("-inf")
         self._trouble: StoreError | None = None
         self._asked: queue.SimpleQueue[asyncio.Future[None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="memd-claims", daemon=True)
@@ -93,10 +96,9 @@ class ClaimTender:
         if self._thread.is_alive():
             self._thread.join(seconds_max)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether no lease can be over."""
-        return self._clock() - self._renewed_at < self._lease_seconds
+    def is_current(self, claim: Claim) -> bool:
+        """Whether a claim is not over, and its lease cannot be."""
+        return not claim.is_over and self._clock() - claim.renewed_at < self._lease_seconds
 
     @property
     def trouble(self) -> StoreError | None:
@@ -113,21 +115,32 @@ class ClaimTender:
         trouble = None if self._trouble is None else str(self._trouble)
         return ClusterHealth(place, own_url, round(self.age_seconds, 3), topics, trouble, bucket_trouble)
 
-    async def renewed(self) -> bool:
-        """Make sure that no claim is over, waiting no longer than a request should; False if nobody can say."""
-        pause = self._lease_seconds / ROUNDS_PER_LEASE
-        if not self.is_current and self._clock() - self._failed_at > pause:
-            future = asyncio.get_running_loop().create_future()
-            self._asked.put(future)
-            try:
-                await asyncio.wait_for(future, self.wait_seconds)
-            except TimeoutError:
-                self._trouble = self._trouble or _LATE
-        return self.is_current
+    async def renewed(self, claim: Claim) -> bool:
+        """Make sure that a claim is not over, waiting no longer than a request should; False if it is, or if nobody can
+        say.
 
-    def hurry(self) -> None:
-        """Begin the next round now."""
-        self._asked.put(asyncio.get_running_loop().create_future())
+        That nobody can is known from a round that began after somebody had asked: one that was under way while this
+        process stood still fails, and says nothing of the database.
+        """
+        pause = self._lease_seconds / ROUNDS_PER_LEASE
+        if self.is_current(claim) or self._clock() - self._unanswered_at <= pause:
+            return self.is_current(claim)
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                for _ in range(ROUNDS_ASKED):
+                    await self.hurry()
+                    if self._trouble is None:
+                        return self.is_current(claim)
+        except TimeoutError:
+            self._trouble = self._trouble or _LATE
+        self._unanswered_at = self._clock()
+        return False
+
+    def hurry(self) -> asyncio.Future[None]:
+        """Begin the next round now; returns what is done when it has ended."""
+        future = asyncio.get_running_loop().create_future()
+        self._asked.put(future)
+        return future
 
     def _run(self) -> None:
         assert self._loop is not None, "it was started"
@@ -168,7 +181,6 @@ class ClaimTender:
         return lost, began
 
     def _failed(self, error: StoreError) -> None:
-        self._failed_at = self._clock()
         if self._trouble is None:
             log.error(
                 "claims to topics cannot be renewed; requests go on, and it is tried again", extra={"error": error}
@@ -188,7 +200,7 @@ class ClaimTender:
         self, lost: Collection[Claim], renewed_at: float | None, asked: Collection[asyncio.Future[None] | None]
     ) -> None:
         self._on_round(lost, renewed_at is not None)
-        if renewed_at is not None:  # not before the lost ones are dropped: nobody answers from those
+        if renewed_at is not None:
             self._renewed_at = renewed_at
         for future in asked:
             if future is not None and not future.done():

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import InDoubt, StoreError, StoreWriteFailed
+from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed
 from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
@@ -175,7 +175,7 @@ class Topic:
             StoreError: nothing was written.
         """
         if log_ is not self.log:
-            raise StoreWriteFailed(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
+            raise Fenced(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
         try:
             return await self._append(drafts, log_)
         except InDoubt:

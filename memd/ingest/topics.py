@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
 from memd import __version__
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
-from memd.errors import StoreError, TopicHeld
+from memd.errors import StoreError, TopicHeld, TopicLost
 from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
 from memd.ingest.erasing.shown import erased_in
 from memd.ingest.journaled import events_in, replayed
@@ -43,6 +44,10 @@ OPEN_MAX = 256
 """Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
 ADOPTED_AT_ONCE = 8
 _ADOPTING = "adopting topics"
+
+
+def _reopening(topic_id: str) -> str:
+    return f"reopening {topic_id}"
 
 
 class Readable(NamedTuple):
@@ -101,6 +106,7 @@ class Topics:
         """None where there are none to be renewed."""
         self._lanes = None if claims is None else TopicLanes()
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._slow: WeakSet[asyncio.Task[None]] = WeakSet()
         self._rounds = 0
         self._is_closing = False
         self.replicas: TopicReader | None = None
@@ -218,23 +224,50 @@ class Topics:
         Raises:
             BadTopicId: not a topic name.
             TopicHeld: another daemon has it.
+            TopicLost: another one took it while it was opened.
             StoreError: its files cannot be read or created, or not in the time that a request has.
         """
         topic = self._open.get(topic_id)
-        if topic is not None and (self.claims is None or self.claims.is_current):
+        if topic is not None and not self._is_sure(topic):
+            topic = await self._made_sure(topic)
+        if topic is not None:
             return topic
         if self.claims is None:
             return await asyncio.shield(self._opening_of(topic_id))
-        if topic is not None:
-            await self.claims.renewed()
-            if (topic := self._open.get(topic_id)) is not None:
-                return topic
         try:
-            return await self._claimed(topic_id, gone)
+            topic = await self._claimed(topic_id, gone)
         except TopicHeld as error:
             if not gone or error.url != gone:
                 raise
-            return await self._claimed(topic_id, gone)  # whose opening was waited for did not know
+            topic = await self._claimed(topic_id, gone)  # whose opening was waited for did not know
+        await self.check(topic)  # its lease may have passed meanwhile
+        return topic
+
+    async def check(self, topic: Topic) -> None:
+        """Make sure, after something was read from a topic, that no other daemon has written to it before that.
+
+        Raises:
+            TopicLost: one may have.
+        """
+        if topic.is_writable and not self._is_sure(topic) and await self._made_sure(topic) is not topic:
+            raise TopicLost(f"topic {topic.id}: another daemon has taken it meanwhile; try again")
+
+    def _is_sure(self, topic: Topic) -> bool:
+        """Whether a topic is open, and no other daemon's."""
+        if self.claims is None:
+            return True
+        return self._open.get(topic.id) is topic and self.claims.is_current(topic.log.claim)
+
+    async def _made_sure(self, topic: Topic) -> Topic | None:
+        """The topic of this name that is open once it is known whose it is; as it was, where nobody can say."""
+        assert self.claims is not None, "in a cluster"
+        if not await self.claims.renewed(topic.log.claim):
+            reopening = self._under_way.get(_reopening(topic.id))
+            if reopening is not None and reopening not in self._slow:
+                await asyncio.wait([reopening], timeout=self.claims.wait_seconds)
+                if not reopening.done():
+                    self._slow.add(reopening)  # others do not wait for it
+        return self._open.get(topic.id)
 
     async def _claimed(self, topic_id: str, gone: str) -> Topic:
         assert self.claims is not None, "in a cluster"
@@ -289,16 +322,16 @@ class Topics:
 
     def _note_round(self, tasks: Tasks, lost: Collection[Claim], is_renewed: bool) -> None:
         """After each renewal of the claims."""
-        if self._is_closing:
-            return
         self._under_way = {name: task for name, task in self._under_way.items() if not task.done()}
         gone = {id(claim) for claim in lost}
         for topic in self.opened():
-            claim, work = topic.log.claim, f"reopening {topic.id}"
+            claim, work = topic.log.claim, _reopening(topic.id)
             if id(claim) in gone and not claim.is_over:
                 self._drop(topic)
-            elif claim.is_over and is_renewed and work not in self._under_way:
+            elif claim.is_over and is_renewed and not self._is_closing and work not in self._under_way:
                 self._under_way[work] = tasks.spawn(self._reopen(topic), work)
+        if self._is_closing:
+            return
         self._rounds += is_renewed
         if is_renewed and self._rounds % ROUNDS_PER_LEASE == 0 and _ADOPTING not in self._under_way:
             self._under_way[_ADOPTING] = tasks.spawn(self._adopt(), _ADOPTING)

@@ -22,6 +22,7 @@ from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
+from memd.errors import Fenced, TopicLost
 from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import stamped
@@ -113,11 +114,17 @@ class Rememberer:
         return received.is_traced and (self._is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
-        """Wait until what was asked is durable, where others may take the topic over; else it is not promised."""
+        """Wait until what was asked is durable, where others may take the topic over; else it is not promised.
+
+        Raises:
+            TopicLost: somebody has taken it.
+        """
         if not (self.is_shared and received.is_traced):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
         trouble = received.topic.trouble
+        if isinstance(trouble, Fenced):
+            raise TopicLost(str(trouble))
         has_ended = saving.done() and not saving.cancelled() and saving.exception() is None
         if trouble is None and has_ended and saving.result():
             return shown

@@ -22,7 +22,7 @@ from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
-from memd.errors import BadTopicId, MemdError, TopicHeld
+from memd.errors import BadTopicId, MemdError, TopicHeld, TopicLost
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
@@ -108,7 +108,7 @@ class TurnRunner:
         """Answer one request: the whole life of a turn.
 
         Raises:
-            TopicHeld: another daemon has the topic; nothing was done yet.
+            TopicHeld, TopicLost: another daemon has the topic, or took it meanwhile; nothing is done twice elsewhere.
         """
         record, topic = record_of(client), None
         with ExitStack() as holding:
@@ -126,11 +126,12 @@ class TurnRunner:
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
+                await self._topics.check(topic)
                 saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
-                if topic is None and isinstance(error, TopicHeld):
+                if isinstance(error, TopicLost) or (topic is None and isinstance(error, TopicHeld)):
                     raise
                 self._log_failure(asked, error)
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
@@ -139,12 +140,15 @@ class TurnRunner:
             forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again, saving)
             try:
                 return await forwarding.run(client, record)
+            except TopicLost:  # it is another turn elsewhere
+                forwarding.is_void = True
+                raise
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
                 received.assignment.release()
-                room, recalled = forwarding.prepared.room, forwarding.prepared.recalled
-                answered, spans_ms = forwarding.answered, record.spans_ms
-                work = self._rememberer.remember(received, room, recalled, answered, spans_ms, holding.pop_all())
-                self._tasks.spawn(work, "remember")
+                if not forwarding.is_void:
+                    made, answered = forwarding.prepared, forwarding.answered
+                    told = received, made.room, made.recalled, answered, record.spans_ms
+                    self._tasks.spawn(self._rememberer.remember(*told, holding.pop_all()), "remember")
 
     async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
         """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
@@ -224,6 +228,7 @@ class Forwarding:
         saving: asyncio.Task[bool],
     ) -> None:
         """`saving`: what was asked is being written into the journal."""
+        self.is_void = False
         self._saving = saving
         self._rememberer = rememberer
         self._kept: Conversation | None = None
@@ -256,6 +261,7 @@ class Forwarding:
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
+            TopicLost: what was asked cannot be kept here; the client has got nothing yet.
         """
         received = self._received
         self._note(record, self.prepared.shown)
@@ -383,9 +389,7 @@ class Forwarding:
         headers = asked.headers.copy()
         headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
         preferred = self._assignment.server.placement
-        attempts: list[Placement | None] = [preferred]
-        if shown.chunks:
-            attempts = [preferred, None] if preferred == "merged" else [preferred, "merged", None]
+        attempts: list[Placement | None] = [preferred, "merged", None] if shown.chunks else [preferred]
         refused, refused_bodies = None, []
         while True:
             placement = attempts.pop(0)
@@ -435,16 +439,12 @@ class Forwarding:
         return Offered(shown, placement, answer, beginning.read, beginning.error)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
-        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status}
         reason = self._assignment.server.reason_of(error)
-        log.warning(
-            "a refused prompt was sent again and not answered: its refusal is passed on",
-            extra={**fields, "error": reason},
-        )
+        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status, "error": reason}
+        log.warning("a refused prompt was sent again and not answered: its refusal is passed on", extra=fields)
 
     def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:
-        recalled = self.prepared.recalled
         record.note_status(self._received.asked.mode, shown.status)
-        record.note_recall(recalled.candidate_count, recalled.spans_ms)
+        record.note_recall(self.prepared.recalled.candidate_count, self.prepared.recalled.spans_ms)
         record.note_injection(len(shown.chunks), shown.block_tokens)
         record.note_left(self._received.prompt.left_out(), self._received.prompt.replaced())

@@ -6,6 +6,7 @@ interrupted write leaves is mended by whoever opens the topic (opening.py, journ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,8 @@ from memd.store.shelf import Claim, Heads, Position, Stream
 
 class LocalClaim:
     """A claim to a topic whose folder is the truth. See Claim."""
+
+    renewed_at = math.inf
 
     def __init__(self, files: LocalDisk, layout: TopicLayout, epoch: int) -> None:
         self.files = files

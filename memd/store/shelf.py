@@ -65,6 +65,10 @@ class Claim(Protocol):
     """See `CanonicalClock.turn`; None: no other daemon gives out ids."""
 
     @property
+    def renewed_at(self) -> float:
+        """When it was asked for, or to be renewed the last time that it was (`steady_now`); infinite: it needs none."""
+
+    @property
     def is_over(self) -> bool:
         """Whether it is known that nothing can be written by it any more: it was released, Fenced or InDoubt."""
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from memd.entries import Draft, Entry, Erased, Status
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.copies import live_copy
 from memd.store.erasure.forbidden import read_forbidden
 from memd.store.erasure.rewriting import (
@@ -133,7 +133,7 @@ class TopicLog:
         drafts = [self._shared.draft_filter(draft) for draft in drafts]
         with self._state:
             if self._closed:
-                raise StoreError(f"topic {self.topic_id}: the store is closed; open it again to append")
+                raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
             active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)

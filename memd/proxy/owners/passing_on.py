@@ -14,12 +14,13 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
-from memd.errors import StoreError, TopicHeld
+from memd.errors import StoreError, TopicHeld, TopicLost
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.owners.all_daemons import AllDaemons
@@ -41,6 +42,8 @@ OWNERS_MAX = 65_536
 """Topics of other daemons whose owner is remembered: 10 MB."""
 TRUSTED_SECONDS = 30.0
 """An owner that was remembered longer ago is looked up again, so that a topic which was let go can move here."""
+TOPICS_LOST_MAX = 2
+"""So often a chat is answered from a topic that another daemon takes at that moment."""
 TRIES_A_LEASE, TRY_SECONDS_MAX = 8, 0.25
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
@@ -92,9 +95,18 @@ class Owners(AllDaemons):
         """Answer a chat: here, or through the daemon that has its topic.
 
         Args:
-            here: raises TopicHeld, before it has done anything, where another daemon has the topic.
+            here: raises TopicHeld, before it has done anything, where another daemon has the topic, and TopicLost where
+                it has taken it meanwhile.
             without_memory: answers here where nobody can be reached who has it.
         """
+        for _ in range(TOPICS_LOST_MAX):
+            with suppress(TopicLost):
+                return await self._answer(request, body, topic_id, here, without_memory)
+        return await without_memory()
+
+    async def _answer(
+        self, request: web.Request, body: bytes, topic_id: str, here: Answer, without_memory: Answer
+    ) -> web.StreamResponse:
         if self.marks.is_hop(request):
             return await self.answer_hop(request, here)
         held = await self._known_owner(topic_id)
@@ -172,7 +184,7 @@ class Owners(AllDaemons):
         try:
             is_gone = outcome.is_port_closed and (is_late or held.url in await self.present())
             await self._topics.get(held.topic_id, gone=held.url if is_gone else "")
-        except TopicHeld:
+        except (TopicHeld, TopicLost):
             raise
         except StoreError as error:
             self._log(held, "is gone, and nobody can be asked for its topic", str(error))

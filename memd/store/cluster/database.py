@@ -124,6 +124,8 @@ _INSTALL = "a store that several daemons share needs more packages: pip install 
 CONNECT_SECONDS = 5.0
 _AWAY_SECONDS = 0.1
 """Instead of that, after nobody has answered and until somebody does: a daemon with many topics has to end, too."""
+_URGENT_AWAY_SECONDS = 0.5
+"""The same for who renews: a daemon that stood still takes its own silence for the server's."""
 _WORK_SECONDS = 12.0
 """The longest that work waits for a server that is there and says nothing."""
 Result = TypeVar("Result")
@@ -223,10 +225,10 @@ class Database:
         return cluster
 
     @contextmanager
-    def connection(self, seconds: float = _WORK_SECONDS) -> Iterator[Connection]:
+    def connection(self, seconds: float = _WORK_SECONDS, away_seconds: float = _AWAY_SECONDS) -> Iterator[Connection]:
         """A connection on which each statement outside of a transaction is one of its own; for so long at most."""
         self.connect()
-        wait_seconds = _AWAY_SECONDS if self.is_away else min(seconds, self._connect_seconds)
+        wait_seconds = away_seconds if self.is_away else min(seconds, self._connect_seconds)
         until = time.monotonic() + wait_seconds
         while True:
             with self._pool.connection(until - time.monotonic()) as connection:
@@ -252,16 +254,17 @@ class Database:
                 if not self._ordinary.acquire(timeout=self._connect_seconds):
                     raise StoreWriteFailed(f"{self.place}: has no connection left; what could not be stored is kept")
                 turn.callback(self._ordinary.release)
-            return self._again(work, time.monotonic() + (urgent_seconds or _WORK_SECONDS))
+            away_seconds = min(urgent_seconds, _URGENT_AWAY_SECONDS) or _AWAY_SECONDS
+            return self._again(work, time.monotonic() + (urgent_seconds or _WORK_SECONDS), away_seconds)
 
-    def _again(self, work: Callable[[Connection], Result], until: float) -> Result:
+    def _again(self, work: Callable[[Connection], Result], until: float, away_seconds: float) -> Result:
         import psycopg
         import psycopg_pool
 
         was_lost = False
         for _ in range(_TRIES):
             try:
-                with self.connection(until - time.monotonic()) as connection:
+                with self.connection(until - time.monotonic(), away_seconds) as connection:
                     return work(connection)
             except (psycopg_pool.PoolTimeout, psycopg_pool.PoolClosed) as error:
                 problem: Exception = error

@@ -6,6 +6,7 @@ Who waits for others in a transaction does not keep the topic's row for long, we
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ class FencedTopic:
         self.epoch = epoch
         self.key = key
         self.seal = seal
+        self.renewed_at = -math.inf
+        """See Claim."""
 
     def insert(self, stream: Stream, at: Position, data: bytes) -> None:
         """Append a group, with one statement."""

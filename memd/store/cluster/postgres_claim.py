@@ -70,6 +70,11 @@ class PostgresClaim:
         return self._topic, self._ends
 
     @property
+    def renewed_at(self) -> float:
+        """See Claim."""
+        return self._topic.renewed_at
+
+    @property
     def is_over(self) -> bool:
         """See Claim."""
         return self._doubt is not None or self._cache.is_over

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from memd.clock import steady_now
 from memd.entries import ID_TURNS
 from memd.errors import BadTopicId, CacheGone, ObjectMissing, StoreError, TopicHeld, TopicMoving, WrongKey
 from memd.store.bucket.objects import Bucket
@@ -161,6 +162,7 @@ class PostgresShelf:
             found: tuple[Any, ...] | None = connection.execute(taken, asked).fetchone()
             return found
 
+        began = steady_now()
         row = self._database.again(claimed)
         if row is None:
             owner = "SELECT url FROM memd_topic WHERE topic = %s"
@@ -176,6 +178,7 @@ class PostgresShelf:
                 )
             raise TopicHeld(topic_id, holder)
         topic = FencedTopic(self._database, topic_id, row[0], row[1], self._keys.seal(row[1]))
+        topic.renewed_at = began
         if row[2] != self._keys.is_plain:
             topic.release()
             raise WrongKey(f"{self._database.place}: another daemon has just encrypted the new cluster; restart memd")
@@ -195,13 +198,16 @@ class PostgresShelf:
             " FROM unnest(%s::text[], %s::bigint[]) AS mine (topic, epoch)"
             " WHERE t.topic = mine.topic AND t.epoch = mine.epoch AND t.url IS NOT NULL RETURNING t.topic, t.epoch"
         )
-        mine = [(one.layout.topic_id, one.epoch) for one in claims]
-        mine += [(one.topic_id, one.epoch) for one in self._refreshing.copy().values()]
-        topics, epochs = [topic for topic, _ in mine], [epoch for _, epoch in mine]
-        asked = (self._lease, topics, epochs)
+        mine = [one.fenced[0] for one in claims if isinstance(one, PostgresClaim)]
+        mine += self._refreshing.copy().values()
+        asked = (self._lease, [one.topic_id for one in mine], [one.epoch for one in mine])
+        began = steady_now()
         found = self._database.again(
             lambda connection: set(connection.execute(longer, asked)), urgent_seconds=self._lease_seconds
         )
+        for one in mine:
+            if (one.topic_id, one.epoch) in found:
+                one.renewed_at = began
         return [one for one in claims if (one.layout.topic_id, one.epoch) not in found]
 
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
