@@ -122,9 +122,13 @@ def test_a_command_that_asks_the_running_daemon_needs_no_key(
     daemon = make_daemon(upstream.url, {"encryption": {"key_file": str(key_file(tmp_path))}}).start()
     body = {"notes": [{"content": "The crane needs oil."}]}
     assert ask(f"{daemon.own_url}/memd/notes", body).status == 200
-    for command in (("log",), ("search", "What does the crane need?")):
-        told = memd(*command, "--data-dir", daemon.data_dir)
-        assert told.exit_code == 0 and "The crane needs oil." in told.output, told.output
+    told = memd("search", "What does the crane need?", "--data-dir", daemon.data_dir)
+    assert told.exit_code == 0 and "The crane needs oil." in told.output, told.output
+
+    def log() -> str:  # where a note is as soon as it is embedded
+        return memd("log", "--data-dir", daemon.data_dir).output
+
+    wait_until(lambda: "The crane needs oil." in log(), log)
 
 
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: command[0])
