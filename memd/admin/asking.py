@@ -18,6 +18,7 @@ from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMis
 
 ANSWER_SECONDS_MAX = 60.0
 OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
+NO_TEXT = "a text that was given has bytes that are no UTF-8; set PYTHONUTF8=1 (or LC_ALL=C.UTF-8) and give it again"
 THE_RIGHT_ONE = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_TOKEN or in the settings (--config)"
 
 
@@ -40,7 +41,8 @@ class OwnRoutesClient:
             DaemonError: it refused, or does not answer.
         """
         given = {name: value for name, value in query.items() if value is not None}
-        return self._request(f"{path}?{urllib.parse.urlencode(given, doseq=True)}" if given else path, None)
+        query_string = urllib.parse.urlencode(given, doseq=True, errors="surrogateescape")  # as the terminal gave it
+        return self._request(f"{path}?{query_string}" if given else path, None)
 
     def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         """Return the body of the answer to a POST, which may take so long.
@@ -49,7 +51,11 @@ class OwnRoutesClient:
             BadQuestion: the request is wrong.
             DaemonError: it refused, or does not answer.
         """
-        return self._request(path, msgspec.json.encode(body), seconds)
+        try:
+            encoded = msgspec.json.encode(body)
+        except UnicodeEncodeError:
+            raise BadQuestion(NO_TEXT) from None
+        return self._request(path, encoded, seconds)
 
     def _request(self, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         try:

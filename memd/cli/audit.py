@@ -107,7 +107,7 @@ def _table(answer: AuditAnswer) -> list[RenderableType]:
         return ["No act was recorded that was asked for."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("line", "when", "who", "act", "topic", "what", "from"):
-        table.add_column(name, justify="right" if name == "line" else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name == "line" else "left", no_wrap=name in ("line", "act"))
     for act in answer.acts:
         topics = ", ".join("all" if topic == ALL_TOPICS else topic for topic in act.topics)
         at = f"at {act.daemon}" if act.daemon else ""

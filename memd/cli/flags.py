@@ -92,8 +92,11 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
     """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
     from rich.console import Console
 
+    from memd.cli.tables import fitting
+
     if sys.stdout.isatty():
-        Console(highlight=False).print(*lines, sep="\n")
+        console = Console(highlight=False)
+        console.print(*(fitting(line, console) for line in lines), sep="\n")
         return
     console = Console(highlight=False, width=NEVER_BREAK)
     with console.capture() as captured:

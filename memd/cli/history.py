@@ -249,7 +249,6 @@ def _event(event: LogEvent) -> RenderableType:
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
         "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
         (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
-        no_wrap=True,
     )
     parts: list[RenderableType] = [head]
     if event.reason:

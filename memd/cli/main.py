@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
+from memd.cli.terminal import show_what_it_can
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -62,6 +65,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 class CommandGroup(click.Group):
     """Imports commands when they are asked for; they return their exit code and may raise `MemdError`."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command; its help, too, may have what a terminal cannot show."""
+        show_what_it_can(sys.stdout)
+        return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> None:
         """Run the command that was named and leave with its exit code."""

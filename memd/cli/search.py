@@ -108,9 +108,7 @@ def _lines(answer: SearchAnswer, topics: Sequence[str], *, explain: bool, is_fil
 
 def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
     said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    head = Text.assemble(
-        (f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}", no_wrap=True
-    )
+    head = Text.assemble((f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}")
     head.append(origin_words(chunk), "magenta")
     head.append(warning_words(chunk), "yellow")
     if explain:

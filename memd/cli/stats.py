@@ -106,7 +106,7 @@ def _unsearched_chunks(config: Config, files: LocalDisk, topics: list[TopicDiskU
 def _table(figures: StoredFigures) -> list[RenderableType]:
     """Return the figures as text: a table, and a line about the daemon."""
     shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
-    shown.add_column("topic", overflow="fold", min_width=8)
+    shown.add_column("topic")
     for name in ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan"):
         shown.add_column(name, justify="right", no_wrap=True)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]

@@ -87,7 +87,8 @@ def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tu
         return told, ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "steps", "asked"):
-        table.add_column(name, justify="right" if name in ("shown", "tokens", "ms", "steps") else "left", no_wrap=True)
+        is_figure, gives_way = name in ("shown", "tokens", "ms", "steps"), name in ("when", "topic", "asked")
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=not gives_way)
     for one in turns:
         asked_for = "(a step of its turn)" if one["is_step"] else one["asked"]
         table.add_row(
@@ -187,7 +188,9 @@ def _candidates(one: Receipt) -> RenderableType:
         "tokens",
         "verdict",
     ):
-        table.add_column(name, justify="left" if name in ("id", "said", "verdict") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("id", "said", "verdict") else "right", no_wrap=name != "verdict"
+        )
     for chunk in one.candidates:
         parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]

@@ -60,7 +60,7 @@ def _lines(answer: UsageByDay) -> list[RenderableType]:
         for name in UsageRow.__struct_fields__[3:]:
             setattr(total, name, getattr(total, name) + getattr(row, name))
     for name, footer in (("day", "all"), ("topic", ""), ("model", "")):
-        table.add_column(name, footer, no_wrap=True)
+        table.add_column(name, footer, no_wrap=name == "day")
     for name, footer in zip(_COLUMNS, _figures(total), strict=True):
         table.add_column(name, footer, justify="right", no_wrap=True)
     for row in answer.rows:

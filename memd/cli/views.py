@@ -140,7 +140,7 @@ def _entity_lines(answer: Entities) -> list[RenderableType]:
     for one in answer.entities:
         ids = " ".join(chunk.id for chunk in one.chunks) + ("" if len(one.chunks) == one.count else " …")
         name = (for_terminal(one.name), "bold")
-        lines.append(Text.assemble(f"{one.count:>6}  ", name, f"  {one.kind}  ", (ids, "dim"), no_wrap=True))
+        lines.append(Text.assemble(f"{one.count:>6}  ", name, f"  {one.kind}  ", (ids, "dim")))
     if answer.total > len(answer.entities):
         lines.append(f"{len(answer.entities):,} of {counted(answer.total, 'name')}; --limit shows more.")
     return lines
