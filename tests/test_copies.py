@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from archiver_stage import COUNTER, DATA_DIR
 from crash_files import CrashFiles
+from numpy.typing import NDArray
 
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft
+from memd.entries import Draft, Entry
 from memd.ingest.chunking import Utterance
-from memd.ingest.copies import firsts_of, words_of
+from memd.ingest.copies import ALIKE_COSINE, BatchDraft, may_return, standing_for, words_of
 from memd.ingest.pipeline import Drafter
 from memd.settings.model import Config, EmbeddingSettings
 from memd.store.store import Store, TopicLog
@@ -50,13 +53,55 @@ def test_numbers_signs_questions_negations_paths_identifiers_and_the_order_do(on
     assert words_of(one) != words_of(other)
 
 
+def standing(*texts: str, angles: Sequence[float] = (), chunks: int = 1) -> list[int | None]:
+    """What stands for each of these texts where the topic has nothing yet; all are alike without `angles`."""
+    batch = [
+        BatchDraft(Draft(uuid=bytes(16), content=text, vector=b"", created_at=1, digests=(bytes([number // chunks]),)))
+        for number, text in enumerate(texts)
+    ]
+    may = may_return([one.draft for one in batch])
+    batch = [msgspec.structs.replace(one, may_return=that) for one, that in zip(batch, may, strict=True)]
+    turned = angles or [0.0] * len(texts)
+    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in turned], dtype=np.float32).reshape(-1, 2)
+    return standing_for(batch, vectors, 0.99, ALIKE_COSINE)
+
+
 def test_the_same_words_are_the_same_text_where_the_vectors_agree_and_the_very_same_text_always_is() -> None:
     texts = ["One lamp.", "one lamp", "Two lamps.", "ONE lamp", "one  lamp", "One lamp."]
-    drafts = [Draft(uuid=bytes(16), content=text, vector=b"", created_at=1) for text in texts]
-    angles = [0, 0.01, 0.01, 0.01, 1, 2]
-    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles], dtype=np.float32)
-    assert firsts_of(drafts, vectors, 0.99) == [0, 0, 2, 3, 4, 0]
-    assert firsts_of([], vectors[:0], 0.99) == []
+    assert standing(*texts, angles=[0, 0.01, 2, 4, 6, 3]) == [0, 0, 2, 3, 4, 0]
+    assert standing() == []
+
+
+MONDAY, TUESDAY = "We deploy on Monday.", "No, we deploy on Tuesday."
+
+
+@pytest.mark.parametrize(
+    ("said", "stored"),
+    [
+        ([MONDAY, TUESDAY, MONDAY], [0, 1, 2]),
+        ([MONDAY, TUESDAY, MONDAY, TUESDAY, MONDAY], [0, 1, 0, 1, 4]),
+        ([MONDAY, MONDAY, TUESDAY], [0, 0, 2]),
+        ([MONDAY, "we  deploy on Monday", MONDAY], [0, 0, 0]),
+        (["Yes.", "No.", "Yes."], [0, 1, 0]),
+    ],
+)
+def test_what_is_said_again_after_something_else_came_in_its_place_is_stored_again_unless_that_is_said_again_too(
+    said: list[str], stored: list[int]
+) -> None:
+    assert standing(*said) == stored
+
+
+def test_what_is_unlike_takes_no_text_s_place_and_neither_does_the_rest_of_its_message() -> None:
+    assert standing(MONDAY, TUESDAY, MONDAY, angles=[0, 1, 0]) == [0, 1, 0]
+    rows = [f"| berth {number} | boat {number * 7} | paid |" for number in range(4)]
+    assert standing(*rows, "Is that all?", *rows[:3], chunks=4) == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("chunks", "again"), [(4, True), (5, False)])
+def test_a_message_of_many_chunks_is_not_stored_again(chunks: int, again: bool) -> None:
+    rows, others = ([f"| berth {number} | boat {number + boat} |" for number in range(chunks)] for boat in (100, 200))
+    *_, stored = zip(*[iter(standing(*rows, *others, *rows, chunks=chunks))] * chunks, strict=True)
+    assert stored == tuple(range(2 * chunks, 3 * chunks) if again else range(chunks))
 
 
 @pytest.fixture
@@ -66,7 +111,7 @@ def drafter() -> Drafter:
 
 @pytest.fixture
 def topic() -> Iterator[TopicLog]:
-    store = Store.open(DATA_DIR, dimension=384, fingerprint="a" * 32, segment_entries_max=1000, files=CrashFiles())
+    store = Store.open(DATA_DIR, dimension=384, fingerprint="a" * 32, segment_entries_max=2, files=CrashFiles())
     yield store.topic("talk")
     store.close()
 
@@ -87,3 +132,30 @@ def test_a_text_in_which_one_number_has_changed_is_stored_beside_the_former(
     assert first @ second >= Config().dedupe.cosine, "or this test shows nothing"
     runs = [[Utterance(text, "tool", bytes([number]) * 16)] for number, text in enumerate([one, other])]
     assert [draft.content for draft in drafter.drafts(topic, runs)] == [one, other]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_came_since_a_copy_is_found_under_an_index_too_and_no_vector_is_made_twice(
+    drafter: Drafter, topic: TopicLog, sealed: bool
+) -> None:
+    places = itertools.count()
+
+    def said(text: str) -> list[Entry]:
+        return topic.append(drafter.drafts(topic, [[Utterance(text, "user", bytes([next(places)]) * 16)]]))
+
+    (first,) = said(MONDAY)
+    said("The cat sleeps on the warm window sill.")
+    assert said(MONDAY) == [], "nothing like it was said since"
+    said(TUESDAY)
+    said("The ferry does not run in January.")
+    for segment_id in topic.unsealed() if sealed else ():
+        topic.seal(segment_id)
+    assert len(topic.snapshot().indexes) == 2 * sealed
+    drafter.embed_many = no_model
+    (again,) = said(MONDAY)
+    assert (again.content, again.vector) == (MONDAY, first.vector) and again.uuid != first.uuid
+    assert said(MONDAY) == []
+
+
+def no_model(texts: Sequence[str]) -> NDArray[np.float32]:
+    raise AssertionError(f"{texts} have vectors")

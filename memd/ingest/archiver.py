@@ -25,6 +25,7 @@ from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
 from memd.errors import MemdError
+from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
 from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
@@ -44,14 +45,11 @@ from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-from memd.wording import tallied
 
 log = logging.getLogger("memd")
 
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
-BATCH_CHARACTERS = 8_000
-"""Text that is embedded and appended at once, if a part is not longer: about a second's work."""
 UNLOAD_SECONDS = 5.0
 """The interval at which idle topics are closed."""
 
@@ -78,7 +76,7 @@ class Archiver:
         self._config = config
         self._redactor = redactor
         self._encoder = encoder
-        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.same_cosine, redactor=redactor)
+        self._appender = TopicAppender(config, encoder, counter, redactor, metrics, events)
         self._counter = counter
         self._tasks = tasks
         self._indexer = indexer
@@ -162,9 +160,11 @@ class Archiver:
             async with topic.storing.first():
                 find = topic.unstored().part_with
                 part = await asyncio.get_running_loop().run_in_executor(None, find, chunk_id.replace("-", "").lower())
-                if part is not None and part.note is None:
-                    await self._append_parts(topic, [part])  # the marks follow when its conversation is stored
-                while part is not None and part.note is not None and not await self._append_of_note(topic, part):
+                if part is None:
+                    continue
+                if part.note is None:
+                    await self._appender.append_parts(topic, [part])  # the marks follow when its conversation is stored
+                while part.note is not None and not await self._appender.append_of_note(topic, part):
                     pass
 
     def store_notes_later(self, topic: Topic) -> None:
@@ -192,14 +192,9 @@ class Archiver:
         Raises:
             EmbeddingError, StoreError: nothing was written.
         """
-
-        def made() -> tuple[Sequence[Draft], int]:
-            drafts = make(self._drafter)
-            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
-
         with topic.used():
             async with topic.storing:
-                entries = await self._ingest(topic, made)
+                entries = await self._appender.append_made(topic, make)
         self._indexer.look_after(topic)
         return entries
 
@@ -316,7 +311,7 @@ class Archiver:
                 return False
             batch, begun = first_batch(parts, BATCH_CHARACTERS), conversation.stored
             try:
-                await self._append_parts(topic, [*batch, *owed_parts(conversation)])
+                await self._appender.append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
                 return False
@@ -342,27 +337,13 @@ class Archiver:
                     if self._attempts.are_waiting(topic):
                         return
                     try:
-                        is_stored = await self._append_of_note(topic, part)
+                        is_stored = await self._appender.append_of_note(topic, part)
                     except MemdError as error:
                         self._attempts.failed(topic, error)
                         return
                     self._attempts.succeeded(topic)
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
-
-    async def _append_of_note(self, topic: Topic, part: Part) -> bool:
-        """Append the next chunks of a note; True if it has no others. The caller holds `topic.storing`."""
-        assert part.note is not None, "a note's part"
-        drafts, is_last = await asyncio.to_thread(topic.cutter.next_of_note, part, BATCH_CHARACTERS)
-
-        def made() -> tuple[Sequence[Draft], int]:
-            embedded = self._drafter.embedded(topic.log, drafts, (), is_shown=lambda uuid: True)
-            return embedded, sum(self._counter.count(draft.content) for draft in drafts)
-
-        await self._ingest(topic, made)
-        if is_last:
-            topic.buffer.settle_note(part.note[0])
-        return is_last
 
     def _once(self, kind: str, whose: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` in the background, unless the same is under way; meanwhile the topic stays open."""
@@ -401,50 +382,10 @@ class Archiver:
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = parts_of(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
             try:
-                await self._append_parts(topic, [*parts, *owed_parts(conversation)])
+                await self._appender.append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
                 return
             self._attempts.succeeded(topic)
             if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
-
-    async def _append_parts(self, topic: Topic, parts: Sequence[Part]) -> None:
-        shown = topic.buffer.injected_uuids()
-        talks = topic.buffer.conversations()
-        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
-        named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
-
-        def is_shown(uuid: bytes) -> bool:
-            return uuid in shown or uuid.hex().startswith(named)
-
-        def made() -> tuple[Sequence[Draft], int]:
-            cut = topic.cutter.cut_as_shown(parts, is_shown)
-            drafts = [chunk.draft for part in cut for chunk in part.chunks]
-            tokens = sum(self._counter.count(draft.content) for draft in drafts)
-            digests = [digest for part in cut for digest in part.digests]
-            return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown), tokens
-
-        topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
-        try:
-            topic.note_chunks(await self._ingest(topic, made))
-        finally:
-            topic.being_stored = frozenset()
-
-    async def _ingest(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
-        """Append the drafts that `make` returns, with the tokens they came from; the caller holds `topic.storing`."""
-        started = time.perf_counter()
-        drafts, tokens = await asyncio.get_running_loop().run_in_executor(self._encoder.ingestion, make)
-        entries: list[Entry] = []
-        if drafts:
-            entries = await topic.append(drafts)
-            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
-        if redacted := self._redactor.marks([draft.content for draft in drafts]):
-            self._redactor.count(redacted)
-            log.info(
-                "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
-            )
-        self._metrics.ingestions.add(time.perf_counter() - started)
-        self._metrics.ingested_tokens.add(count=tokens)
-        self._metrics.ingested_chunks.add(count=len(drafts))
-        return entries

@@ -14,20 +14,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 from msgspec import UNSET
+from numpy.typing import NDArray
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
+from memd.ingest import copies
 from memd.ingest.chunking import Chunk, Utterance, split
-from memd.ingest.copies import firsts_of
+from memd.ingest.copies import BatchDraft
 from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
+from memd.store.copies import alike_since, live_copy
 from memd.store.erasure.rewriting import was_erased
 from memd.store.store import TopicLog
 
@@ -146,33 +150,67 @@ class Drafter:
         digests: Sequence[bytes],
         *,
         is_shown: Callable[[bytes], bool] = lambda uuid: False,
+        is_new: Callable[[bytes], bool] = lambda digest: True,
     ) -> list[Draft]:
-        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch.
+        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `copies`).
 
         Args:
             digests: of all messages of the batch.
             is_shown: whether a prompt has shown the chunk with this uuid: then it is kept, for it may be corrected.
+            is_new: whether the message with this digest is said now, and not a client's history sent again.
 
         Raises:
             EmbeddingError: the model failed on a text.
         """
-        new = [draft for draft in drafts if is_shown(draft.uuid) or not topic.has_live_copy(draft)]
-        if not new:
-            return []
-        vectors = self.embed_many([draft.embedded_text for draft in new])
-        firsts = firsts_of(new, vectors, self._same_cosine(self._dedupe_cosine))
-        firsts = [own if is_shown(new[own].uuid) else first for own, first in enumerate(firsts)]
-        known: dict[int, dict[bytes, None]] = {first: {} for first in firsts}
-        for draft, first in zip(new, firsts, strict=True):
-            # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
-            known[first] |= dict.fromkeys(draft.digests)
+        batch = self._batch(topic, drafts, is_shown, is_new)
+        vectors = self._vectors(batch)
+        cosines = map(self._same_cosine, (self._dedupe_cosine, copies.ALIKE_COSINE))
+        standing = copies.standing_for(batch, vectors, *cosines)
+        known: dict[int, dict[bytes, None]] = {}
+        for one, stored in zip(batch, standing, strict=True):
+            if stored is not None:
+                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
+                known.setdefault(stored, {}).update(dict.fromkeys(one.draft.digests))
         made = [
             msgspec.structs.replace(
-                new[first], vector=vectors[first].astype("<f4").tobytes(), digests=tuple(known[first])
+                batch[index].draft, vector=vectors[index].astype("<f4").tobytes(), digests=tuple(known[index])
             )
-            for first in known
+            for index in known
         ]
-        return _knowing_all(made, digests)
+        return _knowing_all(made, digests) if made else []
+
+    def _batch(
+        self,
+        topic: TopicLog,
+        drafts: Sequence[Draft],
+        is_shown: Callable[[bytes], bool],
+        is_new: Callable[[bytes], bool],
+    ) -> list[BatchDraft]:
+        """Those of a batch's chunks that the topic does not have, and those that may be stored again."""
+        snapshot, alike = topic.snapshot(), self._same_cosine(copies.ALIKE_COSINE)
+        batch = []
+        for draft, may_return in zip(drafts, copies.may_return(drafts), strict=True):
+            if is_shown(draft.uuid):
+                batch.append(BatchDraft(draft, is_kept=True))
+                continue
+            if topic.forbidden.has_text(draft.content):
+                continue
+            if (copy := live_copy(snapshot, draft)) is None:
+                batch.append(BatchDraft(draft, may_return=may_return))
+            elif may_return and all(map(is_new, draft.digests)):
+                since = alike_since(snapshot, copy, alike)
+                # Nobody knows whether an import that tells no times says it before or after those.
+                is_dated = draft.source is None or draft.said_at is not UNSET
+                if since is not None:
+                    batch.append(BatchDraft(draft, may_return=may_return, copy=copy, since=since if is_dated else ()))
+        return batch
+
+    def _vectors(self, batch: Sequence[BatchDraft]) -> NDArray[np.float32]:
+        """Their vectors, shape `(n, dimension)`: those of copies are known, and no text is embedded twice."""
+        known = {one.draft.embedded_text: one.copy.embedding for one in batch if one.copy is not None}
+        texts = [text for text in dict.fromkeys(one.draft.embedded_text for one in batch) if text not in known]
+        known.update(zip(texts, self.embed_many(texts) if texts else (), strict=True))
+        return np.array([known[one.draft.embedded_text] for one in batch], dtype=np.float32)
 
     def passages(self, topic: TopicLog, texts: Sequence[str], *, kind: str, source: str | None = None) -> list[Draft]:
         """Redact, cut and embed texts without a speaker, such as a note or the sections of a document, as one batch.

@@ -20,6 +20,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
+from memd.ingest.copies import may_return
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
@@ -68,6 +69,9 @@ class CutPart(msgspec.Struct, frozen=True):
     chunks: tuple[PendingChunk, ...]
     digests: tuple[bytes, ...]
     """Of all messages that are remembered with it, those included whose text the log has already."""
+    drafts: tuple[Draft, ...] = ()
+    """Of the chunks, and in their midst what the log has and may be stored again nevertheless: that is known only when
+    all that was said before is stored. Of a note none."""
 
 
 def parts_of(
@@ -141,6 +145,16 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
         and compaction.is_stored_kind(message)
         and not log.has_digest(conversation.messages[position].identity)
     ]
+
+
+def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
+    """The digests of a conversation's messages behind the last one that the log knows.
+
+    What stands before that one was said before it: where the log knows it by no digest, since it had the text already
+    (`repeated`), the client has only sent it again.
+    """
+    latest_first = (item.identity for item in reversed(messages))
+    return set(itertools.takewhile(lambda digest: not log.has_digest(digest), latest_first))
 
 
 def first_batch(parts: Sequence[Part], characters_max: int) -> list[Part]:
@@ -278,10 +292,13 @@ class PartCutter:
         if part.note is not None:
             return self._new_note(*part.note)
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
-        cut = (draft for draft in self._cutter.cut(self._log.topic_id, runs) if not self._log.has_live_copy(draft))
-        drafts = [under_new_uuid(self._log, draft) for draft in cut]
+        cut = [under_new_uuid(self._log, draft) for draft in self._cutter.cut(self._log.topic_id, runs)]
+        has_copy = [self._log.has_live_copy(draft) for draft in cut]
+        new = [draft for draft, is_copy in zip(cut, has_copy, strict=True) if not is_copy]
+        asked = zip(cut, has_copy, may_return(cut), strict=True)
+        drafts = tuple(draft for draft, is_copy, may in asked if may or not is_copy)
         digests = (utterance.digest for run in runs for utterance in run if utterance.digest is not None)
-        return CutPart(self._pending(drafts), tuple(digests))
+        return CutPart(self._pending(new), tuple(digests), drafts)
 
     def _new_note(self, note_id: bytes, note: Note) -> CutPart:
         """A note in the chunks that are to be stored. What an interrupted attempt has stored of it may be corrected

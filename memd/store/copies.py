@@ -5,19 +5,28 @@ Rule: a pure question to a snapshot; columns find the candidates, and their entr
 
 from __future__ import annotations
 
+import numpy as np
+
 from memd.entries import Draft, Entry
 from memd.errors import StoreError
-from memd.store.log.columns import text_hash
-from memd.store.snapshot import Snapshot
+from memd.store.log.columns import may_be_wanted, text_hash
+from memd.store.snapshot import Place, Snapshot
+from memd.wanted import Wanted
+
+SINCE_MAX = 256
+"""Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
+their vectors are read from disk."""
 
 
 def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
-    """Return the live chunk of the draft's kind that has exactly its text, said by the same roles; None if there is
-    none. That of a note or document is also of its source. An entry that cannot be read does not count."""
+    """Return the live chunk of the draft's kind that has exactly its text, said by the same roles, of several the one
+    that came last; None if there is none. That of a note or document is also of its source. An entry that cannot be
+    read does not count."""
     is_sourced = draft.kind != "turn"  # what was said is the same wherever it was imported from
     wanted = (draft.kind, is_sourced and draft.source, draft.displayed)
     for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
-        for place in snapshot.live_places_of_text(text_hash(text)):
+        found = snapshot.live_places_of_text(text_hash(text))
+        for place in sorted(found, key=lambda place: _origin(snapshot, place), reverse=True):
             try:
                 entry = snapshot.read(place)
             except StoreError:
@@ -25,3 +34,26 @@ def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
             if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
                 return entry
     return None
+
+
+def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:
+    """Return the live chunks of a copy's kind that came after it and whose vectors are this near to its, of the newest
+    `SINCE_MAX`, newest first; None if another model embedded the copy."""
+    own = snapshot.place(copy.canonical_id)
+    if own is None or (own[0] not in snapshot.indexed_segments and snapshot.views[own[0]].matrix is None):
+        return None
+    places: list[Place] = []
+    for segment_id, rows in reversed(list(snapshot.rows_after(copy.origin_id))):
+        view = snapshot.views[segment_id]
+        records, dead = view.rows[rows.start :], view.dead[rows.start :]
+        is_since = (records["origin_id"] > copy.origin_id) & may_be_wanted(records, Wanted(kinds=(copy.kind,)))
+        newest = np.flatnonzero(is_since & ~dead)[::-1][: SINCE_MAX - len(places)]
+        places += [(segment_id, rows.start + row) for row in newest.tolist()]
+    near = {one for one, hit in snapshot.hits_at(copy.embedding[None], places).items() if hit.cosine >= cosine}
+    entries = snapshot.read_many(near)
+    return [entries[one] for one in places if one in entries]
+
+
+def _origin(snapshot: Snapshot, place: Place) -> int:
+    """The id with which the chunk of an entry began."""
+    return int(snapshot.views[place[0]].rows[place[1]]["origin_id"])

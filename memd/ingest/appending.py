@@ -1,0 +1,115 @@
+"""Embeds what is to be stored, and appends it: parts of conversations, notes, and drafts of other sources.
+
+Rule: whoever calls holds `Topic.storing`, so that nothing but corrections is appended to the topic meanwhile. Embedding
+runs in the ingesting thread, writing in the topic's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from memd.conversation.conversation import Conversation
+from memd.conversation.tokens import TokenCounter
+from memd.embedding.encoder import Encoder
+from memd.entries import Draft, Entry
+from memd.ingest.pipeline import Drafter
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topics import Topic
+from memd.ingest.unstored import Part, newly_said
+from memd.settings.model import Config
+from memd.telemetry.events import Events, authors_told
+from memd.telemetry.metrics import Metrics
+from memd.wording import tallied
+
+log = logging.getLogger("memd")
+
+BATCH_CHARACTERS = 8_000
+"""Text that is embedded and appended at once, if a part is not longer: about a second's work."""
+
+
+class TopicAppender:
+    """Of the event loop. All methods raise EmbeddingError and StoreError; then nothing was written."""
+
+    def __init__(
+        self,
+        config: Config,
+        encoder: Encoder,
+        counter: TokenCounter,
+        redactor: Redactor,
+        metrics: Metrics,
+        events: Events,
+    ) -> None:
+        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.same_cosine, redactor=redactor)
+        self._encoder = encoder
+        self._counter = counter
+        self._redactor = redactor
+        self._metrics = metrics
+        self._events = events
+
+    async def append_parts(self, topic: Topic, parts: Sequence[Part], conversation: Conversation | None = None) -> None:
+        """Append parts of a conversation, or a part of any."""
+        shown = topic.buffer.injected_uuids()
+        talks = topic.buffer.conversations()
+        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
+        named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+        messages = [] if conversation is None else conversation.messages[:]
+        new = functools.cache(lambda: newly_said(topic.log, messages))
+
+        def is_shown(uuid: bytes) -> bool:
+            return uuid in shown or uuid.hex().startswith(named)
+
+        def is_new(digest: bytes) -> bool:
+            return conversation is None or digest in new()
+
+        def made() -> tuple[Sequence[Draft], int]:
+            cut = topic.cutter.cut_as_shown(parts, is_shown)
+            drafts = [draft for part in cut for draft in part.drafts]
+            tokens = sum(self._counter.count(chunk.draft.content) for part in cut for chunk in part.chunks)
+            digests = [digest for part in cut for digest in part.digests]
+            return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown, is_new=is_new), tokens
+
+        topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
+        try:
+            topic.note_chunks(await self._append(topic, made))
+        finally:
+            topic.being_stored = frozenset()
+
+    async def append_of_note(self, topic: Topic, part: Part) -> bool:
+        """Append the next chunks of a note; True if it has no others."""
+        assert part.note is not None, "a note's part"
+        drafts, is_last = await asyncio.to_thread(topic.cutter.next_of_note, part, BATCH_CHARACTERS)
+        await self.append_made(topic, lambda drafter: drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True))
+        if is_last:
+            topic.buffer.settle_note(part.note[0])
+        return is_last
+
+    async def append_made(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
+        """Append the drafts that `make` returns; it is called in the ingesting thread."""
+
+        def made() -> tuple[Sequence[Draft], int]:
+            drafts = make(self._drafter)
+            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
+
+        return await self._append(topic, made)
+
+    async def _append(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
+        """Append the drafts that `make` returns, with the tokens they came from."""
+        started = time.perf_counter()
+        drafts, tokens = await asyncio.get_running_loop().run_in_executor(self._encoder.ingestion, make)
+        entries: list[Entry] = []
+        if drafts:
+            entries = await topic.append(drafts)
+            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
+        if redacted := self._redactor.marks([draft.content for draft in drafts]):
+            self._redactor.count(redacted)
+            log.info(
+                "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
+            )
+        self._metrics.ingestions.add(time.perf_counter() - started)
+        self._metrics.ingested_tokens.add(count=tokens)
+        self._metrics.ingested_chunks.add(count=len(drafts))
+        return entries

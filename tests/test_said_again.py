@@ -1,0 +1,101 @@
+"""What is said again is stored again where something else was said in its place meanwhile, and nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from archiver_stage import DIMENSION, HashEmbedder, Stage, live_entries
+from histories import said
+from numpy.typing import NDArray
+
+from memd.conversation.conversation import Conversation
+from memd.ingest.topics import Topic
+
+MONDAY = "u:The server is started anew on Monday.", "a:Noted."
+HELLO = "u:Good morning, it rains.", "a:It does."
+TUESDAY = "u:No, the server is started on Tuesday.", "a:Noted."
+ROUNDS = tuple(("c:read#1", f"t:The port of the server is {port}.#1") for port in (8081, 8082, 8081))
+
+
+@pytest.fixture(autouse=True)
+def one_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that finds all texts alike that speak of a server: words alone tell them apart."""
+    embed_hash = HashEmbedder.embed_many
+
+    def embed_many(self: HashEmbedder, texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = embed_hash(self, texts)
+        vectors[["server" in text for text in texts]] = DIMENSION**-0.5
+        return vectors
+
+    monkeypatch.setattr(HashEmbedder, "embed_many", embed_many)
+
+
+def shown(topic: Topic) -> list[str]:
+    return [entry.content.partition("\n")[0] for entry in live_entries(topic)]
+
+
+clock = itertools.count(1_700_000_000_000_000, 1_000_000)
+
+
+def hear(topic: Topic, *turns: Sequence[str], session: str | None = None) -> Conversation:
+    """A client sends this now."""
+    messages = [said(one) for turn in turns for one in turn]
+    contents, tokens = [message.content_digest for message in messages], [10] * len(messages)
+    at = next(clock)
+    return topic.buffer.receive(messages, contents, tokens, session=session, now=0.0, said_at=at).conversation
+
+
+async def store(stage: Stage, topic: Topic, *turns: Sequence[str], session: str | None = None) -> Conversation:
+    """And it is stored."""
+    sent = hear(topic, *turns, session=session)
+    assert await stage.archiver.store(topic, sent, len(sent))
+    return sent
+
+
+def told(*turns: Sequence[str]) -> list[str]:
+    """What is shown of these turns."""
+    return [turn[0].partition(":")[2] for turn in turns]
+
+
+async def test_what_was_taken_back_and_holds_again_is_the_newest(stage: Stage, topic: Topic) -> None:
+    turns = [MONDAY, TUESDAY, MONDAY, MONDAY]
+    for end in (1, 2, 3):
+        await store(stage, topic, *turns[:end])
+    assert shown(topic) == told(MONDAY, TUESDAY, MONDAY)
+    assert len(stage.embedder.texts) == 2, "its vector is known"
+    await store(stage, topic, *turns)
+    assert shown(topic) == told(MONDAY, TUESDAY, MONDAY), "nothing else was said meanwhile"
+
+
+async def test_it_is_so_whatever_of_it_is_stored_together_and_for_the_results_of_calls(
+    stage: Stage, topic: Topic
+) -> None:
+    await store(stage, topic, MONDAY)
+    rest = hear(topic, MONDAY, TUESDAY, MONDAY)
+    topic.cutter.cut(topic.listed_parts.of(rest))  # while what came in its place is not in the log
+    assert await stage.archiver.store(topic, rest, len(rest))
+    assert shown(topic) == told(MONDAY, TUESDAY, MONDAY)
+
+    other = await stage.topics.get("other")
+    await store(stage, other, ("u:Which port has the server?",), *ROUNDS, ("a:It is 8081.",))
+    ports = [entry.content.count("8081") - entry.content.count("8082") for entry in live_entries(other)]
+    assert ports == [1, -1, 2]
+
+
+async def test_a_history_that_is_sent_again_is_stored_once_whatever_came_in_the_place_of_its_words(
+    stage: Stage, topic: Topic
+) -> None:
+    await store(stage, topic, MONDAY, session="first")
+    for turns in ((HELLO,), (HELLO, MONDAY), (HELLO, MONDAY, TUESDAY)):
+        sent = await store(stage, topic, *turns, session="second")
+    topic.buffer.close(sent)
+    assert shown(topic) == told(MONDAY, HELLO, TUESDAY)
+    again = Stage(stage.config, stage.files.after_power_cut("lost"))
+    for place in (stage, again):
+        known = await place.topics.get("talk")
+        await store(place, known, HELLO, MONDAY, TUESDAY, HELLO, session="second")
+        assert shown(known) == told(MONDAY, HELLO, TUESDAY)
+    await again.close()
