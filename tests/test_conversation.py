@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from histories import block, conversation_of, digest_at, said, texts
 
 from memd.conversation import aligning
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, as_buffered
 from memd.conversation.index import ConversationIndex
-from memd.conversation.matching import Match, match
+from memd.conversation.matching import Match, _rejoin, match
 from memd.messages import ROOT_DIGEST
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -128,6 +130,46 @@ def test_an_end_that_a_rewritten_history_has_in_common_with_an_older_branch_is_n
 def test_a_trimmed_history_full_of_repetitions_rejoins_with_all_it_has() -> None:
     conversation = conversation_of("u:start", "u:go", "a:ok", "u:go", "a:ok")
     assert matched([conversation], "u:go", "a:ok", "u:go", "a:ok", "u:stop") == Match(conversation, 1, 4)
+
+
+class Counted(bytes):
+    """Contents that count how often two of them are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_a_history_in_which_the_same_few_words_recur_is_not_compared_from_each_of_them_on() -> None:
+    def contents(edited: int) -> list[bytes]:
+        words = ["u:go" if place % 2 else "a:ok" for place in range(4_000)]
+        words[edited] = "u:edited"
+        return [Counted(said(word).content_digest) for word in words]
+
+    index, known = ConversationIndex(), Conversation("known")
+    known.messages = as_buffered(known, [said("u:go")] * 4_000, contents(3_000), [1] * 4_000)
+    index.note(known)
+    Counted.compared = 0
+    match(index, contents(2_000), None)
+    assert Counted.compared < 50 * 4_000, "quadratic, they are a million"
+
+
+@pytest.mark.parametrize("after", [-1, 0, 2])
+def test_where_few_words_recur_a_trimmed_history_rejoins_where_it_shares_most(after: int) -> None:
+    known = [item.content_digest for item in conversation_of("u:go", "a:ok", "u:go", "u:go", "a:ok", "u:go").messages]
+    for size in range(6):
+        for contents in itertools.product({*known, b"new"}, repeat=size):
+            fitting = [
+                place
+                for place in range(after + 1, len(known) - 1)
+                if (run := max(2, len(known) - 2 - place)) and known[place : place + run] == list(contents[:run])
+            ]
+            found = _rejoin(known, conversation_of(), list(contents), after=after)
+            assert (None if found is None else found.offset) == (min(fitting) if fitting else None)
 
 
 def test_a_trimmed_history_rejoins_the_conversation_with_which_it_shares_most() -> None:

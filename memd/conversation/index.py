@@ -81,7 +81,7 @@ class ConversationIndex:
             if not further:
                 break
             guide = max(further, key=self._used.__getitem__)
-            known = common_length(contents, self._contents[guide])
+            known += common_length(contents, self._contents[guide], known, known)
             digest = guide.messages[known - 1].digest
             holders = self._of_session(self._at[digest], session)
         return known, self._newest_first(holders)

@@ -6,7 +6,6 @@ that trims its own history, or rewrites its middle, is recognised by runs of con
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -143,21 +142,34 @@ def _rejoin(known: list[bytes], conversation: Conversation, contents: list[bytes
     The last exchange may be missing or different (an edit, or a reply that the client never got), but two messages in a
     row must agree.
     """
-    offset: int | None = after
-    while contents and offset is not None and (offset := _place(known, contents[0], offset + 1)) is not None:
-        agreed = max(SHARED_MIN, len(known) - LAST_EXCHANGE - offset)
-        if offset + SHARED_MIN <= len(known) and known[offset : offset + agreed] == contents[:agreed]:
-            tail = zip(known[offset + agreed :], contents[agreed:], strict=False)
-            more = itertools.takewhile(lambda pair: pair[0] == pair[1], tail)
-            return Match(conversation, offset, agreed + sum(1 for _ in more))
+    end = len(known) - LAST_EXCHANGE
+    overlap = _overlap(known[after + 1 : max(0, end)], contents)
+    for offset in [end - overlap] if overlap >= SHARED_MIN else range(max(after + 1, end - 1), end + 1):
+        agreed = max(SHARED_MIN, end - offset)
+        if known[offset : offset + agreed] == contents[:agreed]:
+            more = aligning.common_length(contents, known, agreed, offset + agreed)
+            return Match(conversation, offset, agreed + more)
     return None
 
 
-def _place(known: list[bytes], content: bytes, start: int) -> int | None:
-    try:
-        return known.index(content, start)
-    except ValueError:
-        return None
+def _overlap(known: list[bytes], contents: list[bytes]) -> int:
+    """The length of the longest end of `known` that `contents` begins with, or 0.
+
+    In linear time, by the prefix function of Knuth, Morris and Pratt: where few words recur, each place begins like it.
+    """
+    if not contents or contents[0] not in known:
+        return 0
+    known = known[known.index(contents[0]) :]
+    if known == contents[: len(known)]:
+        return len(known)
+    joined = [*contents[: len(known)], b"", *known]  # nothing says b"": no match goes on beyond it
+    lengths = [0]  # for each place, of the longest run that ends there and begins the contents
+    for content in joined[1:]:
+        length = lengths[-1]
+        while length and content != joined[length]:
+            length = lengths[length - 1]
+        lengths.append(length + (content == joined[length]))
+    return lengths[-1]
 
 
 def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
