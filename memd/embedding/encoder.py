@@ -38,6 +38,7 @@ class Encoder:
         self.priority = Priority()
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         self._background = self.priority.for_background()
+        self._is_closing = False
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._questions_lock = threading.Lock()
@@ -120,13 +121,24 @@ class Encoder:
             return self._embedder.embed(text)
 
     def close(self) -> None:
-        """End the thread; work that has not begun is dropped."""
+        """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
+        self._is_closing = True
         self._early.shutdown(wait=True, cancel_futures=True)
         self._embedder.close()
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
-    def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def give_way(self) -> None:
+        """Wait while requests are being answered; called between two steps of what is done in the ingesting thread.
+
+        Raises:
+            EmbeddingError: the daemon ends, which does not wait for the book that is being stored.
+        """
+        if self._is_closing:
+            raise EmbeddingError("memd ends; what is not stored yet is in the journal, and stored after the next start")
         self._background.give_way()
+
+    def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.give_way()
         with self._noting():
             return self._embedder.embed_many(texts)
 

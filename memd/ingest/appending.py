@@ -66,7 +66,7 @@ class TopicAppender:
             return conversation is None or digest in new()
 
         def made() -> tuple[Sequence[Draft], int]:
-            cut = topic.cutter.cut_as_shown(parts, is_shown)
+            cut = topic.cutter.cut_as_shown(parts, is_shown, self._encoder.give_way)
             drafts = [draft for part in cut for draft in part.drafts]
             tokens = sum(self._counter.count(chunk.draft.content) for part in cut for chunk in part.chunks)
             digests = [digest for part in cut for digest in part.digests]
@@ -81,7 +81,8 @@ class TopicAppender:
     async def append_of_note(self, topic: Topic, part: Part) -> bool:
         """Append the next chunks of a note; True if it has no others."""
         assert part.note is not None, "a note's part"
-        drafts, is_last = await asyncio.to_thread(topic.cutter.next_of_note, part, BATCH_CHARACTERS)
+        cut, give_way = topic.cutter.next_of_note, self._encoder.give_way
+        drafts, is_last = await asyncio.to_thread(cut, part, BATCH_CHARACTERS, give_way)
         await self.append_made(topic, lambda drafter: drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True))
         if is_last:
             topic.buffer.settle_note(part.note[0])

@@ -24,7 +24,7 @@ from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
-from memd.errors import MemdError
+from memd.errors import MemdError, StoreError
 from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
 from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
@@ -83,13 +83,16 @@ class Archiver:
         self._metrics = metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
+        self._turn = encoder.priority.for_background()  # of that thread
+        self._is_closing = False
         self._under_way: set[str] = set()
         self._waiting: dict[str, dict[Conversation, int]] = {}
         """By topic: the conversations that are to be stored in the background, each up to where."""
         self._attempts = Attempts(config.compaction.retry_seconds, encoder, metrics, clock)
 
     def close(self) -> None:
-        """End the thread; what waits to be cut is cut when it is asked for."""
+        """End the thread; what is or waits to be cut is cut when it is asked for."""
+        self._is_closing = True
         self._cutting.shutdown(wait=True, cancel_futures=True)
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
@@ -177,7 +180,8 @@ class Archiver:
 
         async def cut(parts: Sequence[Part]) -> None:
             with topic.held():
-                await asyncio.get_running_loop().run_in_executor(self._cutting, topic.cutter.cut, parts)
+                cutting = partial(topic.cutter.cut, parts, step=self._step)
+                await asyncio.get_running_loop().run_in_executor(self._cutting, cutting)
 
         if parts := topic.listed_parts.of(conversation):
             self._tasks.spawn(cut(parts), "cutting")
@@ -257,6 +261,12 @@ class Archiver:
         self._indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Between two pieces of what is cut in the background: a book takes a minute."""
+        if self._is_closing:
+            raise StoreError("memd ends; what was being cut is in the journal")
+        self._turn.give_way()
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
         """Take what is durable out of the prompt. An open turn recalls anew: its prompt is read from there anyway."""

@@ -11,7 +11,7 @@ needs in 500 tokens, 2 points more in 2,000.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 Count = Callable[[str], int]
 """The tokens of a text."""
@@ -58,19 +58,22 @@ def fitted(text: str, limit: int, count: Count) -> list[str]:
     return _fitted(text, limit, count, (_lines, _sentences, words))
 
 
-def words(text: str) -> list[str]:
+def words(text: str) -> Iterator[str]:
     """`text` cut before the white space in front of each word."""
-    return _WORD.findall(text)
+    return (match.group() for match in _WORD.finditer(text))
 
 
-def _lines(text: str) -> list[str]:
-    return _LINE.findall(text)
+def _lines(text: str) -> Iterator[str]:
+    return (match.group() for match in _LINE.finditer(text))  # not all at once: other threads wait as long
 
 
-def _sentences(text: str) -> list[str]:
-    cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text))]
-    sentences = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
-    return [sentence for sentence in sentences if sentence]
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        yield text[start : match.end()]
+        start = match.end()
+    if start < len(text):
+        yield text[start:]
 
 
 def _blocks(text: str) -> Iterator[tuple[str, bool]]:
@@ -102,7 +105,7 @@ def _closes(line: str, fence: str) -> bool:
     return len(bare) >= len(fence) and bare == fence[0] * len(bare)
 
 
-def _fitted(text: str, limit: int, count: Count, cutters: tuple[Callable[[str], list[str]], ...]) -> list[str]:
+def _fitted(text: str, limit: int, count: Count, cutters: tuple[Callable[[str], Iterable[str]], ...]) -> list[str]:
     tokens = count(text)
     if tokens <= limit:
         return [text]

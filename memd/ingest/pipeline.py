@@ -44,6 +44,15 @@ class Cutter:
         self._chunking = chunking
         self._count = count
 
+    def in_steps(self, step: Callable[[], None]) -> Cutter:
+        """The same, for a text of megabytes: `step` is called before each piece, and may wait or end it."""
+
+        def count(text: str) -> int:
+            step()
+            return self._count(text)
+
+        return Cutter(self._chunking, count, self.redactor)
+
     def cut(
         self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
     ) -> list[Draft]:

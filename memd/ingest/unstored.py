@@ -31,6 +31,8 @@ from memd.store.store import TopicLog
 
 _CHUNK_BYTES = 1_200
 """Of a pending chunk beside its text and its words (measured with tracemalloc)."""
+_LONG_CHARACTERS = 200_000
+"""A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
 _SPARE_PARTS = 64
 """Parts that are kept although nobody asks for them now: a fork or a retry may."""
 
@@ -46,6 +48,12 @@ class Part(msgspec.Struct, frozen=True, dict=True):
     """It is an instruction that has left the prompt."""
     note: tuple[bytes, Note] | None = None
     """It is a note, with its id, and has no messages."""
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether cutting it takes longer than a search has time."""
+        texts = (message.text for _, message in self.messages if message is not None)
+        return sum(map(len, texts if self.note is None else (self.note[1].content,))) > _LONG_CHARACTERS
 
     @cached_property
     def key(self) -> tuple[bytes, ...]:
@@ -177,8 +185,10 @@ class PartCutter:
         self._cutter = cutter
         self._lock = threading.Lock()
         self._known: dict[tuple[bytes, ...], CutPart] = {}
-        self._stored_meanwhile: set[bytes] | None = None
-        """Digests of what is appended while a part is being cut; None while none is."""
+        self._long_lock = threading.Lock()
+        """Held while a long part is cut, beside which short ones are."""
+        self._stored_meanwhile: dict[int, set[bytes]] = {}
+        """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
 
     @property
     def memory_bytes(self) -> int:
@@ -186,17 +196,23 @@ class PartCutter:
         chunks = (chunk for part in self._known.copy().values() for chunk in part.chunks)
         return sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + sys.getsizeof(one.terms.text) for one in chunks)
 
-    def cut(self, parts: Iterable[Part], until: float | None = None) -> list[CutPart]:
+    def cut(
+        self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
+    ) -> list[CutPart]:
         """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
         find their words.
 
         Args:
-            until: a `time.monotonic()` after which no part is begun: those that were not cut by then are left out.
+            until: a `time.monotonic()` after which no part is begun: those that were not cut by then are left out, and
+                long ones that were not cut before.
+            step: called between two pieces; it may wait, or raise what ends the cutting.
         """
-        cut = [self._cut(part, until) for part in parts]
+        cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
-    def cut_as_shown(self, parts: Iterable[Part], is_shown: Callable[[bytes], bool]) -> list[CutPart]:
+    def cut_as_shown(
+        self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
+    ) -> list[CutPart]:
         """The parts in chunks, as they are to be stored.
 
         Where two branches share the beginning of a part and go on differently, each cuts its own. What a prompt has
@@ -204,8 +220,9 @@ class PartCutter:
 
         Args:
             is_shown: whether a prompt has shown the chunk with this uuid.
+            step: see `cut`.
         """
-        return [cut for part in parts for cut in self._as_shown(part, is_shown)]
+        return [cut for part in parts for cut in self._as_shown(part, is_shown, step)]
 
     def forget_but(self, parts: Sequence[Sequence[Part]]) -> None:
         """Drop what is no longer pending."""
@@ -218,7 +235,7 @@ class PartCutter:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
         of them is cut anew. Called in the writer thread, before anybody is told of the append."""
         stored = {digest for draft in drafts for digest in draft.digests}
-        if (meanwhile := self._stored_meanwhile) is not None:
+        for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
         for key, part in self._known.copy().items():
             if not stored.isdisjoint(part.digests):
@@ -236,11 +253,11 @@ class PartCutter:
         chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
-    def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool]) -> list[CutPart]:
+    def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
         """The part as it is stored: what was shown of its beginning, or of it with what follows in a branch, and the
         rest of it."""
         if part.instructions or not part.has_others_than(()):
-            return self.cut([part])
+            return self.cut([part], step=step)
         digests = [digest for digest, _ in part.messages]
         shown = {
             key: cut
@@ -249,71 +266,80 @@ class PartCutter:
             and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
         }
         behind = part.messages[max(map(len, shown), default=0) :]
-        return [*shown.values(), *self.cut([msgspec.structs.replace(part, messages=behind)] if behind else [])]
+        rest = [msgspec.structs.replace(part, messages=behind)] if behind else []
+        return [*shown.values(), *self.cut(rest, step=step)]
 
-    def _cut(self, part: Part, until: float | None) -> CutPart | None:
+    def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
         if (known := self._known.get(part.key)) is not None:
             return known
         # Part by part, so that a search waits for one that another thread cuts, and not for all of them.
-        if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+        lock = self._long_lock if part.is_long else self._lock
+        if until is not None and part.is_long:
+            return None
+        if not lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
             return None
         try:
             known = self._known.get(part.key)
             if known is None and (until is None or time.monotonic() < until):
-                known = self._cut_anew(part)
+                known = self._cut_anew(part, step)
             return known
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _cut_anew(self, part: Part) -> CutPart:
-        self._stored_meanwhile = meanwhile = set[bytes]()
+    def _cut_anew(self, part: Part, step: Callable[[], None]) -> CutPart:
+        meanwhile = set[bytes]()
+        self._stored_meanwhile[id(meanwhile)] = meanwhile
         try:
-            cut = self._known[part.key] = self._new(part)
+            cut = self._known[part.key] = self._new(part, step)
         finally:
-            self._stored_meanwhile = None
+            del self._stored_meanwhile[id(meanwhile)]
         if not meanwhile.isdisjoint(cut.digests):  # a branch has stored some of it
             self._known.pop(part.key, None)
         return cut
 
-    def drafts_of(self, note_id: bytes, note: Note) -> list[Draft]:
-        """A note in chunks, also those that the log has."""
-        return self._cutter.cut_note(self._log.topic_id, note_id, note)
+    def drafts_of(self, note_id: bytes, note: Note, step: Callable[[], None] = lambda: None) -> list[Draft]:
+        """A note in chunks, also those that the log has. For `step` see `cut`."""
+        return self._cutter.in_steps(step).cut_note(self._log.topic_id, note_id, note)
 
-    def next_of_note(self, part: Part, characters_max: int) -> tuple[list[Draft], bool]:
+    def next_of_note(
+        self, part: Part, characters_max: int, step: Callable[[], None] = lambda: None
+    ) -> tuple[list[Draft], bool]:
         """The next chunks of a note that the log does not have, at least one if there is one; whether they are the
-        last."""
+        last. For `step` see `cut`."""
         knows = self._log.snapshot().knows
-        drafts = [chunk.draft for cut in self.cut([part]) for chunk in cut.chunks if not knows(chunk.draft.uuid)]
+        drafts = [
+            chunk.draft for cut in self.cut([part], step=step) for chunk in cut.chunks if not knows(chunk.draft.uuid)
+        ]
         sizes = itertools.accumulate(len(draft.content) for draft in drafts)
         count = max(1, sum(size <= characters_max for size in sizes))
         return drafts[:count], count >= len(drafts)
 
-    def _new(self, part: Part) -> CutPart:
+    def _new(self, part: Part, step: Callable[[], None]) -> CutPart:
         if part.note is not None:
-            return self._new_note(*part.note)
+            return self._new_note(*part.note, step)
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
-        cut = [under_new_uuid(self._log, draft) for draft in self._cutter.cut(self._log.topic_id, runs)]
+        cut = [under_new_uuid(self._log, draft) for draft in self._cutter.in_steps(step).cut(self._log.topic_id, runs)]
         has_copy = [self._log.has_live_copy(draft) for draft in cut]
         new = [draft for draft, is_copy in zip(cut, has_copy, strict=True) if not is_copy]
         asked = zip(cut, has_copy, may_return(cut), strict=True)
         drafts = tuple(draft for draft, is_copy, may in asked if may or not is_copy)
         digests = (utterance.digest for run in runs for utterance in run if utterance.digest is not None)
-        return CutPart(self._pending(new), tuple(digests), drafts)
+        return CutPart(self._pending(new, step), tuple(digests), drafts)
 
-    def _new_note(self, note_id: bytes, note: Note) -> CutPart:
+    def _new_note(self, note_id: bytes, note: Note, step: Callable[[], None]) -> CutPart:
         """A note in the chunks that are to be stored. What an interrupted attempt has stored of it may be corrected
         since, and is not stored again."""
         knows, has_copy = self._log.snapshot().knows, self._log.has_live_copy
-        cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note)
+        cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note, step)
         drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
-        return CutPart(self._pending(drafts), (note_id,))
+        return CutPart(self._pending(drafts, step), (note_id,))
 
-    def _pending(self, drafts: Sequence[Draft]) -> tuple[PendingChunk, ...]:
-        entries = self._log.reserve(drafts)
-        return tuple(
-            PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.indexed_text)))
-            for draft, entry in zip(drafts, entries, strict=True)
-        )
+    def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> tuple[PendingChunk, ...]:
+        def pending(draft: Draft, entry: Entry) -> PendingChunk:
+            step()
+            return PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.indexed_text)))
+
+        return tuple(map(pending, drafts, self._log.reserve(drafts)))
 
 
 class ListedParts:
@@ -368,7 +394,9 @@ class BufferedText(UnstoredText):
         seen: set[bytes] = set()  # branches share their beginning
 
         def new(parts: Sequence[Part]) -> Iterator[PendingChunk]:
-            for chunk in (chunk for part in self._cutter.cut(parts, until) for chunk in part.chunks):
+            cut = self._cutter.cut(parts, until)
+            self.is_partial |= len(cut) < len(parts)
+            for chunk in (chunk for part in cut for chunk in part.chunks):
                 if chunk.draft.uuid not in seen:
                     seen.add(chunk.draft.uuid)
                     yield chunk

@@ -305,7 +305,7 @@ class Retriever:
         asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
         # First, as one that is stored meanwhile is then in both, and not in neither.
         pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
-        is_partial = until is not None and time.monotonic() > until
+        is_partial = (until is not None and time.monotonic() > until) or any(one.is_partial for one in unstored)
         k = k if self._settings.lexical_weight else 0
         choice, pairs = (filters.wanted, filters.visible_digests), zip(topics, pending, strict=True)
         return asked, [search_by_words(*pair, asked, k, *choice, self.read_before) for pair in pairs], is_partial

@@ -28,6 +28,9 @@ class PendingChunk(msgspec.Struct, frozen=True):
 class UnstoredText(Protocol):
     """The text of a topic that was said and is not in its log, as of one moment."""
 
+    is_partial: bool = False
+    """Some of it was left out of its chunks, because it was not cut yet."""
+
     def __bool__(self) -> bool:
         """Whether there is any; known at once."""
 

@@ -1,0 +1,138 @@
+"""A book said in one message, and who does not wait for it: searches, what is said beside it, the end of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from archiver_stage import COUNTER, Stage, live_entries
+from histories import talk
+from numpy.typing import NDArray
+
+from memd.embedding.encoder import Encoder
+from memd.errors import EmbeddingError, StoreError
+from memd.ingest.chunking import Utterance
+from memd.ingest.pipeline import Cutter
+from memd.ingest.topics import Topic
+from memd.settings.model import ChunkingSettings
+
+BOOK = "".join(f"In night {night} the keeper lit the lamp and wrote down the hour. " for night in range(5_000))
+PIECES_BEGUN = 10
+
+
+class Held:
+    """Counts tokens, and holds up whoever counts those of the book's tenth piece until it is let go."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+        self.is_reached, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, text: str) -> int:
+        self.counted += text in BOOK
+        if self.counted == PIECES_BEGUN and text in BOOK:
+            self.is_reached.set()
+            assert self.go_on.wait(60)
+        return COUNTER.count(text)
+
+
+@pytest.fixture
+def held(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Held:
+    held = Held()
+    monkeypatch.setattr(topic.cutter, "_cutter", Cutter(ChunkingSettings(), held))
+    return held
+
+
+async def test_a_daemon_that_ends_does_not_cut_the_book_to_its_end(
+    stage: Stage, topic: Topic, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.archiver.cut_later(topic, talk(topic.buffer, f"u:{BOOK}", "a:A long one."))
+    await asyncio.to_thread(held.is_reached.wait, 60)
+    shutdown = stage.archiver._cutting.shutdown
+
+    def shut_down(*, wait: bool, cancel_futures: bool) -> None:
+        held.go_on.set()
+        shutdown(wait=wait, cancel_futures=cancel_futures)
+
+    monkeypatch.setattr(stage.archiver._cutting, "shutdown", shut_down)
+    await asyncio.to_thread(stage.archiver.close)
+    assert held.counted == PIECES_BEGUN
+
+
+def test_a_daemon_that_ends_does_not_embed_the_book_to_its_end() -> None:
+    class Model:
+        batch_texts = 1
+        embedded = 0
+        is_reached, is_closed = threading.Event(), threading.Event()
+
+        def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            self.embedded += len(texts)
+            self.is_reached.set()
+            assert self.is_closed.wait(60)
+            return np.zeros((len(texts), 4), np.float32)
+
+        def close(self) -> None:
+            self.is_closed.set()
+
+    model = Model()
+    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
+    storing = encoder.ingestion.submit(encoder.embed_texts, ["a page"] * 500)
+    assert model.is_reached.wait(60)
+    encoder.close()
+    assert model.embedded == 1
+    with pytest.raises(EmbeddingError, match="stored after the next start"):
+        storing.result()
+
+
+async def test_what_is_cut_for_the_log_can_be_ended_too_and_is_stored_when_it_is_tried_again(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(topic.buffer, f"u:{BOOK[:20_000]}", "a:A long one.")
+
+    def end() -> None:
+        raise EmbeddingError("memd ends")
+
+    monkeypatch.setattr(stage.encoder, "give_way", end)
+    assert not await stage.archiver.store(topic, conversation, 2)
+    assert (stage.embedder.texts, live_entries(topic)) == ([], [])
+    monkeypatch.undo()
+    stage.now += 60
+    assert await stage.archiver.store(topic, conversation, 2)
+    assert "".join(entry.content for entry in live_entries(topic)).startswith(BOOK[:20_000])
+
+
+async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_said_beside_it(
+    stage: Stage, topic: Topic, held: Held
+) -> None:
+    book = talk(topic.buffer, f"u:{BOOK}", "a:A long one.", session="book")
+    talk(topic.buffer, "u:Where is the rope?", "a:Behind the barometer.", session="other")
+    unstored, late = topic.unstored(), time.monotonic() + 3600
+    (one,) = [chunk for chunks in unstored.chunks(until=late) for chunk in chunks]
+    assert "barometer" in one.draft.content
+    assert unstored.is_partial and not held.counted
+    stage.archiver.cut_later(topic, book)
+    await asyncio.to_thread(held.is_reached.wait, 60)
+    talk(topic.buffer, "u:And the ladder?", "a:In the cellar.", session="third")
+    found = await asyncio.to_thread(topic.unstored().chunks, until=late)
+    assert sum(map(len, found)) == 2, "while the book is being cut"
+    held.go_on.set()
+    await stage.tasks.finish(60)
+    whole = topic.unstored()
+    assert sum(map(len, whole.chunks(until=late))) > 500 and not whole.is_partial
+
+
+def test_each_piece_of_a_book_is_a_step_and_a_step_may_end_it() -> None:
+    steps: list[None] = []
+
+    def third_is_the_last() -> None:
+        steps.append(None)
+        if len(steps) == 3:
+            raise StoreError("memd ends")
+
+    cutter = Cutter(ChunkingSettings(), COUNTER.count)
+    with pytest.raises(StoreError):
+        cutter.in_steps(third_is_the_last).cut("talk", [[Utterance(BOOK, "user", bytes(16))]])
+    assert len(steps) == 3
