@@ -90,6 +90,13 @@ class Forbidden(MemdError):
         self.topic_id = topic_id
 
 
+class ErasedForGood(MemdError):
+    """A text to be remembered was erased with `--forbid` and is not stored again."""
+
+    kind = "erased"
+    """The type of the error in an answer."""
+
+
 class DaemonError(MemdError):
     """A running daemon refused what a command asked of it, or went away."""
 

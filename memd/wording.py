@@ -43,6 +43,14 @@ def no_topic(name: str) -> str:
     return f"there is no topic {name!r}; `memd stats` lists them"
 
 
+def erased_for_good(topic_id: str) -> str:
+    """Say that a text is not stored because of an erasure, and how it can be."""
+    return (
+        f"this was erased from topic {topic_id!r} for good (memd erase --forbid). To let it be stored again, stop memd "
+        f"and remove the file {topic_id}/forbidden in its data directory (docs/erasure.md)"
+    )
+
+
 # Control characters but for line breaks and tabs, and what turns the direction of writing.
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -28,6 +28,7 @@ from memd.notes import CHARACTERS_MAX, NOTES_MAX, GivenNote, Note, checked_notes
 from memd.recall.block import origin
 from memd.recall.ranking import stream_of
 from memd.settings.model import IngestSettings
+from memd.store.log.columns import text_hash
 from memd.store.log.format import decode_entry, encode_entry
 
 DEPLOY = "Run the migrations before you restart the workers."
@@ -179,6 +180,23 @@ async def test_a_long_note_is_whole_its_chunks_are_neighbours_and_alike_ones_are
     assert again.duplicate and set(again.chunk_ids) == set(taken.chunk_ids)
 
 
+async def test_of_a_note_the_part_that_was_erased_for_good_is_not_stored_and_told(stage: Stage, topic: Topic) -> None:
+    note = Note(
+        "\n".join(f"Row {number}: the spare lamp number {number} is on landing {number}." for number in range(40))
+    )
+    await take_note(topic, note, stage.archiver)
+    await stored(topic)
+    first, *rest = sorted(live_entries(topic), key=lambda entry: entry.canonical_id)
+    assert rest
+    topic.log.forbidden = topic.log.forbidden.also(texts=[text_hash(first.content)])
+    taken = await take_note(topic, msgspec.structs.replace(note, source="elsewhere"), stage.archiver)
+    await stored(topic)
+    assert (taken.error, taken.duplicate) == ("forbidden", False)
+    anew = [entry for entry in live_entries(topic) if entry.source == "elsewhere"]
+    assert {entry.public_id for entry in anew} == set(taken.chunk_ids)
+    assert {entry.content for entry in anew} == {entry.content for entry in rest}
+
+
 async def test_what_was_corrected_before_a_crash_is_not_stored_again(stage: Stage, topic: Topic) -> None:
     await take_note(topic, Note(DEPLOY), stage.archiver)
     (note,) = topic.buffer.notes.items()
@@ -220,6 +238,24 @@ def test_a_note_is_found_in_the_next_request_with_where_it_is_from(
     assert "-- Friday 2024-05-03 --" in upstream.prompts[-1]
     again = take(daemon, FULL, topic_id="work").json
     assert again["notes"] == [{"chunk_ids": [chunk_id], "duplicate": True}]
+
+
+def test_a_note_that_was_erased_for_good_is_refused_with_what_to_do(daemon: DaemonProcess) -> None:
+    [[chunk_id]] = [note["chunk_ids"] for note in take(daemon, {"content": DEPLOY}).json["notes"]]
+    daemon.wait_stored(DEPLOY)
+    assert daemon.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
+    refused = take(daemon, {"content": DEPLOY})
+    assert (refused.status, refused.json["error"]["type"]) == (409, "erased")
+    told = daemon.run("remember", DEPLOY)
+    assert (told.returncode, told.stdout) == (1, "")
+    for said in (refused.json["error"]["message"], told.stderr):
+        assert "nothing was stored" in said and "default/forbidden" in said
+    answer = daemon.chat([QUESTION], memory_in={"notes": [{"content": DEPLOY}]})
+    assert answer.json["memory_out"]["notes"] == [{"error": "forbidden"}]
+    assert "degraded" not in answer.headers["X-Memory-Status"]
+    both = take(daemon, {"content": DEPLOY}, {"content": "The lamp is on the landing."}).json["notes"]
+    assert both[0] == {"chunk_ids": [], "error": "forbidden"} and both[1]["chunk_ids"]
+    assert DEPLOY not in daemon.said()
 
 
 def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_imported(

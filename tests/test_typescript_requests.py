@@ -271,6 +271,21 @@ def test_what_could_not_be_flushed_waits_and_what_memd_cannot_read_is_kept_apart
     assert (rest["pending"], rest["notes"]) == ([], [])
 
 
+def test_a_note_that_was_erased_for_good_is_not_sent_for_ever(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    flush: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}]
+    [taken] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
+    daemon.wait_stored(NOTE)
+    [chunk_id] = taken["told"]["notes"][0]["chunk_ids"]
+    assert daemon.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
+    [refused] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
+    assert refused["told"]["status"] == 409 and "memd erase --forbid" in refused["told"]["error"]
+    told = handed(memd_client, daemon.base_url, "request", notes=[{"content": NOTE}])
+    for one in (refused, told):
+        assert (one["notes"], one["refused_notes"]) == ([], [{"content": NOTE}])
+
+
 @pytest.mark.parametrize("mode", ["readonly", "off"])
 def test_a_mode_that_stores_nothing_flushes_nothing(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream, mode: str

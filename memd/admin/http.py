@@ -15,7 +15,17 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from memd.admin.access import TOKEN_HEADER
-from memd.errors import BadDocument, BadQuestion, BadSource, BadTopicId, Forbidden, MemdError, NotFound, UnknownTopic
+from memd.errors import (
+    BadDocument,
+    BadQuestion,
+    BadSource,
+    BadTopicId,
+    ErasedForGood,
+    Forbidden,
+    MemdError,
+    NotFound,
+    UnknownTopic,
+)
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
@@ -73,6 +83,8 @@ def refusal_of(error: MemdError) -> tuple[int, str]:
         return 404, UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
     if isinstance(error, Forbidden):
         return 403, Forbidden.kind
+    if isinstance(error, ErasedForGood):
+        return 409, ErasedForGood.kind
     if isinstance(error, BadQuestion | BadTopicId | BadDocument | BadSource):
         return 400, "invalid_request_error"
     return 503, "unavailable"

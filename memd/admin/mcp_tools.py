@@ -33,7 +33,7 @@ from memd.ingest.sources.tending import SourceState
 from memd.principals import Right
 from memd.recall.explained import FoundChunk, SearchAnswer
 from memd.recall.neutralising import neutralised
-from memd.wording import counted, instructing_words
+from memd.wording import counted, erased_for_good, instructing_words
 
 CHARACTERS_MAX = 1_200
 """Of one chunk in an answer, about 300 tokens."""
@@ -157,7 +157,8 @@ class MemoryTools:
         body = {"topic_id": topic, "notes": [{name: value for name, value in note.items() if value}]}
         [taken] = self._told("/memd/notes", body, NotesTaken).notes
         done = "Remembered already" if taken.duplicate else "Remembered"
-        return f"{done} in topic {topic}: {' '.join(f'[mem:{one}]' for one in taken.chunk_ids)}"
+        told = f"{done} in topic {topic}: {' '.join(f'[mem:{one}]' for one in taken.chunk_ids)}"
+        return f"{told}. Not stored of it is what has no id: {erased_for_good(topic)}." if taken.error else told
 
     def correct_memory(
         self,

@@ -23,7 +23,7 @@ from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correction
-from memd.errors import BadNote, BadQuestion, StoreError
+from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
 from memd.notes import GivenNote, check_not_ahead, checked_notes
@@ -33,6 +33,7 @@ from memd.store.disk import LocalDisk
 from memd.store.order import asked_by
 from memd.store.tools.backup import BackupReport, note_backup
 from memd.store.tools.backup import backup as back_up
+from memd.wording import erased_for_good
 
 MODE_HEADER = "X-Memory-Mode"
 
@@ -110,6 +111,8 @@ class NoteRoutes:
             raise BadQuestion(str(error)) from None
         async with self._topics.held_or_new(body.topic_id, who) as topic:
             taken = [await take_note(topic, note, self._archiver, who.author) for note in notes]
+        if all(one.error and not one.chunk_ids for one in taken):
+            raise ErasedForGood(f"nothing was stored: {erased_for_good(body.topic_id)}")
         return NotesTaken(body.topic_id, tuple(taken))
 
 

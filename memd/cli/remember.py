@@ -18,6 +18,7 @@ from memd.cli.running import daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion
 from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
+from memd.wording import erased_for_good
 
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 STANDARD_INPUT = "-"
@@ -62,10 +63,12 @@ def remember(
         click.echo(told)
         return 0
     answer = msgspec.json.decode(told, type=NotesTaken)
-    for taken in answer.notes:
+    for taken in answer.notes:  # one, and a part of it at least is stored; else that is an error
         ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
         done = "is remembered already" if taken.duplicate else "remembered"
         click.echo(f"{done} in topic {answer.topic_id}: {ids}")
+        if taken.error:
+            click.echo(f"memd: not stored of it is what has no id: {erased_for_good(answer.topic_id)}", err=True)
     return 0
 
 

@@ -20,6 +20,9 @@ from memd.ingest.unstored import Part, note_parts
 from memd.notes import Note, check_not_ahead
 from memd.store.copies import live_copy
 
+FORBIDDEN = "forbidden"
+"""The error of a note, or of a part of it, that was erased for good (`memd erase --forbid`)."""
+
 
 class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a note."""
@@ -28,6 +31,8 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the chunks that it was cut into, in order."""
     duplicate: bool = False
     """All of it was live in the topic already, and nothing was stored."""
+    error: str = ""
+    """`forbidden`: what has no id in `chunk_ids` was erased for good, and was not stored."""
 
 
 async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = "") -> TakenNote:
@@ -44,19 +49,20 @@ async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = 
     part = Part((), 0, note=(note_id, note))
     with topic.used():
         async with topic.noting:
-            taken = await asyncio.to_thread(_as_told, topic, note_parts(topic.buffer), part)
-            if not taken.duplicate:
+            taken, is_new = await asyncio.to_thread(_as_told, topic, note_parts(topic.buffer), part)
+            if is_new:
                 topic.buffer.take_note(note_id, note)
             if not await topic.make_durable():  # of a copy too: it may be in the journal alone
-                if not taken.duplicate:
+                if is_new:
                     topic.buffer.settle_note(note_id)
                 raise topic.trouble or StoreError("the journal cannot be written; see the log of memd")
         archiver.store_notes_later(topic)
     return taken
 
 
-def _as_told(topic: Topic, waiting: list[Part], part: Part) -> TakenNote:
-    """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets."""
+def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, bool]:
+    """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets. And whether
+    it has something to store."""
     assert part.note is not None, "a note's part"
     pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
     said = {(chunk.draft.source, chunk.draft.content): chunk.entry.public_id for chunk in pending}
@@ -65,8 +71,10 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> TakenNote:
         draft.uuid: said.get((draft.source, draft.content)) if copy is None else copy.public_id
         for draft, copy in ((draft, live_copy(snapshot, draft)) for draft in drafts)
     }
-    forbidden = topic.log.forbidden
-    is_new = any(not copies[draft.uuid] and not forbidden.has_text(draft.content) for draft in drafts)
+    lacking = [draft for draft in drafts if not copies[draft.uuid]]
+    allowed = [draft for draft in lacking if not topic.log.forbidden.has_text(draft.content)]
+    is_new = bool(allowed)
     own = [chunk for cut in topic.cutter.cut([part]) for chunk in cut.chunks] if is_new else []
     ids = copies | {chunk.draft.uuid: chunk.entry.public_id for chunk in own}
-    return TakenNote(tuple(dict.fromkeys(one for one in ids.values() if one)), duplicate=not is_new)
+    told = tuple(dict.fromkeys(one for one in ids.values() if one))
+    return TakenNote(told, not lacking, "" if len(allowed) == len(lacking) else FORBIDDEN), is_new

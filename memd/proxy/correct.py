@@ -16,7 +16,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Entry
 from memd.errors import BadNote, DiskFull, EmbeddingError, MemdError
 from memd.ingest.archiver import Archiver
-from memd.ingest.notes import take_note
+from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
 from memd.messages import BlockChunk
 from memd.notes import Note
@@ -60,7 +60,9 @@ class Corrector:
         """Apply the corrections and take the notes, unless the same request did before."""
         corrected = await self._corrected(received)
         notes = await self._noted(received)
-        failed = next((f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD)), None)
+        failed = next(
+            (f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD, FORBIDDEN)), None
+        )
         return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed)
 
     async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
@@ -80,7 +82,7 @@ class Corrector:
         for note in notes:
             try:
                 taken = await take_note(received.topic, note, self._archiver, received.asked.who.author)
-                told.append(NoteOut(taken.chunk_ids, taken.duplicate))
+                told.append(NoteOut(taken.chunk_ids, taken.duplicate, taken.error))
             except BadNote:
                 told.append(NoteOut(error=AHEAD))
             except MemdError as error:

@@ -76,8 +76,8 @@ class NoteOut(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate: bool = False
     """All of it was live in the topic already."""
     error: str = ""
-    """Why it was not taken: `readonly`, `said_at` (it is more than a day ahead), or as in `X-Memory-Status` behind
-    `degraded:`."""
+    """Why it was not taken: `readonly`, `said_at` (it is more than a day ahead), `forbidden` (what has no id was erased
+    for good), or as in `X-Memory-Status` behind `degraded:`."""
 
 
 class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):

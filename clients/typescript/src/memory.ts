@@ -66,7 +66,10 @@ export class Memory {
     return [...this.#notes];
   }
 
-  /** The notes that memd could not read (`X-Memory-Status: bad-memory-in`). They are not sent again. */
+  /**
+   * The notes that memd could not read (`X-Memory-Status: bad-memory-in`), and those of which something was erased for
+   * good. They are not sent again.
+   */
   get refusedNotes(): readonly Note[] {
     return [...this.#refusedNotes];
   }
@@ -163,8 +166,10 @@ export class Memory {
   }
 
   #settleNotes(notes: Note[], answer: Response, out: MemoryOut | undefined): void {
-    if (memoryHeaders(answer.headers)?.status === 'bad-memory-in') this.#refusedNotes.push(...notes);
-    else this.#notes.unshift(...notes.filter((_, place) => !out?.notes?.[place]?.chunk_ids));
+    const isForGood = memoryHeaders(answer.headers)?.status === 'bad-memory-in';
+    const isRefused = (place: number): boolean => isForGood || out?.notes?.[place]?.error === 'forbidden';
+    this.#refusedNotes.push(...notes.filter((_, place) => isRefused(place)));
+    this.#notes.unshift(...notes.filter((_, place) => !isRefused(place) && !out?.notes?.[place]?.chunk_ids));
   }
 
   #settle(corrections: Correction[], answer: Response, out: MemoryOut | undefined): void {
@@ -181,12 +186,15 @@ export class Memory {
   }
 }
 
-/** What memd told; where it failed, what was sent is refused if memd could not read it, else queued again. */
+/** Of what memd cannot read, and of what was erased for good: it would be refused again. */
+const REFUSED_STATUSES = [400, 409];
+
+/** What memd told; where it failed, what was sent is refused if memd will never take it, else queued again. */
 async function kept<Sent, Told>(told: Promise<Told>, sent: Sent[], queue: Sent[], refused: Sent[]): Promise<Told> {
   try {
     return await told;
   } catch (error) {
-    if (error instanceof MemdError && error.status === 400) refused.push(...sent);
+    if (error instanceof MemdError && REFUSED_STATUSES.includes(error.status ?? 0)) refused.push(...sent);
     else queue.unshift(...sent);
     throw error;
   }

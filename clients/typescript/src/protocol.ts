@@ -66,7 +66,7 @@ export type NoteOut = {
   chunk_ids?: string[];
   /** All of it was live in the topic already. */
   duplicate?: boolean;
-  /** Why it was not taken: `readonly`, `store`, `disk-full`. */
+  /** Why it was not taken: `readonly`, `store`, `disk-full`, `forbidden` (what has no id was erased for good). */
   error?: string;
 };
 

@@ -9,13 +9,14 @@ import ky from 'ky';
 import createClient from 'openapi-fetch';
 import { Ollama } from 'ollama';
 import { Memory, memoryHeaders } from 'memd-client';
-import type { Correction, MemoryOptions } from 'memd-client';
+import type { Correction, MemoryOptions, Note } from 'memd-client';
 
 interface Asked {
   url: string;
   way: 'request' | 'request and init' | 'bytes' | 'blob' | 'stream' | 'length' | 'ky' | 'openapi-fetch' | 'ollama';
   memory: MemoryOptions;
   corrections?: Correction[];
+  notes?: Note[];
   headers?: Record<string, string>;
 }
 interface Paths {
@@ -27,6 +28,7 @@ interface Paths {
 const asked = JSON.parse(await text(process.stdin)) as Asked;
 const memory = new Memory(asked.memory);
 memory.correct(...(asked.corrections ?? []));
+memory.remember(...(asked.notes ?? []));
 const body = { model: 'tiny', messages: [{ role: 'user', content: 'Grüße' }], metadata: { user: 'marta' } };
 const json = JSON.stringify(body);
 const bytes = new TextEncoder().encode(json);
@@ -75,4 +77,6 @@ async function told(): Promise<string> {
   }
 }
 
-console.log(JSON.stringify({ body: await told(), pending: memory.pending, mode }));
+const answered = await told();
+const { pending, pendingNotes: notes, refusedNotes: refused_notes } = memory;
+console.log(JSON.stringify({ body: answered, pending, notes, refused_notes, mode }));
