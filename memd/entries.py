@@ -29,6 +29,8 @@ TOPIC_ID_RULE = "use 1 to 128 letters, digits, '.', '_' or '-', beginning with a
 DEFAULT_TOPIC_ID = "default"
 
 PUBLIC_ID_DIGITS_MIN = 4
+CHUNK_ID_PATTERN = re.compile(rf"\[?(?:mem:)?((?:[0-9a-f]-?){{{PUBLIC_ID_DIGITS_MIN},32}})\]?", re.IGNORECASE)
+"""A chunk's id, however it is written: `a3f9`, `mem:a3f9`, `[mem:a3f9]`; more digits of its uuid, dashes between."""
 NAME_CHARACTERS_MAX = 64
 SHOWN_MAX = 64
 """Chunks that are noted as shown to one message; a full block has about thirty."""
@@ -317,6 +319,17 @@ def checked_topic_id(topic_id: str) -> str:
     if TOPIC_ID_PATTERN.fullmatch(topic_id) is None:
         raise BadTopicId(f"topic_id {topic_id[:140]!r} is not a topic name: {TOPIC_ID_RULE}")
     return topic_id
+
+
+def digits_of_id(chunk_id: str) -> str | None:
+    """The hexadecimal digits of a chunk's id; None: it is none."""
+    found = CHUNK_ID_PATTERN.fullmatch(chunk_id.strip())
+    return None if found is None else found[1].replace("-", "").lower()
+
+
+def means(digits: str, public_id: str, uuid_hex: str) -> bool:
+    """Whether the digits of an id mean this chunk: its public id does, and more digits of its uuid."""
+    return digits == public_id or (len(digits) > len(public_id) and uuid_hex.startswith(digits))
 
 
 def topic_called(name: str) -> str:

@@ -340,6 +340,13 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
     assert sum("lamp" in one.content for one in live_entries(topic)) == 1
 
 
+async def test_a_pending_chunk_is_stored_at_once_however_its_id_is_written(stage: Stage, topic: Topic) -> None:
+    talk(topic.buffer, *LAMP)
+    (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)
+    await stage.archiver.store_named(topic, [f"[mem:{found.entry.uuid.hex()[:9]}]"])
+    assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
+
+
 async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothing(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)

@@ -6,14 +6,13 @@ that was said, and of what a client wrote only names of topics and ids of chunks
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from memd.entries import TOPIC_ID_PATTERN
+from memd.entries import CHUNK_ID_PATTERN, TOPIC_ID_PATTERN
 
 IDS_MAX = 100
 TOPICS_MAX = 64
@@ -79,7 +78,6 @@ ENDLESS = frozenset({"/memd/events"})
 
 COUNTED = web.RequestKey("counted", int)
 """Where the handler of a streamed answer says how many entries it sent."""
-_CHUNK_ID = re.compile("[0-9A-Fa-f-]{2,36}")
 _COUNTS = ("applied", "appended", "written", "taken_out", "linked", "copied", "kept", "erased")
 """Members of answers that count what was done."""
 
@@ -152,5 +150,5 @@ def names_of(named: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _ids(given: Iterable[Any]) -> tuple[str, ...]:
-    known = dict.fromkeys(one for one in given if isinstance(one, str) and _CHUNK_ID.fullmatch(one))
+    known = dict.fromkeys(one for one in given if isinstance(one, str) and CHUNK_ID_PATTERN.fullmatch(one))
     return tuple(known)[:IDS_MAX]

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from memd.entries import Entry, Erased, Status
+from memd.entries import Entry, Erased, Status, digits_of_id, means
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.principals import Principal
 from memd.recall.corrections import STEPS, replacement_of
@@ -35,7 +35,6 @@ LOOKED_THROUGH_MAX = 20_000
 """Chunks that one page of a filtered list may read from disk."""
 QUARTER_US = 900_000_000
 """Days begin at one of these in every time zone, so that few moments have to be turned into days."""
-_ID_DIGITS = frozenset("0123456789abcdef")
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,12 +228,10 @@ def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes
         NotFound: there is none.
         BadQuestion: it is not an id, or several chunks match.
     """
-    digits = _digits(chunk_id)
+    digits = checked_digits(chunk_id)
     found: dict[bytes, Snapshot] = {}
     for snapshot in snapshots:
-        uuids = snapshot.uuids_with_prefix(digits)
-        exact = [one for one in uuids if _public_id(snapshot, one) == digits]
-        for one in exact or uuids:
+        for one in snapshot.named(digits):
             found.setdefault(one, snapshot)
     if not found:
         raise NotFound(f"no chunk has the id {digits!r}; `memd search` and `memd log` show ids")
@@ -251,12 +248,12 @@ def pending_story(unstored: Iterable[tuple[str, UnstoredText]], chunk_id: str) -
     Args:
         unstored: the topics, each with its text that is not stored.
     """
-    digits = _digits(chunk_id)
+    digits = checked_digits(chunk_id)
     for topic_id, text in unstored:
         for run in text.chunks():
             events = [_pending(topic_id, chunk.entry) for chunk in run]
             for position, event in enumerate(events):
-                if digits == event.id or (len(digits) > len(event.id) and event.uuid.startswith(digits)):
+                if means(digits, event.id, event.uuid):
                     beside = [*events[max(0, position - 1) : position], None], [*events[position + 1 :], None]
                     return ChunkStory(
                         topic_id=topic_id,
@@ -284,11 +281,10 @@ def _is_wanted(one: LogEvent, wanted: Wanted) -> bool:
     return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
 
 
-def _digits(chunk_id: str) -> str:
-    """The hexadecimal digits of an id, however it is written."""
-    digits = chunk_id.strip().lower().replace("-", "").removeprefix("[mem:").removesuffix("]")
-    if not 1 <= len(digits) <= 32 or not set(digits) <= _ID_DIGITS:
-        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are hexadecimal digits, as in [mem:a3f9]")
+def checked_digits(chunk_id: str) -> str:
+    """The hexadecimal digits of an id, however it is written; BadQuestion if it is none."""
+    if (digits := digits_of_id(chunk_id)) is None:
+        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are four digits or more, as in [mem:a3f9]")
     return digits
 
 
@@ -424,8 +420,3 @@ def _is_taken_out(snapshot: Snapshot, place: Place) -> bool:
         return False
     entry = snapshot.read(place)
     return max(_canonical_id(snapshot, one) for one in snapshot.places(entry.uuid)) == entry.canonical_id
-
-
-def _public_id(snapshot: Snapshot, chunk_uuid: bytes) -> str:
-    place = next(iter(snapshot.places(chunk_uuid)))
-    return chunk_uuid.hex()[: int(snapshot.views[place[0]].rows[place[1]]["public_digits"])]

@@ -130,7 +130,7 @@ class MemoryTools:
 
         An answer has about 1,000 tokens, with many versions up to 4,000.
         """
-        story = self._asked(f"/memd/chunks/{quote(id.removeprefix('mem:'), safe='')}", ChunkStory)
+        story = self._asked(f"/memd/chunks/{quote(id, safe='')}", ChunkStory)
         *earlier, latest = story.versions
         lines = [_event(latest, "" if story.live else "no longer remembered", offset)]
         around = (("just before it", story.before), ("just after it", story.after))
@@ -179,7 +179,7 @@ class MemoryTools:
 
         An answer is one line.
         """
-        body = {"topic_id": topic, "chunk_ids": [one.removeprefix("mem:") for one in ids], "action": action}
+        body = {"topic_id": topic, "chunk_ids": ids, "action": action}
         body |= {"reason": reason} | ({} if content is None else {"content": content})
         done = self._told("/memd/corrections", body, Corrected)
         told = "Corrected." if done.applied else "Nothing was corrected."

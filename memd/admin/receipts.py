@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from memd.entries import Correction
+from memd.entries import Correction, digits_of_id
 from memd.errors import StoreError
 from memd.ingest.erasing.eraser import Concern
 from memd.ingest.redaction.redactor import Redactor
@@ -38,8 +37,8 @@ ASKED_CHARACTERS = 400
 KEPT_CHARACTERS = 8_000
 """Of a question and of a reply: receipts are bounded, and the log has the whole."""
 ERASED_NOTE = "Its texts were erased."
-_CHUNK_ID = re.compile("[0-9A-Fa-f-]{1,36}")
-_SHORT_ID = re.compile("[0-9A-Fa-f]{1,12}")
+FAILED_ID_DIGITS_MAX = 12
+"""An id that means no chunk and has more is taken for a secret."""
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -338,7 +337,8 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
 
     def kept_id(chunk_id: str) -> str:
         """An id of a chunk; whatever else a client gave as one, as a secret need not look like any."""
-        is_id = _CHUNK_ID.fullmatch(chunk_id) if chunk_id not in failed else _SHORT_ID.fullmatch(chunk_id)
+        digits = digits_of_id(chunk_id)
+        is_id = digits is not None and (chunk_id not in failed or len(digits) <= FAILED_ID_DIGITS_MAX)
         return chunk_id if is_id else redactor.pseudonym(chunk_id)
 
     corrections = tuple(

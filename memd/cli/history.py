@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from memd.admin.history import ChunkStory, LogEvent, LogPage
+from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.waiting import waiting_messages, waiting_note
@@ -166,7 +166,7 @@ def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) 
 def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines]:
     """Return the history of a chunk, as JSON and as text."""
     with daemon_for(config) as daemon:
-        told = daemon.get(f"/memd/chunks/{_path(chunk_id)}", topic=topic)
+        told = daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}", topic=topic)
     story = msgspec.json.decode(told, type=ChunkStory)
     state = "is live" if story.live else "is taken out"
     if story.versions[-1].event == "erased":
@@ -227,14 +227,7 @@ def time_of(microseconds: int) -> str:
 
 
 def _topic_of_chunk(daemon: RunningDaemon, chunk_id: str) -> str:
-    return msgspec.json.decode(daemon.get(f"/memd/chunks/{_path(chunk_id)}"), type=ChunkStory).topic_id
-
-
-def _path(chunk_id: str) -> str:
-    digits = "".join(chunk_id.split()).removeprefix("[mem:").removesuffix("]")
-    if not digits.replace("-", "").isalnum():
-        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are hexadecimal digits, as in [mem:a3f9]")
-    return digits
+    return msgspec.json.decode(daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}"), type=ChunkStory).topic_id
 
 
 def _event(event: LogEvent) -> RenderableType:

@@ -26,9 +26,10 @@ from itertools import islice
 import msgspec
 
 from memd.conversation.aligning import Run
+from memd.entries import PUBLIC_ID_DIGITS_MIN
 from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain, chain_all
 
-_NAMED = re.compile(r"\bmem:([0-9a-f]+)")
+_NAMED = re.compile(rf"\bmem:([0-9a-f]{{{PUBLIC_ID_DIGITS_MIN},32}})")
 
 
 class Buffered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

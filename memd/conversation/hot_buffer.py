@@ -42,6 +42,7 @@ from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting_to, shortened_answer
+from memd.entries import digits_of_id
 from memd.messages import Block, BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
 
@@ -203,12 +204,9 @@ class HotBuffer:
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
         """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
-        wanted = shown_id.replace("-", "").lower()
-        for chunks in reversed(self._injected):
-            for chunk in chunks:
-                if wanted in (chunk.shown_id, chunk.uuid.hex()):
-                    return chunk
-        return None
+        digits = digits_of_id(shown_id)
+        shown = (chunk for chunks in reversed(self._injected) for chunk in chunks)
+        return next((one for one in shown if digits in (one.shown_id, one.uuid.hex())), None)
 
     def injected_uuids(self) -> set[bytes]:
         """The chunks that were recently injected."""

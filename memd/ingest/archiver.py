@@ -23,7 +23,7 @@ from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
-from memd.entries import Draft, Entry
+from memd.entries import Draft, Entry, digits_of_id
 from memd.errors import MemdError, StoreError
 from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
 from memd.ingest.attempts import Attempts
@@ -154,15 +154,15 @@ class Archiver:
         """Store pending chunks at once, each with the part of a conversation that it is in: somebody corrects them.
 
         Args:
-            chunk_ids: public ids or hex digits of uuids; those of chunks that are not pending are ignored.
+            chunk_ids: those of chunks that are not pending are ignored.
 
         Raises:
             EmbeddingError, StoreError: not all were stored.
         """
-        for chunk_id in chunk_ids:
+        for digits in filter(None, map(digits_of_id, chunk_ids)):
             async with topic.storing.first():
                 find = topic.unstored().part_with
-                part = await asyncio.get_running_loop().run_in_executor(None, find, chunk_id.replace("-", "").lower())
+                part = await asyncio.get_running_loop().run_in_executor(None, find, digits)
                 if part is None:
                     continue
                 if part.note is None:

@@ -19,7 +19,7 @@ import msgspec
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Draft, Entry
+from memd.entries import Draft, Entry, means
 from memd.ingest.copies import may_return
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
@@ -411,10 +411,10 @@ class BufferedText(UnstoredText):
                     return chunk.entry
         return None
 
-    def part_with(self, chunk_id: str) -> Part | None:
-        """The part with the chunk of this public id or uuid; None if it is not pending. Called in a thread."""
+    def part_with(self, digits: str) -> Part | None:
+        """The part with the chunk that these digits mean; None if it is not pending. Called in a thread."""
         for parts in self._parts:
             for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
-                if any(chunk_id in (chunk.entry.public_id, chunk.entry.uuid.hex()) for chunk in cut.chunks):
+                if any(means(digits, one.entry.public_id, one.entry.uuid.hex()) for one in cut.chunks):
                     return part
         return None

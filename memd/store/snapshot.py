@@ -172,15 +172,19 @@ class Snapshot:
             end = len(view.rows) if before is None else bisect.bisect_left(view.rows["canonical_id"], before)
             yield from ((segment_id, row) for row in reversed(range(end)))
 
-    def uuids_with_prefix(self, digits: str) -> list[bytes]:
-        """Return the chunks whose uuid begins with these hex digits, 1 to 32, in no particular order."""
+    def named(self, digits: str) -> list[bytes]:
+        """Return the chunks that these digits (see `entries.digits_of_id`) name, in no particular order: the one whose
+        public id they are, or else all whose uuid begins with them. Reads no entry.
+        """
         low, high = int(digits.ljust(32, "0"), 16) >> 64, int(digits.ljust(32, "f"), 16) >> 64
-        found = set()
+        found: dict[bytes, bool] = {}
         for view in self.views.values():
             column = view.rows["uuid_high"]
             for row in np.flatnonzero((column >= np.uint64(low)) & (column <= np.uint64(high))).tolist():
-                found.add(uuid_bytes(view.rows[row]["uuid_high"], view.rows[row]["uuid_low"]))
-        return [uuid for uuid in found if uuid.hex().startswith(digits)]
+                record = view.rows[row]
+                found[uuid_bytes(record["uuid_high"], record["uuid_low"])] = record["public_digits"] == len(digits)
+        named = [uuid for uuid in found if uuid.hex().startswith(digits)]
+        return [uuid for uuid in named if found[uuid]] or named
 
     def read(self, place: Place) -> Entry:
         """Read the entry at a place from disk.
