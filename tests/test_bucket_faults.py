@@ -21,7 +21,7 @@ from memd.store.bucket.looking import Looker
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.tending import BucketTender
-from memd.store.disk import DiskFiles
+from memd.store.disk import DiskFiles, Room
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper
 from memd.store.layout import RESTORING_NAME
@@ -258,8 +258,8 @@ def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it(tm
 
 def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
     class Small(DiskFiles):
-        def free_bytes(self, directory: Path) -> int:
-            return 1_000
+        def room(self, directory: Path) -> Room:
+            return Room(1_000, None, is_read_only=False)
 
     source, bucket = made(tmp_path)
     source.say(*range(9))

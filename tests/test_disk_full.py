@@ -49,7 +49,8 @@ def settings(tmp_path: Path, llama: str) -> Config:
 
 
 @pytest.fixture
-async def daemon(tmp_path: Path, llama: str, disk: FullDisk) -> AsyncIterator[Daemon]:
+async def daemon(tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Daemon]:
+    monkeypatch.setattr("memd.ingest.disk_tending.LOOK_SECONDS", 0.05)
     async with running(settings(tmp_path, llama), files=disk) as daemon:
         yield daemon
 
@@ -69,6 +70,17 @@ async def _ask(daemon: Daemon, history: list[dict[str, str]], text: str, **more:
         said = await answer.json()
         history.append(said["choices"][0]["message"])
         return answer.status, answer.headers["X-Memory-Status"], said
+
+
+async def _told(daemon: Daemon, *, is_full: bool) -> Any:
+    """Its health, once its metrics say how the disk is: that is looked at a moment later."""
+    line = f'memd_disk_trouble{{kind="full"}} {float(is_full)}'
+    async with asyncio.timeout(RETRIED_WITHIN_SECONDS), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{daemon.own_url}/memd/metrics") as answer:
+                if line in (await answer.text()).splitlines():
+                    return await _health(daemon)
+            await asyncio.sleep(0.02)
 
 
 def _facts(count: int, start: int = 0) -> list[str]:
@@ -105,7 +117,7 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
         await _ask(daemon, history, fact)
     await _all_stored(daemon)
     assert (await _ask(daemon, history, "Thanks."))[1] != "degraded:disk-full"
-    health = await _health(daemon)
+    health = await _told(daemon, is_full=False)
     assert (health["memory"], health["trouble"]) == ("ok", None)
 
     data_dir = tmp_path / "memory"
@@ -113,6 +125,20 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     assert [fact for fact in _facts(18) if fact not in stored] == []
     report = verify(data_dir, DiskFiles())
     assert report.ok, report.lines
+
+
+async def test_health_and_metrics_tell_of_a_full_disk_for_as_long_as_it_is(daemon: Daemon, disk: FullDisk) -> None:
+    disk.full = True
+    assert (await _ask(daemon, [], "The spare key hangs behind the blue bicycle."))[0] == 200
+    health = await _told(daemon, is_full=True)
+    [trouble] = health["troubles"]
+    assert trouble["what"].endswith("memory: the disk is full") and trouble["remedy"] == "free some space"
+    assert trouble["since"] > 0 and health["trouble"] == f"{trouble['what']}; {trouble['remedy']}"
+    assert (health["status"], health["memory"]) == ("ok", "degraded")
+    disk.full = False
+    await _all_stored(daemon)
+    await _ask(daemon, [], "Thanks.")
+    assert (await _told(daemon, is_full=False))["memory"] == "ok"
 
 
 async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon: Daemon, disk: FullDisk) -> None:

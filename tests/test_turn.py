@@ -27,7 +27,7 @@ from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
 QUESTION = "Where does the spare key of the workshop hang?"
-STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit"}
+STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
 """What runs in a daemon without anybody having asked for something."""
 POLL_SECONDS = 0.005
 

@@ -20,6 +20,7 @@ from memd import __version__
 from memd.admin.access import is_let_in_still
 from memd.admin.queries import BufferQuery
 from memd.admin.routing import get
+from memd.admin.troubles import backup_trouble, troubles_of
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
@@ -30,6 +31,7 @@ from memd.principals import Principal
 from memd.settings.model import Config
 from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
+from memd.store.disk_trouble import DiskWatch, Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic_stats import TopicStats
 from memd.telemetry.events import Events, Publish, put
@@ -124,10 +126,12 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     topics: int
     """The number of open ones."""
     memory: Literal["ok", "degraded"]
-    """Degraded: in a topic the last write to disk has failed, and what is said there now is at risk; or the database
-    or the bucket of the cluster cannot be used."""
+    """Degraded: the disk is in trouble, or in a topic the last write to it has failed, and what is said there now is at
+    risk; or the database or the bucket of the cluster cannot be used."""
     trouble: str | None
-    """The last error that writing met with, until it works again."""
+    """The first of these troubles in one line; None: there is none."""
+    troubles: list[Trouble]
+    """All troubles: of the disk, of topics, of the cluster's database and bucket; and of the backup."""
     upstream: UpstreamHealth
     """The model server; of several the first that answers."""
     upstreams: list[UpstreamHealth]
@@ -232,6 +236,7 @@ class StatusRoutes:
         cache_bytes: Callable[[], int],
         backup: BucketTender | None,
         cluster: Callable[[], ClusterHealth | None],
+        disk: DiskWatch,
         *,
         model_url: str,
         own_url: str,
@@ -251,25 +256,23 @@ class StatusRoutes:
         self._cache_bytes = cache_bytes
         self._backup = backup
         self._cluster = cluster
+        self._disk = disk
 
     @get("/memd/health", "any")
     async def health(self, who: Principal) -> DaemonHealth:
         """Whether the daemon runs, on which folder, and whether the model server answers."""
         data_dir = str(self._config.data_dir.resolve())
-        topics = _visible(self._topics, who)
-        trouble = next((str(topic.trouble) for topic in topics if topic.trouble is not None), None)
-        cluster = self._cluster()
-        if trouble is None and cluster is not None:
-            told = cluster.trouble or cluster.bucket_trouble
-            hidden = "the database cannot be used" if cluster.trouble else "the bucket cannot be used"
-            trouble = told if told is None or who.may_everywhere("read") else hidden
+        topics, sees_all = _visible(self._topics, who), who.may_everywhere("read")
+        troubles = troubles_of(self._disk.trouble, topics, self._cluster(), sees_all=sees_all)
+        backup = self._backup.health if self._backup is not None and sees_all else None
         return DaemonHealth(
             status="ok",
             version=__version__,
             data_dir=data_dir,
             topics=len(topics),
-            memory="ok" if trouble is None else "degraded",
-            trouble=trouble,
+            memory="degraded" if troubles else "ok",
+            trouble=str(troubles[0]) if troubles else None,
+            troubles=[*troubles, *backup_trouble(backup)],
             upstream=_as_seen(self._upstream.first),
             upstreams=[_as_seen(server) for server in self._upstream.servers],
             model_url=self._model_url,

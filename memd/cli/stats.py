@@ -22,10 +22,11 @@ from memd.errors import EmbeddingError
 from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
+from memd.store.disk_trouble import Trouble, disk_trouble
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import check_no_cluster, models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.wording import counted, sized, tallied, unsearched
+from memd.wording import counted, day_and_time, sized, tallied, unsearched
 
 
 @click.command()
@@ -61,6 +62,8 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Live chunks that another model than `embedding.model` embedded; 0 if that model is not on this machine."""
     is_cache: bool
     """Whether it is a daemon's cache of a cluster, whose topics need not be in it."""
+    troubles: list[Trouble]
+    """Those that the daemon's health tells; without a daemon that of the disk."""
 
 
 def _gather(config: Config) -> StoredFigures:
@@ -72,12 +75,14 @@ def _gather(config: Config) -> StoredFigures:
     """
     data_dir = config.data_dir
     daemon = RunningDaemon.find(data_dir, config.auth.token)
-    told = None
-    if (
-        daemon is not None and daemon.health()
-    ):  # else it wants another auth.token; what is on disk is shown all the same
+    told, files = None, disk_of(config)
+    health = {} if daemon is None else daemon.health()
+    if daemon is not None and health:  # else it wants another auth.token; what is on disk is shown all the same
         told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
-    files = disk_of(config)
+        troubles = msgspec.convert(health.get("troubles", []), list[Trouble])
+    else:
+        found = disk_trouble(data_dir, files.room(data_dir))
+        troubles = [] if found is None else [Trouble(found.what, found.since, found.remedy)]
     if not config.store.is_shared:
         check_no_cluster(files, data_dir)
     topics = disk_usage(data_dir, files)
@@ -89,6 +94,7 @@ def _gather(config: Config) -> StoredFigures:
         waiting_messages=waiting_messages(data_dir, files),
         unsearched_chunks=_unsearched_chunks(config, files, topics),
         is_cache=config.store.is_shared,
+        troubles=troubles,
     )
 
 
@@ -118,7 +124,8 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
             sized(topic.log_bytes + topic.derived_bytes),
             *_measured(in_memory.get(topic.topic_id)),
         )
-    notes = [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
+    notes = [f"In trouble{_since(one)}: {one}." for one in figures.troubles]
+    notes += [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
     if figures.is_cache:
         notes.append("These are the topics in this cache, as the daemon had them last; the cluster may have more.")
     if waiting := waiting_note(figures.waiting_messages):
@@ -139,6 +146,10 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     if redacted is not None:
         told.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
     return [shown, *notes, *told]
+
+
+def _since(trouble: Trouble) -> str:
+    return f" since {day_and_time(trouble.since)}" if trouble.since else ""
 
 
 def _measured(topic: dict[str, Any] | None) -> list[str]:

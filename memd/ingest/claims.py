@@ -45,6 +45,8 @@ class ClusterHealth(msgspec.Struct, frozen=True):
     """Why the claims cannot be renewed; None: they can."""
     bucket_trouble: str | None
     """Why the bucket cannot be used; None: it can."""
+    bucket_seconds: float
+    """The time since it last did what it was asked."""
 
 
 class ClaimTender:
@@ -110,10 +112,12 @@ class ClaimTender:
         """Seconds since the claims were last renewed."""
         return self._clock() - self._renewed_at
 
-    def health(self, place: str, own_url: str, topics: int, bucket_trouble: str | None) -> ClusterHealth:
+    def health(
+        self, place: str, own_url: str, topics: int, bucket_trouble: str | None, bucket_seconds: float
+    ) -> ClusterHealth:
         """See ClusterHealth."""
-        trouble = None if self._trouble is None else str(self._trouble)
-        return ClusterHealth(place, own_url, round(self.age_seconds, 3), topics, trouble, bucket_trouble)
+        trouble, seconds = None if self._trouble is None else str(self._trouble), round(self.age_seconds, 3)
+        return ClusterHealth(place, own_url, seconds, topics, trouble, bucket_trouble, bucket_seconds)
 
     async def renewed(self, claim: Claim) -> bool:
         """Make sure that a claim is not over, waiting no longer than a request should; False if it is, or if nobody can

@@ -72,6 +72,8 @@ class Topic:
         self.log = log_
         self.buffer = buffer
         self._troubles: dict[str, StoreError] = {}
+        self.trouble_since = 0
+        """Of `write_trouble`, in microseconds since the epoch."""
         self.storing = StoringLock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.noting = asyncio.Lock()
@@ -154,10 +156,14 @@ class Topic:
         return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
 
     @property
+    def write_trouble(self) -> StoreError | None:
+        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
+        return next(iter(self._troubles.values()), None)
+
+    @property
     def trouble(self) -> StoreError | None:
-        """The last error of a write to the log or the journal, until one to the same file succeeds again; or why it is
-        not known whether the topic is another daemon's by now."""
-        trouble = next(iter(self._troubles.values()), None)
+        """See `write_trouble`; or why it is not known whether the topic is another daemon's by now."""
+        trouble = self.write_trouble
         return trouble if trouble is not None or self._claims is None else self._claims.trouble
 
     async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
@@ -222,6 +228,8 @@ class Topic:
             is_bounded = self._claims is not None and file == "journal"
             result = await (self._in_time(writing) if is_bounded else writing)
         except StoreError as error:
+            if not self._troubles:
+                self.trouble_since = time.time_ns() // 1000
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
             self._troubles[file] = error

@@ -20,7 +20,7 @@ import msgspec
 from memd import __version__
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import checked_topic_id
-from memd.errors import StoreError, TopicHeld, TopicLost
+from memd.errors import StoreError, StoreWriteFailed, TopicHeld, TopicLost
 from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
 from memd.ingest.erasing.shown import erased_in
 from memd.ingest.journaled import events_in, replayed
@@ -108,6 +108,7 @@ class Topics:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._slow: WeakSet[asyncio.Task[None]] = WeakSet()
         self._rounds = 0
+        self._is_opening_in_trouble = False
         self._is_closing = False
         self.replicas: TopicReader | None = None
         """Of the topics that other daemons have; None where there are none."""
@@ -303,6 +304,11 @@ class Topics:
                 raise StoreError(f"topic {topic_id}: the cluster does not say whether it exists") from None
         return await self.get(topic_id)
 
+    @property
+    def has_failed_to_write(self) -> bool:
+        """Whether something could not be written lately, in an open topic or to open one."""
+        return self._is_opening_in_trouble or any(topic.write_trouble is not None for topic in self.opened())
+
     def is_open(self, topic_id: str) -> bool:
         """Whether the topic is open here."""
         return topic_id in self._open
@@ -378,7 +384,11 @@ class Topics:
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
         """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
         del self._opening[topic_id]
-        if not opening.cancelled() and opening.exception() is None:
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        self._is_opening_in_trouble = isinstance(error, StoreWriteFailed)
+        if error is None:
             self._open[topic_id] = opening.result()
 
     async def _let_go(self, topic: Topic) -> bool:

@@ -144,6 +144,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
+        tasks.spawn(daemon.disk.tend(), "disk"),
     ]
     daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)

@@ -48,6 +48,7 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
 from memd.ingest.claims import ClaimTender, ClusterHealth
+from memd.ingest.disk_tending import DiskTender
 from memd.ingest.erasing.eraser import Eraser
 from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
@@ -116,6 +117,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     tasks: Tasks
     writer: ThreadPoolExecutor
+    disk: DiskTender
     backup: BucketTender | None = None
     rights: SharedRights | None = None
     """In a cluster."""
@@ -197,6 +199,7 @@ async def make_parts(
         metrics=metrics,
         tasks=tasks,
         writer=writer,
+        disk=DiskTender(store.files, config.data_dir, topics),
     )
 
 
@@ -342,6 +345,7 @@ def _gauges_of(daemon: Daemon) -> Gauges:
         memory_bytes_max=daemon.config.store.memory_bytes_max,
         backup=daemon.backup,
         bucket_trouble=lambda: None if daemon.cluster is None else daemon.cluster.watch.trouble,
+        disk=daemon.disk.watch,
     )
 
 
@@ -355,6 +359,7 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
         lambda: daemon.cache_bytes,
         daemon.backup,
         partial(_cluster_health, daemon),
+        daemon.disk.watch,
         model_url=daemon.base_url,
         own_url=daemon.own_url,
     )
@@ -364,7 +369,8 @@ def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
     cluster, topics = daemon.cluster, daemon.topics
     if cluster is None or topics.claims is None:
         return None
-    return topics.claims.health(cluster.place, cluster.own_url, len(topics.opened()), cluster.watch.trouble)
+    watch, count = cluster.watch, len(topics.opened())
+    return topics.claims.health(cluster.place, cluster.own_url, count, watch.trouble, watch.silent_seconds)
 
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:

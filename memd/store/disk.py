@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from memd.errors import FileReplaced, StoreWriteFailed
 from memd.store import descriptors, directory_lock
 from memd.store.descriptors import KeptOpen
@@ -40,6 +42,15 @@ _APPENDING = os.O_WRONLY | os.O_APPEND
 _PIECE_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
+
+
+class Room(msgspec.Struct, frozen=True):
+    """How much a file system still takes from this user."""
+
+    bytes: int
+    files: int | None
+    """None: it does not count them."""
+    is_read_only: bool
 
 
 class LocalDisk(Files, Protocol):
@@ -88,8 +99,8 @@ class LocalDisk(Files, Protocol):
     def is_locked(self, path: Path) -> bool:
         """Whether any process holds the lock."""
 
-    def free_bytes(self, directory: Path) -> int:
-        """How many bytes can still be written to the file system of a directory."""
+    def room(self, directory: Path) -> Room:
+        """How much can still be written to the file system of a directory."""
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
@@ -292,11 +303,12 @@ class DiskFiles:
         """See LocalDisk."""
         return directory_lock.is_locked(path)
 
-    def free_bytes(self, directory: Path) -> int:
+    def room(self, directory: Path) -> Room:
         """See LocalDisk."""
         with reading(directory):
             found = os.statvfs(directory)
-            return found.f_bavail * found.f_frsize
+        files = found.f_favail if found.f_files else None
+        return Room(found.f_bavail * found.f_frsize, files, bool(found.f_flag & os.ST_RDONLY))
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """See LocalDisk."""

@@ -19,6 +19,7 @@ from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.directory_lock import Lock
+from memd.store.disk import Room
 from memd.store.files import Appender, FileChecksum, check_file
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
@@ -247,8 +248,8 @@ class CrashFiles:
     def is_locked(self, path: Path) -> bool:
         return path in self._locks
 
-    def free_bytes(self, directory: Path) -> int:
-        return 1 << 40
+    def room(self, directory: Path) -> Room:
+        return Room(1 << 40, None, is_read_only=False)
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         self._step(f"try writing {directory.name}", directory)

@@ -18,6 +18,7 @@ from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.audit.book import read_book
 from memd.store.disk import LocalDisk
+from memd.store.disk_trouble import disk_trouble, trouble_by_writing
 from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding, torn_files
 from memd.store.tools.disk_usage import TopicDiskUsage
@@ -33,7 +34,6 @@ FINDINGS_MAX = 5
 READ_ALL = "`memd verify` reads every byte of it"
 OTHERS = 0o077
 """Permissions of anybody but the user."""
-_PROBE = bytes(64 << 10)
 
 _MARK_OF = {"damaged": failed, "foreign": failed, "derived": warning}
 _REMEDY_OF = {
@@ -49,8 +49,8 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
         existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
         if not files.is_directory(existing):
             return failed(DIRECTORY, f"{existing} is a file", "name a folder with data_dir or --data-dir")
-        files.try_writing(existing, _PROBE)
-        free = files.free_bytes(existing)
+        room = files.room(existing)
+        trouble = disk_trouble(existing, room) or trouble_by_writing(existing, files)
         locked_out = next((path for path in _written_to(data_dir, files) if not files.may_write(path)), None)
     except StoreError as error:
         return failed_with(DIRECTORY, error)
@@ -58,13 +58,15 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
         return failed(
             DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders above it"
         )
+    if trouble is not None:
+        return failed(DIRECTORY, trouble.what, trouble.remedy)
     if locked_out is not None:
         remedy = "give it to the user that memd runs as (chown), perhaps memd was once started as another"
         return failed(DIRECTORY, f"{locked_out} may not be written by this user", remedy)
-    room = f"{f'{free / 1e9:,.1f} GB' if free >= FREE_BYTES_LOW else sized(free)} free"
-    if free < FREE_BYTES_LOW:
-        return warning(DIRECTORY, f"{data_dir}, only {room}", "make room: on a full disk memd stores nothing more")
-    return ok(DIRECTORY, f"{data_dir}, {room}" + ("" if existing == data_dir else "; `memd serve` will create it"))
+    free = f"{f'{room.bytes / 1e9:,.1f} GB' if room.bytes >= FREE_BYTES_LOW else sized(room.bytes)} free"
+    if room.bytes < FREE_BYTES_LOW:
+        return warning(DIRECTORY, f"{data_dir}, only {free}", "make room: on a full disk memd stores nothing more")
+    return ok(DIRECTORY, f"{data_dir}, {free}" + ("" if existing == data_dir else "; `memd serve` will create it"))
 
 
 def permissions(data_dir: Path) -> Iterator[CheckResult]:

@@ -34,6 +34,7 @@ class BucketWatch:
         self._cluster = cluster
         self._now = now
         self._asked_at: float | None = None
+        self._began_at = now()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memd-bucket", daemon=True)
 
@@ -54,6 +55,11 @@ class BucketWatch:
                 f"{self._bucket.url}: says nothing; see whether store.endpoint is right and the server can be reached"
             )
         return None if self._bucket.trouble is None else str(self._bucket.trouble)
+
+    @property
+    def silent_seconds(self) -> float:
+        """The time since the bucket last did what it was asked."""
+        return round(self._now() - max(self._bucket.answered_at, self._began_at), 3)
 
     def look(self) -> None:
         """Ask something of the bucket, unless it has answered lately."""

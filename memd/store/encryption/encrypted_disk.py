@@ -16,7 +16,7 @@ from pathlib import Path
 
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed, WrongKey
 from memd.store.directory_lock import Lock
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, Room
 from memd.store.encryption.encrypted_file import EncryptedAppender, EncryptedFile, check_header, read_whole
 from memd.store.encryption.frames import DataKey, FrameTable, Random
 from memd.store.encryption.key_files import read_topic_key, write_topic_key
@@ -333,9 +333,9 @@ class EncryptedDisk:
         """See LocalDisk."""
         return self.plain_files.is_locked(path)
 
-    def free_bytes(self, directory: Path) -> int:
+    def room(self, directory: Path) -> Room:
         """See LocalDisk."""
-        return self.plain_files.free_bytes(directory)
+        return self.plain_files.room(directory)
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """See LocalDisk."""
