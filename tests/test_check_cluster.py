@@ -26,7 +26,7 @@ from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
 from memd.cli.main import main
 from memd.settings.model import Config
-from memd.store.cluster.daemons import BUCKET, MODEL, DaemonNotices, DaemonRow, announce, marks_of, seen
+from memd.store.cluster.daemons import BUCKET, DISK, MODEL, DaemonNotices, DaemonRow, announce, marks_of, seen
 from memd.store.cluster.database import SCHEMA_VERSION, Database
 
 pytestmark = pytest.mark.process
@@ -146,13 +146,15 @@ def test_daemons_that_are_not_set_alike_are_named(
         place = ["--config", str(daemon.config), "--data-dir", str(daemon.data_dir)]
         assert CliRunner().invoke(main, ["token", "add", "ann", "--topics=*", "--rights=read", *place]).exit_code == 0
         assert ("own address", "ok", f"{own.url} answers as this daemon: ") in checked_beside(daemon), "without a token"
-        marks = dict(own.marks) | {MODEL: "another (0123, 8)", BUCKET: "s3://elsewhere"}
+        marks = dict(own.marks) | {MODEL: "another (0123, 8)", BUCKET: "s3://elsewhere", DISK: "/c: is full; free some"}
         other = DaemonRow(url="http://other", boot="1", version="0.0.1", marks=marks)
         assert announce(database, other) == [own]
         found = checked_beside(daemon)
         assert any(name == "daemons" and mark == "failed" and "reembed" in words for name, mark, words in found), found
         assert any(mark == "failed" and "s3://elsewhere" in words for _, mark, words in found), found
         assert any("http://other is memd 0.0.1" in words for _, _, words in found)
+        told = "http://other leaves its topics to others: /c: is full: free some"
+        assert ("daemons", "warning", told) in found
         notices = DaemonNotices(database, "http://third", "0.0.1", marks)
         notices.start()
         wait_until(lambda: "do not fit together" in caplog.text, lambda: caplog.text)

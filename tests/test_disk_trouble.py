@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from full_disk import FullDisk
 
 from memd.cli.check.data import directory
+from memd.cli.main import main
 from memd.store.disk import DiskFiles, Room
-from memd.store.disk_trouble import RESERVE_BYTES, RESERVE_FILES, DiskWatch, disk_trouble
+from memd.store.disk_trouble import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, disk_trouble
 
 PLENTY = 1 << 40
 ON_TMPFS = """
@@ -24,7 +26,7 @@ from memd.store.disk import DiskFiles
 from memd.store.disk_trouble import DiskWatch
 
 folder, files = Path(sys.argv[1]), DiskFiles()
-watch = DiskWatch(files, folder, "", lambda: 7)
+watch = DiskWatch(files, folder, lambda: 7)
 watch.look(is_doubtful=False)
 said = directory(folder, files)
 trouble = watch.trouble
@@ -37,7 +39,7 @@ print(json.dumps([told, [said.mark, said.said, said.remedy]]))
     ("room", "was", "kind"),
     [
         (Room(PLENTY, PLENTY, is_read_only=False), False, None),
-        (Room(PLENTY, None, is_read_only=False), True, None),
+        (Room(None, None, is_read_only=False), True, None),
         (Room(RESERVE_BYTES - 1, PLENTY, is_read_only=False), False, "full"),
         (Room(RESERVE_BYTES, PLENTY, is_read_only=False), False, None),
         (Room(RESERVE_BYTES, PLENTY, is_read_only=False), True, "full"),
@@ -68,28 +70,37 @@ def test_a_disk_is_written_to_only_in_doubt_and_its_trouble_is_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO, "memd")
     disk, now = ProbedDisk(), iter(range(1, 99))
-    watch = DiskWatch(disk, tmp_path, "topics wait", lambda: next(now))
+    watch = DiskWatch(disk, tmp_path, lambda: next(now))
+
+    def looked(*, is_doubtful: bool) -> DiskTrouble | None:
+        watch.look(is_doubtful=is_doubtful)
+        return watch.trouble
+
     disk.full = True
-    watch.look(is_doubtful=False)
-    assert (watch.trouble, disk.probes) == (None, 0)
-    for _ in range(2):
-        watch.look(is_doubtful=True)
-        assert watch.trouble is not None and (watch.trouble.kind, watch.trouble.since) == ("full", 1)
-    watch.look(is_doubtful=False)
-    assert watch.trouble is not None, "until it was tried again"
-    assert [record.getMessage() for record in caplog.records] == ["the disk is in trouble: topics wait"]
-    said = directory(tmp_path, disk)
-    assert (said.mark, said.said, said.remedy) == ("failed", watch.trouble.what, watch.trouble.remedy)
+    assert (looked(is_doubtful=False), disk.probes) == (None, 0)
+    for is_doubtful in (True, True, False):  # it is tried again until there is room
+        found = looked(is_doubtful=is_doubtful)
+        assert found is not None and (found.kind, found.since) == ("full", 1)
+        said = directory(tmp_path, disk)
+        assert (said.mark, said.said, said.remedy) == ("failed", found.what, found.remedy)
+    [record] = caplog.records
+    assert record.getMessage().startswith("the disk is in trouble; what is said waits in memory")
     disk.full = False
-    watch.look(is_doubtful=False)
-    assert watch.trouble is None
+    assert looked(is_doubtful=False) is None
     assert caplog.records[-1].getMessage() == "the disk can be written again"
 
 
 def test_a_directory_that_is_gone_is_a_trouble(tmp_path: Path) -> None:
-    watch = DiskWatch(DiskFiles(), tmp_path / "gone", "")
+    watch = DiskWatch(DiskFiles(), tmp_path / "gone")
     watch.look(is_doubtful=False)
     assert watch.trouble is not None and watch.trouble.kind == "errors"
+
+
+def test_stats_tell_of_a_disk_as_the_check_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskFiles, "room", lambda self, directory: Room(PLENTY, 7, is_read_only=False))
+    found = directory(tmp_path, DiskFiles())
+    told = CliRunner().invoke(main, ["stats", "--data-dir", str(tmp_path)]).output
+    assert f"In trouble: {found.said}; {found.remedy}." in " ".join(told.split())
 
 
 @pytest.mark.process

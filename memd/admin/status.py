@@ -31,7 +31,7 @@ from memd.principals import Principal
 from memd.settings.model import Config
 from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
-from memd.store.disk_trouble import DiskWatch, Trouble
+from memd.store.disk_trouble import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic_stats import TopicStats
 from memd.telemetry.events import Events, Publish, put
@@ -236,7 +236,6 @@ class StatusRoutes:
         cache_bytes: Callable[[], int],
         backup: BucketTender | None,
         cluster: Callable[[], ClusterHealth | None],
-        disk: DiskWatch,
         *,
         model_url: str,
         own_url: str,
@@ -256,14 +255,13 @@ class StatusRoutes:
         self._cache_bytes = cache_bytes
         self._backup = backup
         self._cluster = cluster
-        self._disk = disk
 
     @get("/memd/health", "any")
     async def health(self, who: Principal) -> DaemonHealth:
         """Whether the daemon runs, on which folder, and whether the model server answers."""
         data_dir = str(self._config.data_dir.resolve())
         topics, sees_all = _visible(self._topics, who), who.may_everywhere("read")
-        troubles = troubles_of(self._disk.trouble, topics, self._cluster(), sees_all=sees_all)
+        troubles = troubles_of(self._topics.disk.trouble, topics, self._cluster(), sees_all=sees_all)
         backup = self._backup.health if self._backup is not None and sees_all else None
         return DaemonHealth(
             status="ok",

@@ -21,9 +21,10 @@ from memd.errors import StoreError, TopicHeld
 from memd.ingest.journaled import events_in, replayed
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
+from memd.ingest.readable import Readable
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import Topic
-from memd.ingest.topics import OPEN_MAX, Readable, Topics
+from memd.ingest.topics import OPEN_MAX, Topics
 from memd.ingest.unstored import ListedParts, PartCutter
 from memd.settings.model import Config
 from memd.store.cluster.replica import ReadShelf, Refreshed, Replica, replicas_in

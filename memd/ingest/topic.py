@@ -44,6 +44,8 @@ class Topic:
 
     is_adopted = False
     """Whether it was opened because work was left in it, and nobody has used it since."""
+    trouble_since = 0
+    """When `write_trouble` began, in microseconds since the epoch."""
     is_writable = True
     """False: another daemon has it, and it is only read here."""
 
@@ -72,8 +74,6 @@ class Topic:
         self.log = log_
         self.buffer = buffer
         self._troubles: dict[str, StoreError] = {}
-        self.trouble_since = 0
-        """Of `write_trouble`, in microseconds since the epoch."""
         self.storing = StoringLock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.noting = asyncio.Lock()

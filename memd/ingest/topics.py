@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -27,9 +27,12 @@ from memd.ingest.journaled import events_in, replayed
 from memd.ingest.lanes import TopicLanes
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
+from memd.ingest.readable import Readable, TopicReader
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.standing_aside import StandingAside
 from memd.ingest.topic import Topic
 from memd.settings.model import Config
+from memd.store.disk_trouble import DiskWatch
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shelf import Claim
 from memd.store.store import Store, TopicLog
@@ -48,34 +51,6 @@ _ADOPTING = "adopting topics"
 
 def _reopening(topic_id: str) -> str:
     return f"reopening {topic_id}"
-
-
-class Readable(NamedTuple):
-    """Topics to be read."""
-
-    topics: tuple[Topic, ...]
-    is_fresh: bool
-    """They are all there, with all that was acknowledged before they were asked for."""
-
-
-class TopicReader(Protocol):
-    """Opens topics of a cluster to be read, also those that other daemons have."""
-
-    trouble: StoreError | None
-    """Why they cannot be brought up to date now."""
-
-    @property
-    def count(self) -> int:
-        """How many topics of others are in memory."""
-
-    async def readable(self, topic_ids: Sequence[str], own: Topics) -> Readable:
-        """See `Topics.readable`."""
-
-    async def tend(self) -> None:
-        """Let go of what is not read any more."""
-
-    async def look(self, topic_ids: Sequence[str]) -> None:
-        """See to it that nothing is left here of what was erased in these topics."""
 
 
 class Topics:
@@ -109,7 +84,10 @@ class Topics:
         self._slow: WeakSet[asyncio.Task[None]] = WeakSet()
         self._rounds = 0
         self._is_opening_in_trouble = False
+        self.disk = DiskWatch(store.files, store.data_dir)
         self._is_closing = False
+        self.aside: StandingAside | None = None
+        """None outside of a cluster."""
         self.replicas: TopicReader | None = None
         """Of the topics that other daemons have; None where there are none."""
 
@@ -161,6 +139,13 @@ class Topics:
                 memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
         if self.replicas is not None:
             await self.replicas.tend()
+
+    async def let_others_have(self) -> None:
+        """In a cluster: close the topics that nobody uses now, if others are to have them."""
+        for topic in self.opened():
+            is_due = topic.idle_seconds > 0 and self.aside is not None and self.aside.may_let_go(topic.id)
+            if is_due and self.aside is not None and await self._let_go(topic, anyway=True):
+                self.aside.note_let_go(topic.id)
 
     async def close(self) -> None:
         """Journal all buffers, and in a cluster let others have the topics."""
@@ -391,22 +376,26 @@ class Topics:
         if error is None:
             self._open[topic_id] = opening.result()
 
-    async def _let_go(self, topic: Topic) -> bool:
-        """Close a topic, unless that would lose something or somebody has used it meanwhile."""
+    async def _let_go(self, topic: Topic, *, anyway: bool = False) -> bool:
+        """Close a topic, unless that would lose something (but with `anyway`) or somebody has used it meanwhile."""
         used_at = topic.idle_seconds
         await topic.save(sync=True)
-        if not topic.is_on_disk or topic.idle_seconds < used_at or self._open.get(topic.id) is not topic:
+        is_on_disk = topic.is_on_disk
+        if not (is_on_disk or anyway) or topic.idle_seconds < used_at or self._open.get(topic.id) is not topic:
             return False
         del self._open[topic.id]
 
         # In the thread in which topics are read, so that the next `get` comes after it.
-        closing = asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
+        closed = partial(self._store.close_topic, topic.id, unfinished=not is_on_disk)
+        closing = asyncio.get_running_loop().run_in_executor(topic.writer, closed)
         if self._lanes is None:  # else a bucket takes a part in it, for which no other topic waits
             await closing
         log.info("a topic is let go from memory", extra={"topic": topic.id})
         return True
 
     def _read(self, topic_id: str, writer: Executor, gone: str) -> Topic:
+        if self.aside is not None:
+            self.aside.check(topic_id)
         log_ = self._store.topic(topic_id, gone)
         journal, payloads = Journal.open(log_.claim)
         buffer, is_as_kept = self._buffer_of(topic_id, payloads)

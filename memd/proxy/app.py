@@ -31,6 +31,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
+from memd.ingest.disk_tending import tend_disk
 from memd.ingest.erasing.following import ErasureFollower, HeardErasures
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
@@ -144,7 +145,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
-        tasks.spawn(daemon.disk.tend(), "disk"),
+        tasks.spawn(tend_disk(daemon.topics), "disk"),
     ]
     daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)
@@ -385,7 +386,7 @@ async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
     notices.start()
     stack.callback(daemon.cluster.watch.stop)
     daemon.cluster.watch.start()
-    stack.push_async_callback((owners := owners_of(daemon, daemon.cluster)).close)
+    stack.push_async_callback((owners := owners_of(daemon, daemon.cluster, notices)).close)
     return msgspec.structs.replace(daemon, owners=owners, leave=notices.leave)
 
 

@@ -14,7 +14,7 @@ from memd import __version__
 from memd.ingest.topics import Topics
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.store.bucket.tending import BucketTender
-from memd.store.disk_trouble import KINDS, DiskWatch
+from memd.store.disk_trouble import KINDS
 from memd.telemetry.metrics import Gauge, Metrics, gauge
 from memd.telemetry.tasks import Tasks
 
@@ -34,10 +34,8 @@ class Gauges:
         memory_bytes_max: int,
         backup: BucketTender | None,
         bucket_trouble: Callable[[], str | None],
-        disk: DiskWatch,
     ) -> None:
         """`queues`: by name, how much work waits in each; `bucket_trouble`: of a cluster's."""
-        self._disk = disk
         self._metrics = metrics
         self._upstream = upstream
         self._topics = topics
@@ -73,7 +71,8 @@ class Gauges:
         yield gauge("memd_claims_age_seconds", about, 0.0 if claims is None else claims.age_seconds)
         about = "Whether a cluster's bucket cannot be used now: 1 or 0"
         yield gauge("memd_bucket_away", about, self._bucket_trouble() is not None)
-        kind = None if self._disk.trouble is None else self._disk.trouble.kind
+        trouble = self._topics.disk.trouble
+        kind = None if trouble is None else trouble.kind
         about = "Whether the disk of data_dir cannot take what is to be written now: 1 or 0"
         yield Gauge("memd_disk_trouble", about, {one: float(one == kind) for one in KINDS}, "kind")
         replicas = self._topics.replicas

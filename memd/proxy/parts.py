@@ -48,7 +48,6 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
 from memd.ingest.claims import ClaimTender, ClusterHealth
-from memd.ingest.disk_tending import DiskTender
 from memd.ingest.erasing.eraser import Eraser
 from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
@@ -56,6 +55,7 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.taking import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
+from memd.ingest.standing_aside import StandingAside
 from memd.ingest.topics import Topics
 from memd.principals import OWNER, Principals
 from memd.proxy.addresses import Addresses
@@ -88,6 +88,7 @@ from memd.telemetry.tasks import Tasks
 
 if TYPE_CHECKING:
     from memd.proxy.sharing import SharedRights
+    from memd.store.cluster.daemons import DaemonNotices
     from memd.store.cluster.joining import Cluster
 
 
@@ -117,7 +118,6 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics
     tasks: Tasks
     writer: ThreadPoolExecutor
-    disk: DiskTender
     backup: BucketTender | None = None
     rights: SharedRights | None = None
     """In a cluster."""
@@ -199,7 +199,6 @@ async def make_parts(
         metrics=metrics,
         tasks=tasks,
         writer=writer,
-        disk=DiskTender(store.files, config.data_dir, topics),
     )
 
 
@@ -248,11 +247,15 @@ def _sources_of(
     return SourceTender(config, topics, taker, priority, tasks, events, elsewhere)
 
 
-def owners_of(daemon: Daemon, cluster: Cluster) -> Owners:
+def owners_of(daemon: Daemon, cluster: Cluster, notices: DaemonNotices) -> Owners:
     """Build what knows the other daemons of the cluster; it is to be closed."""
     topics, config, principals = daemon.topics, daemon.config, daemon.principals
     marks = HopMarks(daemon.store.files, config.data_dir)
-    return Owners(topics, config, marks, principals, daemon.tasks, daemon.metrics, cluster.others)
+    owners = Owners(topics, config, marks, principals, daemon.tasks, daemon.metrics, cluster.others)
+    from memd.proxy.owners.neighbours import RoomElsewhere
+
+    topics.aside = StandingAside(RoomElsewhere(cluster, notices, owners.client, daemon.store.shared.shelf))
+    return owners
 
 
 def _retention(
@@ -345,7 +348,6 @@ def _gauges_of(daemon: Daemon) -> Gauges:
         memory_bytes_max=daemon.config.store.memory_bytes_max,
         backup=daemon.backup,
         bucket_trouble=lambda: None if daemon.cluster is None else daemon.cluster.watch.trouble,
-        disk=daemon.disk.watch,
     )
 
 
@@ -359,7 +361,6 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
         lambda: daemon.cache_bytes,
         daemon.backup,
         partial(_cluster_health, daemon),
-        daemon.disk.watch,
         model_url=daemon.base_url,
         own_url=daemon.own_url,
     )

@@ -17,7 +17,8 @@ from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import MessageCounts, TokenCounter
-from memd.ingest.topics import Readable, Topic, Topics
+from memd.ingest.readable import Readable
+from memd.ingest.topics import Topic, Topics
 from memd.messages import Message, leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey

@@ -47,9 +47,9 @@ _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
 class Room(msgspec.Struct, frozen=True):
     """How much a file system still takes from this user."""
 
-    bytes: int
+    bytes: int | None
     files: int | None
-    """None: it does not count them."""
+    """None, as of bytes: it does not count them."""
     is_read_only: bool
 
 
@@ -307,8 +307,8 @@ class DiskFiles:
         """See LocalDisk."""
         with reading(directory):
             found = os.statvfs(directory)
-        files = found.f_favail if found.f_files else None
-        return Room(found.f_bavail * found.f_frsize, files, bool(found.f_flag & os.ST_RDONLY))
+        size = found.f_bavail * found.f_frsize if found.f_blocks else None
+        return Room(size, found.f_favail if found.f_files else None, bool(found.f_flag & os.ST_RDONLY))
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         """See LocalDisk."""

@@ -25,6 +25,7 @@ RESERVE_BYTES, RESERVE_FILES = 16 << 20, 64
 """A disk with less room is full: the index of a full segment takes 10 MB, a topic some twenty files."""
 _ENOUGH = 2
 """So many times that ends a trouble."""
+_EFFECT = "what is said waits in memory until it can be written, here or in a cluster by others"
 _PROBE = bytes(64 << 10)
 
 Kind = Literal["full", "inodes", "read-only", "errors"]
@@ -38,7 +39,7 @@ class Trouble(msgspec.Struct, frozen=True):
     since: int
     """Microseconds since the epoch; 0: not known."""
     remedy: str
-    """What to do."""
+    """The way to end it."""
 
     def __str__(self) -> str:
         """For a person."""
@@ -60,7 +61,7 @@ def disk_trouble(directory: Path, room: Room, *, was: bool = False) -> DiskTroub
     least = _ENOUGH if was else 1
     if room.is_read_only:
         return _found("read-only", f"{directory}: the disk is read-only", "mount it writable")
-    if room.bytes < RESERVE_BYTES * least:
+    if room.bytes is not None and room.bytes < RESERVE_BYTES * least:
         said = f"{directory}: the disk is full, {sized(room.bytes)} are free"
         return _found("full", said, "free some space")
     if room.files is not None and room.files < RESERVE_FILES * least:
@@ -88,12 +89,10 @@ class DiskWatch:
     """Knows the trouble with the disk of a data directory. `look` in one thread at a time."""
 
     def __init__(
-        self, files: LocalDisk, directory: Path, effect: str, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
+        self, files: LocalDisk, directory: Path, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
     ) -> None:
-        """`effect`: what it means, in words for the log."""
         self._files = files
         self._directory = directory
-        self._effect = effect
         self._now_us = now_us
         self.trouble: DiskTrouble | None = None
         """As of the last look."""
@@ -119,7 +118,7 @@ class DiskWatch:
         since = self._now_us() if before is None else before.since
         self.trouble = msgspec.structs.replace(found, since=since)
         if before is None:
-            log.error(f"the disk is in trouble: {self._effect}", extra={"error": found})
+            log.error(f"the disk is in trouble; {_EFFECT}", extra={"error": found})
 
 
 def _found(kind: Kind, what: str, remedy: str) -> DiskTrouble:

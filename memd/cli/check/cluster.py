@@ -21,7 +21,7 @@ from memd.embedding.loading import load_embedder
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
 from memd.store.bucket.objects import Bucket
-from memd.store.cluster.daemons import DaemonRow, different, marks_of, seen
+from memd.store.cluster.daemons import DISK, DaemonRow, different, marks_of, seen
 from memd.store.cluster.database import SCHEMA_VERSION, Database
 from memd.store.cluster.refusals import remedy_of, words_of
 from memd.store.layout import models_dir
@@ -233,6 +233,10 @@ def _daemons(config: Config) -> Iterator[CheckResult]:
     found = dict.fromkeys(told for one in every[1:] for told in different(every[0], one))
     for said, remedy in found:
         yield failed(DAEMONS, said, remedy)
+    for one in there:
+        if DISK in one.marks:
+            said, _, remedy = one.marks[DISK].rpartition("; ")
+            yield warning(DAEMONS, f"{one.url} leaves its topics to others: {said}", remedy)
     if len({one.version for one in there}) > 1:
         versions = ", ".join(f"{one.url} is memd {one.version}" for one in there)
         yield warning(DAEMONS, versions, "bring all to the same version, one after the other")

@@ -63,6 +63,8 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
     if locked_out is not None:
         remedy = "give it to the user that memd runs as (chown), perhaps memd was once started as another"
         return failed(DIRECTORY, f"{locked_out} may not be written by this user", remedy)
+    if room.bytes is None:
+        return ok(DIRECTORY, f"{data_dir}; its file system does not tell how much is free")
     free = f"{f'{room.bytes / 1e9:,.1f} GB' if room.bytes >= FREE_BYTES_LOW else sized(room.bytes)} free"
     if room.bytes < FREE_BYTES_LOW:
         return warning(DIRECTORY, f"{data_dir}, only {free}", "make room: on a full disk memd stores nothing more")

@@ -178,7 +178,7 @@ class _Restoration:
         """Make the folders of the plan; the disk must have room for what is in it."""
         present = sum(self._files.size(path) or 0 for path in self._plan)
         free = self._files.room(target).bytes
-        if free < self._total - present:
+        if free is not None and free < self._total - present:
             raise DiskFull(
                 f"{target}: has room for {free:,} bytes, and {self._total - present:,} are to be restored; make room, "
                 "or choose another disk, and run it again"

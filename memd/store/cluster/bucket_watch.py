@@ -34,12 +34,13 @@ class BucketWatch:
         self._cluster = cluster
         self._now = now
         self._asked_at: float | None = None
-        self._began_at = now()
+        self._began_at = 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memd-bucket", daemon=True)
 
     def start(self) -> None:
         """Begin."""
+        self._began_at = self._now()
         self._thread.start()
 
     def stop(self) -> None:

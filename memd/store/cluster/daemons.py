@@ -25,6 +25,8 @@ from memd.store.log.format import ModelId
 log = logging.getLogger("memd")
 
 MODEL, AUTH, BUCKET = "embedding.model", "auth.*", "store.bucket"
+DISK = "disk"
+"""No setting: the trouble with its disk, as long as there is one."""
 SEEN_SECONDS = 60.0
 """Who has not been heard of for so long has ended without a word."""
 _RETRY_SECONDS = 1.0
@@ -47,7 +49,7 @@ class DaemonRow(msgspec.Struct, frozen=True, kw_only=True):
     """Another one at each start."""
     version: str
     marks: Mapping[str, str]
-    """Setting → what is equal at two daemons if it is set alike."""
+    """Setting → what is equal at two daemons if it is set alike; and DISK."""
 
 
 def marks_of(config: Config, model: ModelId | None) -> dict[str, str]:
@@ -83,7 +85,7 @@ def announce(database: Database, own: DaemonRow) -> list[DaemonRow]:
 
 def different(one: DaemonRow, other: DaemonRow) -> Iterator[tuple[str, str]]:
     """Yield what is set differently at two daemons, each with what to do."""
-    for name in sorted(one.marks.keys() & other.marks.keys()):
+    for name in sorted((one.marks.keys() & other.marks.keys()) - {DISK}):
         if one.marks[name] != other.marks[name]:
             values = f": {one.marks[name]} and {other.marks[name]}" if name in (MODEL, BUCKET) else ""
             remedy = _REMEDIES.get(name, f"what is stored depends on who has a topic: set the same {name} everywhere")
@@ -98,7 +100,8 @@ class DaemonNotices:
         self._own = DaemonRow(url=url, boot=secrets.token_hex(8), version=version, marks=marks)
         self._told: set[str] = set()
         self._is_known = False
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memd-daemons", daemon=True)
 
     def start(self) -> None:
@@ -108,19 +111,28 @@ class DaemonNotices:
     def leave(self) -> None:
         """End, and remove the row, by which the others see that this daemon ends in good order. A second call does
         nothing; without any it is forgotten by itself."""
-        if self._is_over.is_set():
+        if self._is_over:
             return
-        self._is_over.set()
+        self._is_over = True
+        self._hurry.set()
         self._thread.join(CONNECT_SECONDS)
         gone, own = "DELETE FROM memd_daemon WHERE url = %s AND boot = %s", (self._own.url, self._own.boot)
         with suppress(StoreError):
             self._database.again(lambda connection: connection.execute(gone, own) and None)
 
+    def tell_of_disk(self, trouble: str) -> None:
+        """Tell the others at once that the disk of this daemon is in trouble; empty: that it is not."""
+        marks = {name: mark for name, mark in self._own.marks.items() if name != DISK}
+        self._own = msgspec.structs.replace(self._own, marks=marks | ({DISK: trouble} if trouble else {}))
+        self._hurry.set()
+
     def _run(self) -> None:
-        while not self._is_over.is_set():
+        while not self._is_over:
+            self._hurry.clear()
             with suppress(StoreError):  # the renewals of claims say that the database is away
                 self._announce()
-            self._is_over.wait(SEEN_SECONDS / 4 if self._is_known else _RETRY_SECONDS)
+            if not self._is_over:
+                self._hurry.wait(SEEN_SECONDS / 4 if self._is_known else _RETRY_SECONDS)
 
     def _announce(self) -> None:
         for other in announce(self._database, self._own):

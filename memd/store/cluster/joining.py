@@ -17,7 +17,7 @@ from memd.settings.store import StoreSettings
 from memd.store.bucket.objects import Bucket
 from memd.store.cluster.book import SharedBook
 from memd.store.cluster.bucket_watch import BucketWatch
-from memd.store.cluster.daemons import DaemonNotices, marks_of, seen
+from memd.store.cluster.daemons import DISK, DaemonNotices, marks_of, seen
 from memd.store.cluster.database import Database
 from memd.store.cluster.erasures import SharedErasures
 from memd.store.cluster.postgres_shelf import PostgresShelf
@@ -81,6 +81,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     def others(self) -> list[str]:
         """Return the URLs of the other daemons that were heard of lately. Raises StoreError if nobody can say."""
         return [one.url for one in seen(self.database) if one.url != self.own_url]
+
+    def others_with_room(self) -> list[str]:
+        """Return those of them whose disks are in no trouble. Raises as `others`."""
+        return [one.url for one in seen(self.database) if one.url != self.own_url and DISK not in one.marks]
 
     def notices(self, version: str, config: Config, model: ModelId) -> DaemonNotices:
         """Tells the other daemons of this one."""

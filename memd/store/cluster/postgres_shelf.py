@@ -210,6 +210,12 @@ class PostgresShelf:
                 one.renewed_at = began
         return [one for one in claims if (one.layout.topic_id, one.epoch) not in found]
 
+    def holder(self, topic_id: str) -> str | None:
+        """Return the URL of the other daemon that has a topic; None: none has it, or this one."""
+        asked = "SELECT url FROM memd_topic WHERE topic = %s AND url <> %s AND lease_until >= clock_timestamp()"
+        row = self._database.ask(lambda connection: connection.execute(asked, (topic_id, self._url)).fetchone())
+        return None if row is None or row[0].startswith(MOVER) else str(row[0])
+
     def heads(self, topic_ids: Collection[str]) -> dict[str, Heads]:
         """See Shelf."""
         rows = self._database.ask(
