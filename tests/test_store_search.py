@@ -44,7 +44,7 @@ def expected(state: dict[bytes, Entry], queries: NDArray[np.float32], k: int) ->
     for entry in state.values():
         cosine = max(float(np.dot(query.astype(np.float64), entry.embedding.astype(np.float64))) for query in queries)
         scored.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(entry.utility_steps), entry.canonical_id))
-    return sorted(scored, key=lambda pair: (-pair[0], pair[1]))[:k]
+    return sorted(scored, key=lambda pair: (-pair[0], -pair[1]))[:k]
 
 
 @pytest.mark.parametrize("segment_entries_max", [100_000, 100])
@@ -63,7 +63,7 @@ def test_a_search_finds_the_best_live_chunks_by_score(segment_entries_max: int, 
         assert len({hit.uuid for hit in hits}) == len(hits)
 
 
-def test_equal_scores_come_oldest_first_wherever_the_chunks_lie() -> None:
+def test_equal_scores_come_newest_first_wherever_the_chunks_lie() -> None:
     topic = open_store(CrashFiles(), segment_entries_max=4).topic("talk")
     same = unit_vector("same").tobytes()
     entries = []
@@ -72,7 +72,7 @@ def test_equal_scores_come_oldest_first_wherever_the_chunks_lie() -> None:
         if number == 3:
             seal_all(topic)
     hits = topic.snapshot().search(unit_vector("same")[None], 100)
-    assert [hit.canonical_id for hit in hits] == [entry.canonical_id for entry in entries]
+    assert [hit.canonical_id for hit in hits] == [entry.canonical_id for entry in reversed(entries)]
 
 
 def test_a_praised_chunk_surfaces_by_score_from_a_sealed_segment() -> None:
@@ -105,9 +105,9 @@ def test_no_query_no_topic_contents_and_no_places_give_no_hits() -> None:
     assert topic.snapshot().search(unit_vector("q")[None], 0) == []
 
 
-def test_best_rows_prefers_earlier_rows_among_equals() -> None:
+def test_best_rows_prefers_later_rows_among_equals() -> None:
     scores = np.array([0.0, 0.5, 0.5, 0.9, 0.5, 0.0])
-    assert sorted(best_rows(scores, 3).tolist()) == [1, 2, 3]
+    assert sorted(best_rows(scores, 3).tolist()) == [2, 3, 4]
     assert sorted(best_rows(scores, 10).tolist()) == [0, 1, 2, 3, 4, 5]
 
 

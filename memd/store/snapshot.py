@@ -120,24 +120,32 @@ class Snapshot:
         """Return the number of entries after this one, of whatever status."""
         return sum(len(rows) for _, rows in self.rows_after(canonical_id))
 
-    def search(self, queries: Floats, k: int) -> list[Hit]:
-        """Return the best `k` live chunks by score, best first; of equal scores the lower canonical_id first.
+    def search(self, queries: Floats, k: int, known: dict[int, NDArray[np.float64]] | None = None) -> list[Hit]:
+        """Return the best `k` live chunks by score, best first; of equal scores the higher canonical_id first.
 
-        `queries` is float32 of shape (q, dimension), unit vectors, or as `cosines` takes them; a chunk's cosine is the
-        best over them. Exact, but for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50
-        above 0.99) and where chunks with a cosine below zero tie in no particular order.
+        Exact, but for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50 above 0.99) and
+        where more than `k` of one cosine, or below zero, tie in no particular order.
+
+        Args:
+            queries: float32 of shape (q, dimension), unit vectors, or as `cosines` takes them; a chunk's cosine is the
+                best over them.
+            known: the cosine of each row of the scanned segments, by segment, as far as an earlier search with the same
+                queries found them out; those that this one does are put in.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if k < 1 or not len(queries):
             return []
         started = time.perf_counter()
-        growing = [view for _, view in self._growing if view.matrix is not None]
-        found = [view.scan(queries, k, self.utility) for view in growing]
+        known = {} if known is None else known
+        growing = [(segment.segment_id, view) for segment, view in self._growing if view.matrix is not None]
+        fresh = {number: view.cosines(queries) for number, view in growing if number not in known}
+        known |= fresh
+        found = [view.best(known[number], k, self.utility) for number, view in growing]
         scanned = time.perf_counter()
         all_loaded = all(view.index.is_loaded for view in self.indexes)
         found += [part for view in self.indexes for part in view.search(queries, k, self.utility)]
         fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
-        self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
+        self.times.observe(sum(map(len, fresh.values())), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -360,7 +368,7 @@ class Snapshot:
         best = _contenders(scores_of(cosine, multiplier), k)
         at = np.stack([segment_ids[best], rows[best]], axis=1)
         hits = _hits(at, self._records_at(at), cosine[best], multiplier[best])
-        return sorted(hits, key=lambda hit: (-hit.score, hit.canonical_id))[:k]
+        return sorted(hits, key=lambda hit: (-hit.score, -hit.canonical_id))[:k]
 
     def _records_at(self, places: Rows) -> Records:
         """The columns of the entries at `places`, shape (n, 2)."""

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memd.entries import Status
 from memd.errors import StoreError
@@ -54,11 +55,15 @@ class SegmentView:
         order = np.argsort(origins, kind="stable")
         return origins[order], live[order]
 
-    def scan(self, queries: Floats, k: int, utility: UtilitySettings) -> Candidates:
-        """Return the best `k` live rows by score."""
+    def cosines(self, queries: Floats) -> NDArray[np.float64]:
+        """Return the best cosine of each row over some queries; see `vectors.cosines`."""
         assert self.matrix is not None, "only a growing segment is scanned"
+        return cosines(self.matrix, queries)
+
+    def best(self, cosine: NDArray[np.float64], k: int, utility: UtilitySettings) -> Candidates:
+        """Return the best `k` live rows by score, given the cosine of each row."""
         live = np.flatnonzero(~self.dead)
-        cosine, multiplier = cosines(self.matrix, queries)[live], multipliers(self.rows["utility_steps"][live], utility)
+        cosine, multiplier = cosine[live], multipliers(self.rows["utility_steps"][live], utility)
         best = best_rows(scores_of(cosine, multiplier), k)
         return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
 

@@ -67,12 +67,12 @@ def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> N
 
 
 def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
-    """Return the positions of the `k` highest scores, in no particular order; of equal scores the earlier ones."""
+    """Return the positions of the `k` highest scores, in no particular order; of equal scores the later ones."""
     if len(scores) <= k:
         return np.arange(len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     above = np.flatnonzero(scores > least)
-    return np.concatenate([above, np.flatnonzero(scores == least)[: k - len(above)]])
+    return np.concatenate([above, np.flatnonzero(scores == least)[len(above) - k :]])
 
 
 class VectorIndex:
