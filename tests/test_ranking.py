@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.embedding.embedder import Prior
-from memd.entries import Section
-from memd.recall.ranking import Candidate, Demands, Ranked, Verdict, is_visible, rank, select
+from memd.entries import Section, Speaker
+from memd.recall.filling import select
+from memd.recall.ranking import Candidate, Demands, Ranked, Verdict, is_visible, rank
 from memd.settings.model import RetrievalSettings
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -53,10 +54,10 @@ def test_chunks_come_best_first() -> None:
     assert contents(best(found)) == ["high", "middle", "low"]
 
 
-def test_of_equal_scores_the_older_entry_comes_first() -> None:
+def test_of_equal_scores_the_newer_entry_comes_first() -> None:
     found = [candidate(str(at), 0.5, content, at=at) for at, content in ((9, "newer"), (3, "older"), (12, "newest"))]
-    assert contents(best(found)) == ["older", "newer", "newest"]
-    assert contents(best(found, top_k=1)) == ["older"]
+    assert contents(best(found)) == ["newest", "newer", "older"]
+    assert contents(best(found, top_k=1)) == ["newest"]
 
 
 def test_the_minimum_score_is_enough_and_less_is_not() -> None:
@@ -280,7 +281,7 @@ def test_the_budget_is_never_exceeded_and_overflow_means_that_something_is_missi
 
 def test_a_repetition_is_seen_among_many() -> None:
     found = [candidate(f"{number:04x}", 0.9 - number / 1000, at=number) for number in range(70)]
-    again = candidate("other", 0.3, at=99, vector=found[69].entry.vector)
+    again = candidate("other", 0.3, at=1, vector=found[69].entry.vector)
     assert len(best([*found, again], top_k=100)) == 70
 
 
@@ -289,6 +290,75 @@ def test_what_nearly_repeats_a_better_chunk_is_not_shown_and_gives_its_place_to_
     again = candidate("2", 0.8, "said again", vector=said.entry.vector)
     other = candidate("3", 0.7, "something else")
     assert contents(best([again, other, said], top_k=2)) == ["said", "something else"]
+
+
+def versions(*told: tuple[str, float, float]) -> list[Candidate]:
+    """Chunks with one vector, each said after the one before: content, score, and how much of the question it has."""
+    vector = entry("file").vector
+    found = [
+        candidate(f"{at:x}", score, content, at=at, vector=vector) for at, (content, score, _) in enumerate(told, 1)
+    ]
+    return [with_parts(one, coverage=coverage) for one, (_, _, coverage) in zip(found, told, strict=True)]
+
+
+def test_of_what_is_nearly_the_same_the_best_and_the_newest_are_shown() -> None:
+    found = versions(("port 1", 0.6, 0.5), ("port 2", 0.8, 0.5), ("port 3", 0.7, 0.5), ("port 4", 0.5, 0.5))
+    other = candidate("other", 0.4, "something else", at=9)
+    assert contents(best([*found, other])) == ["port 4", "port 2", "something else"]
+    assert contents(best([*found, other], top_k=2)) == ["port 3", "port 2"], "port 4 is beyond it"
+    found = versions(("port 1", 0.8, 0.5), ("port 2", 0.7, 0.5))
+    assert contents(best(found, top_k=1)) == ["port 1"]
+
+
+def test_of_the_same_words_in_the_same_order_the_newer_is_shown_alone() -> None:
+    assert contents(best(versions(("port  is 1", 0.8, 0.5), ("port is 1", 0.7, 0.5)))) == ["port is 1"]
+    assert contents(best(versions(("port is 1", 0.8, 0.5), ("is port 1", 0.7, 0.5)))) == ["is port 1", "port is 1"]
+    by_others = versions(("port is 1", 0.8, 0.5))[0], versions(("", 0.1, 0.1), ("port is 1", 0.7, 0.5))[1]
+    said = [
+        msgspec.structs.replace(one, entry=msgspec.structs.replace(one.entry, speakers=(Speaker(0, role),)))
+        for one, role in zip(by_others, ("user", "assistant"), strict=True)
+    ]
+    assert len(best(said)) == 2, "it matters who says it"
+
+
+def test_the_row_of_a_table_that_is_asked_for_is_shown_beside_rows_that_are_like_it() -> None:
+    rows = [("Oslo 12", 0.5, 0.3), ("Riga 14", 0.8, 0.3), ("Bonn 17", 0.4, 0.9), ("Kyiv 19", 0.3, 0.3)]
+    assert contents(best(versions(*rows))) == ["Bonn 17", "Kyiv 19", "Riga 14"]
+    rows[1] = ("Riga 14", 0.8, 0.9)
+    assert contents(best(versions(*rows))) == ["Riga 14", "Kyiv 19"]
+
+
+def test_where_there_is_room_for_one_version_it_is_the_one_that_is_asked_for_else_the_newest() -> None:
+    found = versions(("port 1", 0.8, 0.5), ("port 2", 0.7, 0.5))
+    assert shown(best(found), budget=6) == ["port 2"]
+    found = versions(("port 1", 0.8, 0.9), ("port 2", 0.7, 0.5))
+    assert shown(best(found), budget=6) == ["port 1"]
+    assert shown(best(found), budget=12) == ["port 1", "port 2"], "in the order in which it was said"
+
+
+@pytest.mark.parametrize("score", [0.5, 0.1], ids=["beyond top_k", "below min_score"])
+def test_a_newest_version_that_was_looked_for_is_shown_however_it_matches(score: float) -> None:
+    old, new = versions(("port 1", 0.9, 0.5), ("port 2", score, 0.5))
+    other = candidate("other", 0.8, "something else")
+    newest = {new.entry.uuid: old.entry.uuid}
+
+    def ranked(new: Candidate, newest: dict[bytes, bytes]) -> list[str]:
+        demands = Demands(min_score=0.2, min_share=0.2, top_k=2)
+        found = rank([old, new, other], demands=demands, visible_digests=(), newest=newest)
+        return contents([one.candidate for one in found if one.excluded is None])
+
+    assert ranked(new, newest) == ["port 2", "port 1", "something else"]
+    assert ranked(new, {}) == ["port 1", "something else"]
+    assert ranked(with_parts(new, multiplier=0.5), newest) == ["port 1", "something else"], "it was found unhelpful"
+    assert ranked(new, {new.entry.uuid: b"unknown"}) == ["port 1", "something else"]
+    without_vector = msgspec.structs.replace(new, entry=msgspec.structs.replace(new.entry, vector=b""))
+    assert ranked(without_vector, newest) == ["port 2", "port 1", "something else"]
+
+
+def test_what_only_repeats_what_it_was_shown_is_not_the_newest() -> None:
+    found = versions(("port 1", 0.9, 0.5), ("port 2", 0.8, 0.5), ("port 1, as you said", 0.7, 0.5))
+    found[2] = msgspec.structs.replace(found[2], is_echo=True)
+    assert contents(best(found)) == ["port 2", "port 1"]
 
 
 def test_what_repeats_a_chunk_of_another_kind_or_source_is_a_witness_of_its_own() -> None:

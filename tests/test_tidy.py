@@ -94,6 +94,7 @@ PURE = {
         "ingest.readers.text",
         "ingest.readers.titles",
         "recall.fusion",
+        "recall.filling",
         "recall.ranking",
         "recall.block",
         "recall.instructions",

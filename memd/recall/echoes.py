@@ -199,6 +199,7 @@ def without_echoes(
         repeated = _repeated(one.entry, shown, read)
         if repeated:
             echoing.add(one.entry.uuid)
+            one = msgspec.structs.replace(one, is_echo=_adds_nothing(one.entry, repeated, read))
         if superseded:
             known = sources[one.entry.uuid] = superseded.keys() & _shown(one.entry)
             known.update(*(sources[source.entry.uuid] for source in shown))
@@ -212,6 +213,12 @@ def without_echoes(
     if not any(one.aside is None and one.parts.strength >= min_score for one in held.values()):
         return [msgspec.structs.replace(one, aside=None) for one in held.values()]
     return list(held.values())
+
+
+def is_echo(entry: Entry, known: Mapping[bytes, Candidate], asked: frozenset[str]) -> bool:
+    """Whether an entry says nothing that those of `known`, by uuid, which were shown to it do not say."""
+    shown, read = [known[uuid] for uuid in _shown(entry) if uuid in known], _Read(asked)
+    return _adds_nothing(entry, _repeated(entry, shown, read), read)
 
 
 def _lengths(entry: Entry) -> list[int]:
@@ -245,6 +252,14 @@ def _repeated(entry: Entry, shown: Sequence[Candidate], read: _Read) -> list[Can
     said = read.said(entry)
     least = REPEATED_SHARE * len(said)
     return [one for one in shown if len(said & read.words(one.entry)) >= least] if said else [*shown]
+
+
+def _adds_nothing(entry: Entry, repeated: Sequence[Candidate], read: _Read) -> bool:
+    """Whether an entry has no word of its own beside the chunks that it repeats. The result of a tool is no echo: what
+    is read once more holds once more."""
+    if not repeated or "tool" in entry.roles:
+        return False
+    return read.said(entry).issubset(frozenset[str]().union(*(read.words(one.entry) for one in repeated)))
 
 
 def _retells(entry: Entry, old: Superseded, read: _Read) -> bool:

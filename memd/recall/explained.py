@@ -11,8 +11,9 @@ import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
+from memd.recall.filling import Judged
 from memd.recall.instructions import instructing_chunk
-from memd.recall.ranking import Judged, Verdict
+from memd.recall.ranking import Verdict
 from memd.recall.retrieve import Retrieved
 
 INJECTED = str(Verdict.INJECTED)

@@ -1,14 +1,14 @@
-"""Ranks the chunks that a search found and fills the budget with the best of them.
+"""Ranks the chunks that a search found and leaves out those that are not worth showing.
 
-Rule: decided from values alone. Nothing is cut to fit; a chunk that does not fit is skipped and the next one tried.
-How a score is computed is in fusion.py.
+Rule: decided from values alone. What holds now is shown: of chunks that are nearly the same the newest stays, whatever
+matches better. How a score is computed is in fusion.py.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -23,7 +23,8 @@ from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import are_of_one_language
 
 NEAR_IDENTICAL_COSINE = 0.99
-"""Two chunks of one stream that are at least this similar say the same: only the better one is shown."""
+"""Two chunks of one stream that are at least this similar say nearly the same. A file that is read again after one
+number was changed is nearer than that (0.9955), and so are rows of a table."""
 TERSE_WORDS = 2
 TERSE_SHARE = 0.85
 """A question of one or two words ("hometown?") is less like any text than a sentence is: so much of the evidence that
@@ -49,7 +50,7 @@ class Verdict(enum.StrEnum):
     NO_ROOM = "no room in the budget"
     WEAK = "below retrieval.min_score"
     VISIBLE = "in the prompt already"
-    REPEATS = "nearly repeats a better one"
+    REPEATS = "nearly repeats another one"
     BEYOND = "beyond retrieval.top_k"
     ASKED_AGAIN = "asks the same as a newer one"
     RETELLS = "retells what was corrected"
@@ -66,6 +67,13 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     parts: Parts
     aside: Verdict | None = None
     """Why it is not shown although it matches (see `echoes`)."""
+    is_echo: bool = False
+    """It says nothing that it was not shown (see `echoes`), and so is no newer version of it."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two the newer has the higher one."""
+        return self.entry.said, self.entry.origin_id
 
     @property
     def score(self) -> float:
@@ -162,26 +170,8 @@ class Ranked(msgspec.Struct, frozen=True, gc=False):
     candidate: Candidate
     excluded: Verdict | None = None
     """Why it is not worth showing; None: it is shown if there is room."""
-
-
-class Judged(msgspec.Struct, frozen=True, gc=False):
-    """A candidate with the final verdict on it."""
-
-    candidate: Candidate
-    verdict: Verdict
-    tokens: int
-    """The tokens of its line in a block, in the model's tokens; estimated where the verdict is NO_ROOM."""
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """The chunks to show, and how full the budget would be with all that are worth showing."""
-
-    judged: tuple[Judged, ...]
-    """All candidates, best first."""
-    shown: tuple[Candidate, ...]
-    """In the order in which the model reads them: in which it was said."""
-    fill_ratio: float
-    """Tokens of all candidates worth showing over what they may take: above 1 exactly if one is not shown."""
+    best: Candidate | None = None
+    """The best of those that are nearly the same as it, perhaps itself; None: it was compared with none."""
 
 
 def stream_of(entry: Entry) -> Stream:
@@ -198,21 +188,69 @@ def stream_of(entry: Entry) -> Stream:
     return entry.kind, entry.source, note
 
 
+def alike_within(entry: Entry) -> tuple[Stream, int]:
+    """Return what two chunks must have in common to be compared: of turns it does not matter in which conversation they
+    were said, and a vector of another model is comparable to none of this one."""
+    stream = ("turn", None, b"") if entry.kind == "turn" else stream_of(entry)
+    return stream, len(entry.vector)
+
+
 def rank(
     candidates: Sequence[Candidate],
     *,
     demands: Demands,
     visible_digests: Collection[bytes],
     same_cosine: Callable[[float], float] = float,
+    newest: Mapping[bytes, bytes] | None = None,
 ) -> list[Ranked]:
-    """Order the candidates best first, ties to the older entry, and exclude those that are not worth showing.
+    """Order the candidates best first, ties to the newer entry, and exclude those that are not worth showing.
 
-    Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, near repetitions of a
-    better chunk (`Embedder.same_cosine` of 0.99), the same text in another document, those far below the best, all
-    beyond the best `top_k`, and all but Updates where the best has too little evidence.
+    Excluded are chunks weaker than `min_score`, chunks whose messages are all in this prompt, the same text in another
+    document, those far below the best, all beyond the best `top_k`, and all but Updates where the best has too little
+    evidence; and of those that are nearly the same (`Embedder.same_cosine` of 0.99) all but those of `_Group.shown`,
+    which come one after the other.
+
+    Args:
+        newest: by uuid, chunks that were looked for as the newest version of another: the uuid of that. They are shown
+            wherever it is, however they match, unless somebody found them unhelpful.
     """
-    kept = _KeptVectors(same_cosine(NEAR_IDENTICAL_COSINE))
-    strong = [one for one in candidates if one.parts.strength >= demands.min_score]  # whatever weak ones are listed too
+    newest = newest or {}
+    ordered = sorted(candidates, key=lambda one: (-one.score, -one.entry.canonical_id))
+    verdicts = _verdicts(ordered, demands, visible_digests)
+    alike = _Alike(ordered, same_cosine(NEAR_IDENTICAL_COSINE), demands.top_k)
+    looked_for = []
+    for place, candidate in enumerate(ordered):
+        verdict = verdicts[place] or alike.closed
+        is_newest = candidate.entry.uuid in newest and candidate.parts.multiplier >= 1
+        if is_newest and (verdict in _BEHIND or (verdict is None and not candidate.entry.vector)):
+            looked_for.append(place)
+        else:
+            verdicts[place] = verdict or alike.add(place)
+    for place in looked_for:
+        if not alike.join(place, newest[ordered[place].entry.uuid]):
+            verdicts[place] = verdicts[place] or alike.closed or alike.add(place)
+    ranked = []
+    for place, candidate in enumerate(ordered):
+        group = alike.groups.get(place)
+        if group is None:
+            ranked.append(Ranked(candidate, verdicts[place], None if verdicts[place] else candidate))
+            continue
+        if group.place == place:
+            ranked += [Ranked(one, None, group.best) for one in group.shown]
+        if not any(candidate is one for one in group.shown):
+            ranked.append(Ranked(candidate, Verdict.REPEATS, group.best))
+    return ranked
+
+
+_BEHIND = (Verdict.WEAK, Verdict.FAR_BELOW, Verdict.BEYOND)
+"""Of what matches less than others."""
+
+
+def _verdicts(
+    ordered: Sequence[Candidate], demands: Demands, visible_digests: Collection[bytes]
+) -> list[Verdict | None]:
+    """Why each candidate by itself is not worth showing."""
+    strong = [one for one in ordered if one.parts.strength >= demands.min_score]  # whatever weak ones are listed too
     free = [one for one in strong if one.aside is None and not is_visible(one.entry, visible_digests)]
     least = demands.min_share * max((one.parts.relevance for one in free), default=0.0)
     silent = None
@@ -220,132 +258,117 @@ def rank(
         silent = Verdict.SMALL_TALK
     elif free and not demands.are_met_by(free):
         silent = Verdict.UNSUPPORTED
-    ranked = []
-    for candidate in sorted(candidates, key=lambda candidate: (-candidate.score, candidate.entry.canonical_id)):
-        excluded = None
+    verdicts: list[Verdict | None] = []
+    for candidate in ordered:
+        verdict = None
         if not candidate.parts.strength >= demands.min_score:  # not "<": a NaN is weak
-            excluded = Verdict.WEAK
+            verdict = Verdict.WEAK
         elif silent is not None and not (silent is Verdict.UNSUPPORTED and candidate.entry.action == "Update"):
-            excluded = silent  # but what somebody put right is asked for in the words of what it replaced
+            verdict = silent  # but what somebody put right is asked for in the words of what it replaced
         elif is_visible(candidate.entry, visible_digests):
-            excluded = Verdict.VISIBLE
+            verdict = Verdict.VISIBLE
         elif candidate.aside is not None:
-            excluded = candidate.aside
+            verdict = candidate.aside
         elif candidate.score < least and candidate.parts.time <= 1:
-            excluded = Verdict.FAR_BELOW
-        elif kept.count >= demands.top_k:
-            excluded = Verdict.BEYOND
-        elif not kept.add(candidate.entry):
-            excluded = Verdict.REPEATS
-        ranked.append(Ranked(candidate, excluded))
-    return ranked
+            verdict = Verdict.FAR_BELOW
+        verdicts.append(verdict)
+    return verdicts
 
 
-class _KeptVectors:
-    """The vectors of the chunks worth showing so far, by stream and dimension."""
+class _Group:
+    """Chunks that are nearly the same as the best of them."""
 
-    def __init__(self, near_identical: float) -> None:
-        self.count = 0
-        self._near_identical = near_identical
-        self._groups: dict[tuple[Stream, int], tuple[NDArray[np.float32], int]] = {}
+    def __init__(self, best: Candidate, place: int) -> None:
+        self.best, self.place = best, place
+        self._newest = None if best.is_echo else best
+        self._fullest = best
+        self._repeats_best = False
+        self.shown = [best]
+        """The best and the newest; if these have the same words in the same order, the newest alone. And the one with
+        most of the question's words, if it has more than they: the row of a table that is asked for. Where room ends,
+        it ends behind what has most of those words, and behind the newest."""
+
+    def add(self, candidate: Candidate) -> None:
+        """Count one more."""
+        if not candidate.is_echo and (self._newest is None or candidate.order > self._newest.order):
+            self._newest = candidate
+            self._repeats_best = _has_the_words_of(candidate.entry, self.best.entry)
+        if candidate.parts.coverage > self._fullest.parts.coverage:
+            self._fullest = candidate
+        shown = [] if self._repeats_best else [self.best]
+        if self._newest is not None and self._newest is not self.best:
+            shown.append(self._newest)
+        if all(self._fullest.parts.coverage > one.parts.coverage for one in shown):
+            shown.append(self._fullest)
+        self.shown = sorted(shown, key=lambda one: (one.parts.coverage, one.order), reverse=True)
+
+
+class _Alike:
+    """The chunks worth showing so far, those that are nearly the same in groups."""
+
+    def __init__(self, ordered: Sequence[Candidate], near_identical: float, top_k: int) -> None:
+        self.groups: dict[int, _Group] = {}
+        """Of more than one, by the place of each chunk in it."""
+        self.closed: Verdict | None = None
+        """Why there is no place left."""
+        self._ordered, self._near_identical, self._top_k = ordered, near_identical, top_k
+        self._count = 0
+        self._compared: dict[tuple[Stream, int], tuple[NDArray[np.float32], list[int]]] = {}
+        """The vectors of the best of each group, with more rows than there are groups, and their places."""
         self._of_documents: set[str] = set()
 
-    def add(self, entry: Entry) -> bool:
-        """Add a chunk's vector and return True, unless it nearly equals one of its stream.
+    def add(self, place: int) -> Verdict | None:
+        """Add a chunk to the group whose best is nearly the same, or to a new one.
 
         A document is no second witness where it has the same words below the same headings: it is a copy.
         """
+        entry = self._ordered[place].entry
         vector: Vector = entry.embedding
-        # Of turns it does not matter in which conversation they were said.
-        stream = ("turn", None, b"") if entry.kind == "turn" else stream_of(entry)
-        key = stream, len(vector)  # a vector of another model is comparable to none of this one
-        vectors, count = self._groups.get(key) or (np.zeros((32, len(vector)), np.float32), 0)
+        key = alike_within(entry)
+        vectors, places = self._compared.get(key) or (np.zeros((32, len(vector)), np.float32), [])
+        if places:
+            cosines = vectors[: len(places)] @ vector
+            if cosines[nearest := cosines.argmax()] >= self._near_identical:
+                self._join(place, places[nearest])
+                return None
         text = entry.embedded_text if entry.kind == "document" else ""
-        if text in self._of_documents or np.any(vectors[:count] @ vector >= self._near_identical):
-            return False
+        if text in self._of_documents:
+            return Verdict.REPEATS
         self._of_documents |= {text} if text else set()
-        if count == len(vectors):
+        if len(places) == len(vectors):
             vectors = np.concatenate([vectors, np.zeros_like(vectors)])
-        vectors[count] = vector
-        self._groups[key] = vectors, count + 1
-        self.count += 1
-        return True
+        vectors[len(places)] = vector
+        self._compared[key] = vectors, [*places, place]
+        self._take(1)
+        return None
+
+    def join(self, place: int, uuid: bytes) -> bool:
+        """Add a chunk to the group of another one, if that has a place."""
+        added = {*self.groups, *(other for _, places in self._compared.values() for other in places)}
+        other = next((one for one in added if self._ordered[one].entry.uuid == uuid), None)
+        if other is not None:
+            self._join(place, other)
+        return other is not None
+
+    def _join(self, place: int, other: int) -> None:
+        if (group := self.groups.get(other)) is None:
+            group = self.groups[other] = _Group(self._ordered[other], other)
+        self.groups[place] = group
+        before = len(group.shown)
+        group.add(self._ordered[place])
+        self._take(len(group.shown) - before)
+
+    def _take(self, places: int) -> None:
+        self._count += places
+        if self._count >= self._top_k:
+            self.closed = Verdict.BEYOND
+
+
+def _has_the_words_of(entry: Entry, other: Entry) -> bool:
+    """Whether two chunks have the same words in the same order, of the same speakers below the same headings."""
+    return entry.above == other.above and entry.displayed.split() == other.displayed.split()
 
 
 def is_visible(entry: Entry, visible_digests: Collection[bytes]) -> bool:
     """Return whether every message that a chunk came from is in the prompt; False for one that came from none."""
     return bool(entry.digests) and all(digest in visible_digests for digest in entry.digests)
-
-
-def select(
-    ranked: Sequence[Ranked],
-    *,
-    budget_tokens: int,
-    frame_tokens: int,
-    cost: Callable[[Candidate, int], int],
-    day: Callable[[Candidate], tuple[str, int]] = lambda _: ("", 0),
-    shown_uuids: Collection[bytes] = (),
-    block_tokens: int | None = None,
-) -> Selection:
-    """Fill the budget with the best candidates.
-
-    A chunk that an earlier turn's block still shows takes its place in the budget but is not shown twice: the answer
-    to the question is then in the prompt, and worse chunks must not be added in its stead.
-
-    Args:
-        ranked: best first, as `rank` gives them.
-        budget_tokens: the most that chunks for this question may take, those shown already included.
-        frame_tokens: the tokens of the block's own first and last line.
-        cost: returns the tokens of a chunk's line, given how many are left; it may estimate a line that takes more
-            than those, as long as the estimate is also above them.
-        day: returns the line before all chunks of the day of a candidate, and its tokens.
-        shown_uuids: chunks that other blocks of this prompt show.
-        block_tokens: the most that the block itself may take, where the prompt has less room than the budget.
-    """
-    block_tokens = budget_tokens if block_tokens is None else min(budget_tokens, block_tokens)
-    filling = _Filling(budget_tokens - frame_tokens, block_tokens - frame_tokens, cost, day)
-    judged = [filling.judged(one, is_earlier=one.candidate.entry.uuid in shown_uuids) for one in ranked]
-    shown = [one.candidate for one in judged if one.verdict is Verdict.INJECTED]
-    shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
-    wanted = frame_tokens if any(one.excluded is None for one in ranked) else 0
-    fill_ratio = 0.0
-    if block_tokens > 0:
-        fill_ratio = max((wanted + filling.wanted) / budget_tokens, (wanted + filling.wanted_new) / block_tokens)
-    return Selection(tuple(judged), tuple(shown), fill_ratio)
-
-
-class _Filling:
-    """A budget while it is filled, in tokens, the block's first and last line already paid.
-
-    A day's line is paid by the first chunk of the day: of those shown, and among all that are wanted.
-    """
-
-    def __init__(
-        self, left: int, room: int, cost: Callable[[Candidate, int], int], day: Callable[[Candidate], tuple[str, int]]
-    ) -> None:
-        self.wanted = self.wanted_new = 0
-        """Tokens of all that are worth showing, and of those among them that no earlier block shows."""
-        self._left, self._room = left, room
-        self._cost, self._day = cost, day
-        self._wanted_days: set[str] = set()
-        self._shown_days: set[str] = set()
-
-    def judged(self, one: Ranked, *, is_earlier: bool) -> Judged:
-        """The verdict on the next candidate; takes its tokens out of the budget if it is shown."""
-        candidate, verdict = one.candidate, one.excluded
-        line, line_tokens = ("", 0) if is_earlier else self._day(candidate)
-        new_line = 0 if line in self._shown_days else line_tokens
-        free = (self._left if is_earlier else min(self._left, self._room)) - new_line
-        tokens = self._cost(candidate, free)
-        if verdict is None:
-            in_all = tokens + (0 if line in self._wanted_days else line_tokens)
-            self._wanted_days.add(line)
-            self.wanted += in_all
-            self.wanted_new += 0 if is_earlier else in_all
-            taken = tokens + new_line if tokens <= free else 0
-            self._left -= taken
-            self._room -= 0 if is_earlier else taken
-            verdict = Verdict.EARLIER if is_earlier else Verdict.INJECTED if taken else Verdict.NO_ROOM
-        if verdict is Verdict.INJECTED:
-            self._shown_days.add(line)
-        return Judged(candidate, verdict, tokens)

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -25,12 +25,12 @@ from memd.embedding.encoder import Encoder
 from memd.errors import EmbeddingError
 from memd.recall import block
 from memd.recall.asked import embedded_texts
-from memd.recall.echoes import by_itself, missing_sources, shown_to, without_echoes
-from memd.recall.fusion import Evidence, Standing, fuse
-from memd.recall.ranking import Candidate, Demands, Judged, Ranked, Selection, Verdict, rank, select
+from memd.recall.filling import Judged, Selection, select
+from memd.recall.looking import Looking
+from memd.recall.ranking import Candidate, Demands, Ranked, Verdict
 from memd.recall.read_before import ReadBefore
 from memd.recall.rerank import Reranker
-from memd.recall.scored_hits import ScoredHit, read_hits
+from memd.recall.scored_hits import Scoring
 from memd.recall.small_talk import is_small_talk
 from memd.recall.standing import CommonParts
 from memd.recall.times import TimedQuestion
@@ -38,22 +38,18 @@ from memd.recall.topic_search import NO_QUERIES, Pending, Searchable, TopicSearc
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
 from memd.store.pending import UnstoredText
-from memd.store.store import Hit, TopicLog
+from memd.store.store import TopicLog
 from memd.wanted import EVERYTHING, Wanted
 from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
-EXPLAINED_TOP_KS = 2
-"""Without `Filters.relevant_only`, excluded candidates are returned too, up to `retrieval.top_k` times this many."""
 TOP_K_TOKENS = 2_000
 """A budget of more is looked into as many times deeper, and ends as many times later below the best chunk."""
 DEPTH_MAX = 8
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched, but all else is, and requests
 for other topics get their turn."""
-ENDS = {Verdict.SMALL_TALK, Verdict.UNSUPPORTED, Verdict.FAR_BELOW}
-"""Where one is reached, worse candidates are not worth looking for."""
 _Begun = Sequence[tuple[str, Future[NDArray[np.float32]] | None]]
 """The texts of a question, each with its vectors as they are being made."""
 
@@ -150,7 +146,7 @@ class Retriever:
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
         self.read_before = ReadBefore()
-        self._commons = CommonParts()
+        self._scoring = Scoring(settings, CommonParts(), encoder)
         self._day_tokens = lru_cache(maxsize=4096)(lambda line: count(line + "\n"))
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
@@ -237,7 +233,7 @@ class Retriever:
         depth = max(1, min(DEPTH_MAX, budget.tokens // TOP_K_TOKENS))
         now_us = self._now_us() if filters.asked_at is None else filters.asked_at
         k = self._settings.top_k * depth
-        asked, searches, is_partial = self._searches_by_words(question, now_us, k, topics, unstored, filters, until)
+        timed, searches, is_partial = self._searches_by_words(question, now_us, k, topics, unstored, filters, until)
         times.append(time.perf_counter())
         queries, trouble = self._embedded(begun)
         times.append(time.perf_counter())
@@ -246,7 +242,8 @@ class Retriever:
         for search in searches:
             search.by_meaning(queries)
         demands = self._demands(question, queries, searches, depth)
-        ranked, silence = self._ranked(asked, searches, filters, demands, k)
+        looking = Looking(self._scoring, timed, searches, demands, filters.visible_digests, filters.wanted)
+        ranked, silence = looking.ranked(k, in_turn=filters.in_turn, relevant_only=filters.relevant_only)
         more = None if silence is None else f"Nothing is shown: {silence}."
         if self.reranker is not None and silence is None:
             ranked, more = self.reranker.reordered(question, ranked, began, budget.seconds)
@@ -317,92 +314,6 @@ class Retriever:
         prior = self._encoder.prior(queries)
         chunks = sum(search.chunk_count for search in searches) if prior is not None else 0
         return Demands.of(self._settings, question, depth, has_words=has_words, prior=prior, chunks=chunks)
-
-    def _ranked(
-        self, question: TimedQuestion, searches: Sequence[TopicSearch], filters: Filters, demands: Demands, k: int
-    ) -> tuple[list[Ranked], Verdict | None]:
-        """The candidates of all topics, best first, and why there is none to show whatever they are.
-
-        The first of `searches` is the request's own topic; `k` are looked at first.
-        """
-        told = partial(by_itself, filters.visible_digests, question.words if filters.in_turn else None)
-        read = partial(read_hits, searches[0], filters.wanted, told, demands.min_score)
-        count = k
-        sources = missing_sources(dict(itertools.chain(*(one.found(k, self._settings).items() for one in searches))))
-        for search in searches:
-            search.include(sources)
-        hits = self._hits(question, searches, k)
-        while True:
-            strong = [one for one in hits if one.parts.strength >= demands.min_score]
-            candidates, seen = read(strong, filters.visible_digests, count)
-            ranked = self._rank(question, candidates, searches, filters, demands)
-            relevant = [one for one in ranked if one.excluded is None]
-            is_enough = len(relevant) >= demands.top_k or len(relevant) == seen
-            if is_enough or any(one.excluded in ENDS for one in ranked):
-                break
-            # Excluded ones took places among the best: look at more of what was found, then further.
-            count += max(seen - len(relevant), count // 2)
-            if seen == len(strong):
-                if all(search.is_exhausted_by(one.hit for one in strong) for search in searches):
-                    break
-                k = count
-                hits = self._hits(question, searches, k)
-        silence = Verdict.SMALL_TALK if demands.is_small_talk else None
-        if not relevant and any(one.excluded is Verdict.UNSUPPORTED for one in ranked):
-            silence = silence or Verdict.UNSUPPORTED
-        if filters.relevant_only:
-            return relevant, silence
-        ranked = self._rank(question, read(hits, (), len(hits))[0], searches, filters, demands)
-        listed = EXPLAINED_TOP_KS * demands.top_k
-        return [one for place, one in enumerate(ranked) if place < listed or one.excluded is None], silence
-
-    def _hits(self, question: TimedQuestion, searches: Sequence[TopicSearch], k: int) -> list[ScoredHit]:
-        """The hits of all topics with their scores, best first, each chunk once.
-
-        Of a chunk that several topics have (a correction adopted it) the own topic's entry counts, else the newest.
-        """
-        hits: list[tuple[Hit, TopicSearch]] = []
-        evidence: list[Evidence] = []
-        standing: list[Standing] = []
-        for search in searches:
-            found, known = search.evidence(k, self._settings)
-            hits += [(hit, search) for hit in found]
-            evidence.append(known)
-            if found and search.can_stand_apart:
-                standing.append(search.standing(found, self._commons, self._encoder.fingerprint))
-        parts = fuse(
-            Evidence.joined(evidence),
-            lexical_weight=self._settings.lexical_weight,
-            neighbour_weight=self._settings.neighbour_weight,
-            standing=Standing.joined(standing) if sum(map(len, standing)) == len(hits) else None,
-            feedback_weight=self._settings.feedback_weight,
-            crosses_languages=self._encoder.finds_across_languages(),
-        )
-        scored = [
-            ScoredHit(hit, search, question.favoured(part) if question.spans and search.was_then(hit) else part)
-            for (hit, search), part in zip(hits, parts, strict=True)
-        ]
-        if len(searches) > 1:
-            scored.sort(key=lambda one: (one.search is searches[0], one.hit.canonical_id))
-            scored = list({one.hit.uuid: one for one in scored}.values())
-        return sorted(scored, key=lambda one: (-one.parts.score, one.hit.canonical_id))
-
-    def _rank(
-        self,
-        question: TimedQuestion,
-        candidates: Sequence[Candidate],
-        searches: Sequence[TopicSearch],
-        filters: Filters,
-        demands: Demands,
-    ) -> list[Ranked]:
-        shown = shown_to(candidates)
-        superseded = {uuid: old for search in searches for uuid, old in search.superseded(shown).items()}
-        return rank(
-            without_echoes(candidates, question.words, superseded, min_score=self._settings.min_score),
-            demands=demands,
-            visible_digests=filters.visible_digests,
-            same_cosine=self._encoder.same_cosine,
-        )
 
     def _filled(self, ranked: Sequence[Ranked], header: str, budget: Budget, filters: Filters) -> _Filled:
         raw: dict[bytes, int] = {}

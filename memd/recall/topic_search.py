@@ -141,10 +141,11 @@ class TopicSearch:
         self.snapshot = snapshot
         self._chosen = chosen(snapshot, wanted)
         self._visible = dict.fromkeys(places_of(self._chosen, visible_digests))
-        self._searched = without(self._chosen, self._visible)
-        self._favoured = [(span, chosen(self._searched, Wanted(*span))) for span in favoured]
+        self.searched, self.cosines = without(self._chosen, self._visible), dict[int, NDArray[np.float64]]()
+        """The snapshot of all that may be shown; and the cosines in it that are known (see `Snapshot.search`)."""
+        self._favoured = [(span, chosen(self.searched, Wanted(*span))) for span in favoured]
         self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
-        self._pending = pending or Pending(())
+        self.pending = pending or Pending(())
         self._has_all_by_meaning = False
         self._last_by_words: Place | None = None
         self._queries = queries
@@ -162,7 +163,7 @@ class TopicSearch:
 
     def by_meaning(self, queries: NDArray[np.float32]) -> None:
         """Search by meaning too, before `evidence` is asked for."""
-        self._queries = queries
+        self._queries, self.cosines = queries, {}
 
     def is_exhausted_by(self, strong: Iterable[Hit]) -> bool:
         """Whether a larger `k` would find nothing strong: what words find behind a weak chunk is weaker still."""
@@ -176,7 +177,7 @@ class TopicSearch:
     @property
     def chunk_count(self) -> int:
         """The chunks that can be found."""
-        return self._chosen.live_count + len(self._pending.places)
+        return self._chosen.live_count + len(self.pending.places)
 
     @property
     def can_stand_apart(self) -> bool:
@@ -194,7 +195,7 @@ class TopicSearch:
             StoreError: it cannot be read.
         """
         if place[0] == PENDING_SEGMENT:
-            return self._pending.entry(place[1])
+            return self.pending.entry(place[1])
         if place not in self._entries:
             self._entries[place] = self.snapshot.read(place)
         return self._entries[place]
@@ -208,14 +209,18 @@ class TopicSearch:
     def was_then(self, hit: Hit) -> bool:
         """Whether a chunk was said at one of the times that are favoured."""
         if hit.segment == PENDING_SEGMENT:
-            said = self._pending.entry(hit.row).said
+            said = self.pending.entry(hit.row).said
             return any(begin <= said < end for (begin, end), _ in self._favoured)
         return any(then.is_live((hit.segment, hit.row)) for _, then in self._favoured)
 
     def include(self, uuids: Iterable[bytes]) -> None:
         """Make the live ones of these chunks candidates, however they match."""
         places = (place for uuid in uuids for place in self.snapshot.places(uuid))
-        self._included += filter(self._chosen.is_live, places)
+        self.include_at(filter(self._chosen.is_live, places))
+
+    def include_at(self, places: Iterable[Place]) -> None:
+        """Make the chunks at these places candidates, however they match."""
+        self._included += places
 
     def superseded(self, uuids: Iterable[bytes]) -> dict[bytes, Superseded]:
         """Of some chunks those that an Update has taken out, with what it put in their place."""
@@ -267,7 +272,7 @@ class TopicSearch:
     def _find(self, k: int, settings: RetrievalSettings) -> dict[Place, Hit]:
         """The best `k` by meaning, the best `k` by words, and those of the times that are favoured."""
         if self._found[0] != k:
-            dense = self._searched.search(self._queries, k)
+            dense = self.searched.search(self._queries, k, self.cosines)
             hits = {(hit.segment, hit.row): hit for hit in [*dense, *self._visible_by_meaning(dense, k)]}
             hits |= self._of_favoured_times(k)
             lexical = self._best_by_words(k)
@@ -284,7 +289,7 @@ class TopicSearch:
             return []
         least = dense[-1].score if len(dense) == k else 0.0
         found = self.snapshot.hits_at(self._queries, self._visible, least=least, most=k).values()
-        best = sorted([*dense, *found], key=lambda hit: (-hit.score, hit.canonical_id))[:k]
+        best = sorted([*dense, *found], key=lambda hit: (-hit.score, -hit.canonical_id))[:k]
         return [hit for hit in best if (hit.segment, hit.row) in self._visible]
 
     def _of_favoured_times(self, k: int) -> dict[Place, Hit]:
@@ -292,11 +297,11 @@ class TopicSearch:
         hits: dict[Place, Hit] = {}
         for (begin, end), then in self._favoured:
             if len(self._queries):
-                hits |= {(hit.segment, hit.row): hit for hit in then.search(self._queries, k)}
+                hits |= {(hit.segment, hit.row): hit for hit in then.search(self._queries, k, self.cosines)}
             else:
                 hits |= self._hits_at(itertools.islice(filter(then.is_live, then.latest_places()), k))
-            pending = self._pending.places.values()
-            hits |= self._pending.hits([one for one in pending if begin <= self._pending.entry(one[1]).said < end][-k:])
+            pending = self.pending.places.values()
+            hits |= self.pending.hits([one for one in pending if begin <= self.pending.entry(one[1]).said < end][-k:])
         return hits
 
     def standing(self, hits: Sequence[Hit], commons: CommonParts, fingerprint: str) -> Standing:
@@ -327,7 +332,7 @@ class TopicSearch:
                 self.read_ahead(filter(self._is_read_for_its_vector, new))
                 self._hits |= self.snapshot.hits_at(self._queries, new, self._entries)
         known = {place: self._hits[place] for place in stored if place in self._hits}
-        return known | self._pending.hits(place for place in places if place[0] == PENDING_SEGMENT)
+        return known | self.pending.hits(place for place in places if place[0] == PENDING_SEGMENT)
 
     def _is_read_for_its_vector(self, place: Place) -> bool:
         return place[0] in self.snapshot.indexed_segments
@@ -349,7 +354,7 @@ class TopicSearch:
             (place, [one for one in others if one is not None and self._chosen.is_live(one)])
             for place, others in zip(stored, self.snapshot.neighbours(stored), strict=True)
         ]
-        pairs += [(place, self._pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
+        pairs += [(place, self.pending.beside(place[1])) for place in places if place[0] == PENDING_SEGMENT]
         near = [one for place, others in pairs for one in (place, *others) if one is not None and any(others)]
         self.read_ahead([*near, *hits] if self.can_stand_apart else near)  # all at once, if all are read anyway
         for place, others in pairs:
@@ -371,7 +376,7 @@ class TopicSearch:
         if self._lexical[0] == k:
             return self._lexical[1]
         places: dict[int, Place] = {}
-        pending, seen = self._pending.places, set[int]()
+        pending, seen = self.pending.places, set[int]()
 
         def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
             if new := [one for one in canonical_ids if one not in seen]:
