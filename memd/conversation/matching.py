@@ -42,11 +42,6 @@ class Match(msgspec.Struct, frozen=True):
     """The history was rewritten: these are the messages that it has in common with the conversation, and neither
     `offset` nor `head` says anything."""
 
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the match extends to the conversation's end."""
-        return self.conversation is not None and self.offset + self.known == len(self.conversation)
-
 
 def match(
     index: ConversationIndex, content_digests: Sequence[bytes], session: str | None, *, thin: bool = False

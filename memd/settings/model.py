@@ -37,8 +37,6 @@ TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """As `entries.TOPIC_ID_PATTERN`."""
 AUTO_TOPIC = "auto"
 BEGINNING_OF_TOPIC = r"^(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?\*?$"
-TopicBeginning = Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)]
-"""The name of a topic, or what it begins with and `*`."""
 
 
 class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from memd.errors import MoveRefused
 from memd.store.erasure.forbidden import read_forbidden
 from memd.store.files import TEMPORARY_SUFFIX, Files, only_whole, write_beside
@@ -71,15 +69,6 @@ class TopicFiles:
     def bytes(self) -> int:
         """Of all files."""
         return sum(map(self.size, (*self.log.values(), self.layout.hot, *self.beside)))
-
-
-class Copied(msgspec.Struct, frozen=True):
-    """A topic that is on both sides now."""
-
-    records: int
-    bytes: int
-    was_there: int
-    """Of the bytes of the log those that were there already."""
 
 
 def mended(claim: Claim) -> list[Finding]:

@@ -22,7 +22,6 @@ from memd.errors import WrongKey
 from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, Random
 from memd.store.encryption.master_key import MasterKey
 from memd.store.files import Files, replace_file
-from memd.store.layout import KEY_NAME
 
 _FORMAT = 1
 State = Literal["whole", "encrypting", "decrypting", "renewing"]
@@ -58,11 +57,6 @@ class TopicKeyFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyKeyFile = TypeVar("AnyKeyFile", DirectoryKeyFile, TopicKeyFile)
-
-
-def has_keys(files: Files, data_dir: Path) -> bool:
-    """Whether a data directory is encrypted, or being encrypted or decrypted."""
-    return files.size(data_dir / KEY_NAME) is not None
 
 
 def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
