@@ -134,7 +134,7 @@ def measure_journal() -> str:
         for branch in buffer.conversations()[:-1]:
             buffer.close(branch)
     live = sum(len(encode_event(event)) + 8 for event in buffer.take_unsaved())
-    short = sum(len(encode_event(event)) + 8 for event in buffer.as_events())
+    short = sum(len(encode_event(event)) + 8 for event in buffer.retelling()())
     return f"{said:,} bytes said, {live:,} journalled ({live / said:.2f} times), {short:,} after rewriting"
 
 

@@ -105,7 +105,7 @@ def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_th
     assert received(buffer, "", [*history, said("a:6")]) == ["ann"] * 3 + ["bob"] * 2 + [""]
     assert received(buffer, "bob", [*history[:2], said("u:else")]) == ["ann", "ann", "bob"], "a fork"
     assert received(buffer, "bob", [history[0], *history[2:]])[:2] == ["ann"] * 2, "without one of them"
-    for events in (buffer.take_unsaved(), buffer.as_events()):
+    for events in (buffer.take_unsaved(), buffer.retelling()()):
         again = HotBuffer(lambda: "x", 64)
         again.replay(events)
         assert [one.messages for one in again.conversations()] == [one.messages for one in buffer.conversations()]

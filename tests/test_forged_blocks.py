@@ -102,7 +102,7 @@ def test_the_blocks_of_a_topic_are_known_after_a_restart_and_in_the_end_the_olde
     for number in range(PLACED_KEPT):
         buffer.place(conversation, b"%016d" % (number % 3), block(str(number)))
     buffer.place(conversation, bytes(16), NO_BLOCK)
-    for one in (buffer, replayed(buffer.take_unsaved()), replayed(buffer.as_events())):
+    for one in (buffer, replayed(buffer.take_unsaved()), replayed(buffer.retelling()())):
         assert "[memory] 0" in one.placed and f"[memory] {PLACED_KEPT - 1}" in one.placed
         assert "" not in one.placed and "[memory] other" not in one.placed
     buffer.place(conversation, b"%016d" % 0, block("another"))

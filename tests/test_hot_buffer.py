@@ -316,7 +316,7 @@ def test_a_message_that_left_before_it_was_stored_keeps_its_text_until_it_is_aft
     conversation = talk(buffer, *LONG)
     buffer.mark(conversation, left_out=4)
     assert buffer.unstored_count and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
-    for events in (buffer.take_unsaved(), buffer.as_events()):
+    for events in (buffer.take_unsaved(), buffer.retelling()()):
         (again,) = replayed(events).conversations()
         assert (again.stored, again.left_out, texts(again)) == (0, 4, texts(conversation))
     buffer.mark(conversation, stored=2)
@@ -359,7 +359,7 @@ def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[s
     seen = glance(buffer, *history)
     seen.conversation.blocks[digest_at(history)] = block("new")
     seen.conversation.mark_stored(1)
-    assert buffer.take_unsaved() == [] and state(buffer) == state(replayed(buffer.as_events()))
+    assert buffer.take_unsaved() == [] and state(buffer) == state(replayed(buffer.retelling()()))
     assert [one.id for one in buffer.conversations()] == ["1"] and buffer.conversations()[0].stored == 0
     really = receive(buffer, *history)
     assert texts(really.conversation) == texts(seen.conversation)
@@ -442,7 +442,7 @@ def test_a_branch_that_was_given_up_stays_so_after_a_restart() -> None:
     buffer = new_buffer()
     talk(buffer, *LONG)
     receive(buffer, *LONG[:4], "u:edited")
-    for events in (buffer.as_events(), buffer.take_unsaved()):
+    for events in (buffer.retelling()(), buffer.take_unsaved()):
         assert names(replayed(events), abandoned=True) == ["1"]
 
 
@@ -637,7 +637,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     def the_daemon_restarts(self, rewritten: bool) -> None:
         self._save()
         if rewritten:
-            self.journal = self.buffer.as_events()
+            self.journal = self.buffer.retelling()()
         before = state(self.buffer)
         self.buffer, self.listed = HotBuffer(lambda: next(self.names), WINDOW_TURNS), ListedParts()
         self.buffer.replay(self.journal)
@@ -687,7 +687,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     def the_journal_gives_back_the_buffer(self) -> None:
         self._save()
         assert state(replayed(self.journal)) == state(self.buffer)
-        assert state(replayed(self.buffer.as_events())) == state(self.buffer)
+        assert state(replayed(self.buffer.retelling()())) == state(self.buffer)
 
     def _save(self) -> None:
         self.journal += self.buffer.take_unsaved()
@@ -714,7 +714,7 @@ def test_the_journal_of_a_history_that_is_rewritten_at_every_step_does_not_grow_
             buffer.close(branch)
     live = sum(len(encode_event(event)) for event in buffer.take_unsaved())
     assert live <= 3 * bytes_said
-    assert sum(len(encode_event(event)) for event in buffer.as_events()) <= 3 * bytes_said
+    assert sum(len(encode_event(event)) for event in buffer.retelling()()) <= 3 * bytes_said
 
 
 def test_branches_are_told_as_ranges_of_each_other() -> None:
@@ -723,6 +723,6 @@ def test_branches_are_told_as_ranges_of_each_other() -> None:
     for number in range(20):
         talk(buffer, *long, f"u:question {number}", f"a:answer {number}")
         talk(buffer, f"u:instead {number}", *long[1:], f"u:question {number}", f"a:answer {number}")
-    assert sum(len(encode_event(event)) for event in buffer.as_events()) < 10 * sum(map(len, long)), (
+    assert sum(len(encode_event(event)) for event in buffer.retelling()()) < 10 * sum(map(len, long)), (
         "40 times, if each branch were written out"
     )

@@ -189,11 +189,11 @@ def lowered_buffer(is_in_log: set[str]) -> HotBuffer:
 
 def test_lowered_marks_and_what_was_heard_again_survive_the_journal_either_way() -> None:
     buffer = lowered_buffer({*LAMP, *OIL})
-    assert state(replayed(buffer.as_events())) == state(buffer)
+    assert state(replayed(buffer.retelling()())) == state(buffer)
     receive(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
     events = buffer.take_unsaved()
     assert state(replayed(events)) == state(buffer)
-    assert state(replayed(buffer.as_events())) == state(buffer)
+    assert state(replayed(buffer.retelling()())) == state(buffer)
 
 
 def test_a_read_only_request_hears_what_was_lost_too() -> None:
@@ -343,4 +343,4 @@ def test_what_is_awaited_and_what_is_a_repeat_survives_the_journal_in_branches_t
     buffer.mark(one, left_out=8)
     assert one.messages[7].message == said(WICK[1]) and one.messages[6].message is None
     assert state(replayed(buffer.take_unsaved())) == state(buffer)
-    assert state(replayed(buffer.as_events())) == state(buffer)
+    assert state(replayed(buffer.retelling()())) == state(buffer)

@@ -82,7 +82,7 @@ def test_a_buffer_keeps_its_notes_until_they_are_settled_also_over_its_journal()
     buffer.take_note(b"1" * 16, Note(DEPLOY, "Deploying", ("ops",), 5, "wiki"))
     buffer.take_note(b"2" * 16, Note(LAMP))
     buffer.settle_note(b"1" * 16)
-    for events in (buffer.take_unsaved(), buffer.as_events()):
+    for events in (buffer.take_unsaved(), buffer.retelling()()):
         again = HotBuffer(lambda: "c", 64)
         again.replay(events)
         assert again.notes == {b"2" * 16: Note(LAMP)} and again.unstored_count == 1

@@ -59,10 +59,10 @@ def test_an_edit_and_a_rewritten_history_keep_the_times_of_what_they_share() -> 
 def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> None:
     buffer = new_buffer()
     receive(buffer, "u:one", "a:two", "u:three", at=NOON)
-    for events in (buffer.take_unsaved(), buffer.as_events()):
+    for events in (buffer.take_unsaved(), buffer.retelling()()):
         kept = [item.message for one in replayed(events).conversations() for item in one.messages]
         assert [one.said_at for one in kept if one is not None] == [NOON] * 3
-    old = msgspec.msgpack.decode(encode_event(next(e for e in buffer.as_events() if isinstance(e, Appended))))
+    old = msgspec.msgpack.decode(encode_event(next(e for e in buffer.retelling()() if isinstance(e, Appended))))
     for item in old["messages"]:
         del item["message"]["said_at"]
     read = decode_event(msgspec.msgpack.encode(old))

@@ -212,10 +212,10 @@ async def test_readonly_shows_memory_and_leaves_no_trace(tmp_path: Path) -> None
         await client.ask(FACT)
         await client.settled()
         topic = await client.daemon.topics.get("default")
-        before = topic.buffer.as_events(), topic.log.stats().entries
+        before = topic.buffer.retelling()(), topic.log.stats().entries
         assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "injected")
         await client.settled()
-        assert (topic.buffer.as_events(), topic.log.stats().entries) == before
+        assert (topic.buffer.retelling()(), topic.log.stats().entries) == before
         assert (await client.ask(QUESTION, mode="readonly", topic="elsewhere"))[:2] == (200, "none")
         assert "elsewhere" not in client.daemon.store.topic_ids()
 

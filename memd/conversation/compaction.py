@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -327,15 +327,18 @@ def part_starts(messages: Sequence[Message | None]) -> list[int]:
     A part is a turn without tool calls. In a turn with calls it is one round of calls with their results: the first
     with what is said before it, the last with the answer behind it. None stands for a message without text.
     """
-    starts = []
+    return list(each_part_start(messages))
+
+
+def each_part_start(messages: Iterable[Message | None]) -> Iterator[int]:
+    """Yield the same, one after the other: of a long history often only the first are wanted."""
     has_result = False
     for position, message in enumerate(messages):
         is_call = message is not None and bool(message.tool_calls)
         if position == 0 or message is None or message.opens_turn or (is_call and has_result):
-            starts.append(position)
+            yield position
             has_result = False
         has_result = has_result or (message is not None and message.role in RESULT_ROLES)
-    return starts
 
 
 def contiguous(positions: Sequence[int], starts: Collection[int] = ()) -> list[list[int]]:

@@ -19,6 +19,7 @@ the prompt. So either mark may be ahead of the other.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
@@ -151,10 +152,19 @@ class Conversation:
         """From here on it is an answer that was given anew elsewhere: only that one is stored."""
         self.used_at = 0.0
         self.changes = 0
-        """How often something else changed than that messages were appended: what is known of its beginning holds
-        as long as this does."""
+        """How often something else changed than that messages were appended or stored: what is known of its beginning
+        holds as long as this does."""
         self.counted: Counted | None = None
         """Of the latest prompt; not journalled, the next answer tells it again."""
+
+    def copied(self) -> Conversation:
+        """The same as it is now, which does not change any more."""
+        twin = copy.copy(self)
+        twin.messages, twin.gone, twin.kept = [*self.messages], {*self.gone}, {*self.kept}
+        twin.owed, twin.lost = {*self.owed}, {*self.lost}
+        twin.lines, twin.former_lines = {**self.lines}, {**self.former_lines}
+        twin.blocks, twin.arrivals = {**self.blocks}, {**self.arrivals}
+        return twin
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -240,6 +250,8 @@ class Conversation:
 
     def mark_left_out(self, position: int) -> None:
         """Take everything before `position` out of the prompt, with its blocks; instructions stay. It is durable."""
+        if position <= self.left_out:
+            return
         self.changes += 1
         for index in range(self.left_out, position):
             buffered = self.messages[index]
@@ -302,7 +314,7 @@ class Conversation:
     @property
     def departed_end(self) -> int:
         """The position behind the last message that left, or that a line replaced: up to there all is to be stored."""
-        return max(self.left_out, *(position + 1 for position in (*self.gone, *self.lines)), 0)
+        return max(self.left_out, 1 + max(self.gone, default=-1), 1 + max(self.lines, default=-1))
 
     @property
     def settled(self) -> int:

@@ -296,10 +296,12 @@ class HotBuffer:
         for event in events:
             self._apply(event)
 
-    def as_events(self) -> list[BufferEvent]:
-        """The shortest journal that rebuilds this buffer."""
-        notes = (Noted(note_id, note) for note_id, note in self.notes.items())
-        return [*self.placed.as_events(), *map(Injected, self._injected), *notes, *retold(self._conversations.values())]
+    def retelling(self) -> Callable[[], list[BufferEvent]]:
+        """Return what makes the shortest journal of the buffer as it is now; in any thread, it may take seconds."""
+        notes = [Noted(note_id, note) for note_id, note in self.notes.items()]
+        begun: list[BufferEvent] = [*self.placed.as_events(), *map(Injected, self._injected), *notes]
+        as_now = [one.copied() for one in self._conversations.values()]
+        return lambda: [*begun, *retold(as_now)]
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -415,7 +417,7 @@ class HotBuffer:
 
     def _apply_to(self, conversation: Conversation, event: ConversationEvent) -> None:
         is_added = isinstance(event, Appended | Arrived | Placed) and conversation.dropped_from is None
-        conversation.changes += not is_added
+        conversation.changes += not (is_added or (isinstance(event, Marked) and not event.repeats))
         if isinstance(event, Appended):
             conversation.messages += event.messages
             conversation.used_at = event.at

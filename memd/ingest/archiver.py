@@ -33,11 +33,11 @@ from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import (
     Part,
+    each_part,
     first_batch,
     has_changed,
     note_parts,
     owed_parts,
-    parts_of,
     repeated,
 )
 from memd.settings.model import Config
@@ -309,17 +309,17 @@ class Archiver:
             del self._waiting[topic.id]
 
     async def _store_batch(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
-        """Store the first parts before `upto` (see `parts_of`); None if there are others, False if that failed."""
+        """Store the first parts before `upto` (see `each_part`); None if there are others, False if that failed."""
         async with topic.storing:
             if not topic.buffer.is_open(conversation):
                 return True  # it was settled meanwhile, and its marks do not move any more
-            parts = parts_of(conversation, upto, closing=closing)
-            owed = sorted(conversation.owed)
-            if not parts and not owed:
+            parts = each_part(conversation, upto, closing=closing)  # of thousands as many as this batch has
+            batch, has_others = first_batch(parts, BATCH_CHARACTERS)
+            owed, begun = sorted(conversation.owed), conversation.stored
+            if not batch and not owed:
                 return True
             if self._attempts.are_waiting(topic):
                 return False
-            batch, begun = first_batch(parts, BATCH_CHARACTERS), conversation.stored
             try:
                 await self._appender.append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
             except MemdError as error:
@@ -332,7 +332,7 @@ class Archiver:
             end = batch[-1].end if batch else begun
             repeats = repeated(topic.log, conversation, range(begun, end))
             topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
-        if len(batch) < len(parts):
+        if has_others:
             return None
         # What left the prompt and is in the log now need not be in the journal.
         await (topic.rewrite_journal() if conversation.settled > settled else topic.save())
@@ -390,7 +390,7 @@ class Archiver:
             if self._attempts.are_waiting(topic):
                 return
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
-            parts = parts_of(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
+            parts = each_part(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
             try:
                 await self._appender.append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
             except MemdError as error:

@@ -283,11 +283,11 @@ class Topic:
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
         self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
-        events = self.buffer.as_events()
+        retell = self.buffer.retelling()
         self._journal_unsynced = False
 
         def rewrite() -> None:
-            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent)
+            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent)
 
         try:
             await self._write("journal", rewrite)
@@ -306,10 +306,10 @@ class Topic:
         for digest in digests:
             self.chunk_ids.pop(digest, None)
         self.buffer.take_unsaved()
-        events = self.buffer.as_events()
+        retell = self.buffer.retelling()
 
         def rewrite() -> None:
-            self._journal.rewrite(self._payloads(events), self.log.snapshot().extent, wiper)
+            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper)
 
         self._journal_behind = True
         await self._write("journal", rewrite)

@@ -7,6 +7,8 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import itertools
 import sys
 import threading
@@ -21,6 +23,7 @@ from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry, means
 from memd.ingest.copies import may_return
+from memd.ingest.kept_parts import KeptParts
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
@@ -48,6 +51,11 @@ class Part(msgspec.Struct, frozen=True, dict=True):
     """It is an instruction that has left the prompt."""
     note: tuple[bytes, Note] | None = None
     """It is a note, with its id, and has no messages."""
+
+    @property
+    def begin(self) -> int:
+        """The position of the first of them in their conversation."""
+        return self.end - len(self.messages)
 
     @cached_property
     def is_long(self) -> bool:
@@ -82,15 +90,15 @@ class CutPart(msgspec.Struct, frozen=True):
     all that was said before is stored. Of a note none."""
 
 
-def parts_of(
+def each_part(
     conversation: Conversation,
     upto: int | None = None,
     *,
     begin: int | None = None,
     closing: bool = False,
     is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
-) -> list[Part]:
-    """The parts from `stored` on that are complete and end at or before `upto`.
+) -> Iterator[Part]:
+    """Yield the parts from `stored` on that are complete and end at or before `upto`.
 
     What has left the prompt is complete, whatever follows: it must be found at once.
 
@@ -102,14 +110,19 @@ def parts_of(
     start, end = conversation.stored if begin is None else begin, conversation.wanted_end
     items = conversation.messages[start : end if upto is None else min(upto, end)]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
-    starts = compaction.part_starts([item.message for item in (*items, *behind)])
-    is_whole = closing or (not behind and compaction.is_finished(conversation))
     departed = conversation.departed_end - start
-    starts = sorted({*starts, *([departed] if 0 < departed < len(items) else [])})
-    ends = [*starts[1:], *([len(items)] if is_whole or departed >= len(items) else [])]
-    found = [(begin, end) for begin, end in zip(starts, ends, strict=False) if begin < end <= len(items)]
-    texts = [(item.identity, None if is_elsewhere(item) else item.message) for item in items]
-    return [Part(tuple(texts[a:b]), start + b) for a, b in found]
+    is_whole = closing or departed >= len(items) or (not behind and compaction.is_finished(conversation))
+    starts = compaction.each_part_start(item.message for item in itertools.chain(items, behind))
+    cuts = heapq.merge(starts, [departed] if 0 < departed < len(items) else ())
+    for one, other in itertools.pairwise(itertools.chain(cuts, [len(items)] if is_whole else ())):
+        if one < other <= len(items):
+            texts = ((item.identity, None if is_elsewhere(item) else item.message) for item in items[one:other])
+            yield Part(tuple(texts), start + other)
+
+
+def parts_of(conversation: Conversation, upto: int | None = None, *, begin: int | None = None) -> list[Part]:
+    """All of them; see `each_part`."""
+    return list(each_part(conversation, upto, begin=begin))
 
 
 def owed_parts(conversation: Conversation) -> list[Part]:
@@ -165,16 +178,16 @@ def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
     return set(itertools.takewhile(lambda digest: not log.has_digest(digest), latest_first))
 
 
-def first_batch(parts: Sequence[Part], characters_max: int) -> list[Part]:
-    """The first parts, as many as are stored at once: at least one, where there is one."""
+def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part], bool]:
+    """The first parts, as many as are stored at once, at least one where there is one; and whether others follow."""
     batch: list[Part] = []
     characters = 0
     for part in parts:
         characters += sum(len(message.text) for _, message in part.messages if message is not None)
         if batch and characters > characters_max:
-            break
+            return batch, True
         batch.append(part)
-    return batch
+    return batch, False
 
 
 class PartCutter:
@@ -184,7 +197,7 @@ class PartCutter:
         self._log = log
         self._cutter = cutter
         self._lock = threading.Lock()
-        self._known: dict[tuple[bytes, ...], CutPart] = {}
+        self._known = KeptParts[CutPart]()
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
@@ -193,7 +206,7 @@ class PartCutter:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        chunks = (chunk for part in self._known.copy().values() for chunk in part.chunks)
+        chunks = (chunk for part in self._known.values() for chunk in part.chunks)
         return sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + sys.getsizeof(one.terms.text) for one in chunks)
 
     def cut(
@@ -228,8 +241,7 @@ class PartCutter:
         """Drop what is no longer pending."""
         if len(self._known) > sum(map(len, parts)) + _SPARE_PARTS:
             wanted = {part.key for some in parts for part in some}
-            for key in self._known.keys() - wanted:
-                self._known.pop(key, None)
+            self._known.forget(self._known.keys() - wanted)
 
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
@@ -237,19 +249,15 @@ class PartCutter:
         stored = {digest for draft in drafts for digest in draft.digests}
         for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
-        for key, part in self._known.copy().items():
-            if not stored.isdisjoint(part.digests):
-                self._known.pop(key, None)
+        self._known.forget(self._known.having(stored))
 
     def drop(self, digests: Collection[bytes]) -> None:
         """Drop the parts that came from these messages; what is left of them is cut anew."""
-        for key, part in self._known.copy().items():
-            if any(digest in digests for digest in part.digests):
-                self._known.pop(key, None)
+        self._known.forget(self._known.having(digests))
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""
-        part = next((one for one in reversed(self._known.copy().values()) if digest in one.digests), None)
+        part = next((self._known.get(key) for key in reversed(self._known.having([digest]))), None)
         chunks = () if part is None else part.chunks
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
@@ -261,8 +269,9 @@ class PartCutter:
         digests = [digest for digest, _ in part.messages]
         shown = {
             key: cut
-            for key, cut in self._known.copy().items()
-            if all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
+            for key in self._known.beginning_with(digests[0])
+            if (cut := self._known.get(key)) is not None
+            and all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
             and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
         }
         behind = part.messages[max(map(len, shown), default=0) :]
@@ -290,11 +299,11 @@ class PartCutter:
         meanwhile = set[bytes]()
         self._stored_meanwhile[id(meanwhile)] = meanwhile
         try:
-            cut = self._known[part.key] = self._new(part, step)
+            cut = self._known.keep(part.key, self._new(part, step))
         finally:
             del self._stored_meanwhile[id(meanwhile)]
         if not meanwhile.isdisjoint(cut.digests):  # a branch has stored some of it
-            self._known.pop(part.key, None)
+            self._known.forget([part.key])
         return cut
 
     def drafts_of(self, note_id: bytes, note: Note, step: Callable[[], None] = lambda: None) -> list[Draft]:
@@ -353,9 +362,13 @@ class ListedParts:
     def of(self, conversation: Conversation) -> list[Part]:
         """Its parts as of now, without those owed."""
         changes, length, parts = self._listed.get(conversation.id, (-1, 0, []))
-        if changes == conversation.changes and length == len(conversation):
+        if changes == conversation.changes:
+            left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
+            parts = parts[left:] if left else parts  # without what was stored since
+        is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
+        if is_known and length == len(conversation):
             return parts
-        if changes == conversation.changes and len(parts) > 1:  # the last one may go on
+        if is_known and len(parts) > 1:  # the last one may go on
             parts = [*parts[:-1], *parts_of(conversation, begin=parts[-2].end)]
         else:
             parts = parts_of(conversation)

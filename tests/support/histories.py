@@ -82,7 +82,7 @@ def state(buffer: HotBuffer) -> list[Any]:
     """Everything that a buffer is: its conversations in order, what was injected, what stands in their dictionaries."""
     # How often it changed is no state, and where it was forked from is not journalled (see `Conversation.origin`).
     states = ({**vars(one), "changes": None, "origin": None} for one in buffer.conversations())
-    return [*states, *buffer.as_events()]
+    return [*states, *buffer.retelling()()]
 
 
 def replayed(events: Sequence[BufferEvent]) -> HotBuffer:

@@ -1,0 +1,75 @@
+"""A history of thousands of turns: it is stored in steps of one batch each, and the event loop does not retell it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from archiver_stage import Stage, live_entries
+from histories import talk
+
+from memd.conversation import hot_buffer, retelling
+from memd.ingest import unstored
+from memd.ingest.kept_parts import KeptParts
+from memd.ingest.topics import Topic
+from memd.ingest.unstored import CutPart
+
+TURNS = 200
+
+
+def long_history() -> list[str]:
+    said = (f"In night {night} the lamp was lit. " * 60 for night in range(TURNS))
+    return [one for text in said for one in (f"u:{text}", f"a:So be it. {text}")]
+
+
+async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batch_and_search(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(topic.buffer, *long_history())
+    listed: list[int] = []
+    real = unstored.Part
+
+    def counted(*args: Any, **more: Any) -> unstored.Part:
+        listed.append(args[1])
+        return real(*args, **more)
+
+    monkeypatch.setattr(unstored, "Part", counted)
+    batches = 1
+    while await stage.archiver._store_batch(topic, conversation, len(conversation), closing=True) is None:
+        assert topic.unstored()
+        batches += 1
+    assert batches > TURNS / 4 and not topic.unstored()
+    assert len(listed) < 3 * TURNS, "once for the searches, and once with the batch that it is stored in"
+    assert len({digest for entry in live_entries(topic) for digest in entry.digests}) == len(conversation)
+
+
+async def test_the_journal_is_told_anew_in_the_thread_that_writes_it_as_the_buffer_was(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(topic.buffer, "u:Where is the lamp?", "a:On the landing.")
+    retell = topic.buffer.retelling()
+    before, threads = retell(), []
+    talk(topic.buffer, "u:Where is the lamp?", "a:On the landing.", "u:And the rope?", "a:Behind the barometer.")
+    assert retell() == before != topic.buffer.retelling()()
+    real = retelling.retold
+
+    def noting(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(*args)
+
+    monkeypatch.setattr(hot_buffer, "retold", noting)
+    await topic.rewrite_journal()
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_what_is_pending_is_found_by_its_messages_in_the_order_in_which_it_was_cut() -> None:
+    kept = KeptParts[CutPart]()
+    keys = [(b"1", b"2"), (b"", b"3"), (b"1",)]
+    for key in keys:
+        kept.keep(key, CutPart((), tuple(digest for digest in key if digest)))
+    assert kept.beginning_with(b"1") == keys
+    assert kept.having([b"1"]) == [keys[0], keys[2]] and kept.having([b"3", b"2"]) == keys[:2]
+    kept.forget([keys[0], (b"unknown",)])
+    assert kept.beginning_with(b"1") == keys[1:] and kept.having([b"2"]) == []
+    assert (len(kept), kept.keys()) == (2, set(keys[1:])) and kept.get(keys[0]) is None
