@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,9 +113,9 @@ class Place(NamedTuple):
             return await answer.json()
 
     async def fill(self, topic: str) -> None:
-        """Fill the disk, and wait until the daemon has noticed that in a topic that it has."""
+        """Fill the disk, and wait until the daemon has noticed that, by this topic at the latest."""
         self.disk.full = True
-        assert (await self.note(topic, "The lens was ground in Brest."))[0] != 200
+        await self.note(topic, "The lens was ground in Brest.")
         await until(self.is_in_trouble)
 
     async def is_in_trouble(self) -> bool:
@@ -141,7 +142,7 @@ async def pair(
     shared: Ground, upstream: RecordingUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Place, Place]]:
     monkeypatch.setattr("memd.ingest.disk_tending.LOOK_SECONDS", 0.05)
-    store = msgspec.convert(shared.settings()["store"], StoreSettings)
+    store = msgspec.convert(shared.settings(store={"lease_seconds": 60.0})["store"], StoreSettings)
 
     def config(name: str) -> Config:
         return Config(
@@ -158,9 +159,12 @@ async def pair(
         running(config("one"), files=disks[0]) as one,
         running(config("two"), files=disks[1]) as two,
     ):
-        assert one.cluster is not None and two.cluster is not None
+        places = Place(one, disks[0]), Place(two, disks[1])
+        for place, name in zip(places, ("own-one", "own-two"), strict=True):
+            # Each knows another daemon by the cluster's name, which it has in its folder once it has had a topic.
+            assert await place.note(name, FACT) == (200, None)
         await until(lambda: knows(one, two))
-        yield Place(one, disks[0]), Place(two, disks[1])
+        yield places
 
 
 async def knows(one: Daemon, two: Daemon) -> bool:
@@ -189,8 +193,10 @@ async def test_a_daemon_with_a_full_disk_leaves_its_topics_to_one_that_has_room_
     one.disk.full = False
     await until(one.is_well)
 
+    numbers = itertools.count()
+
     async def is_taken() -> bool:
-        return await one.note("third", FACT) == (200, None)
+        return await one.note(f"new-{next(numbers)}", FACT) == (200, None)
 
     await until(is_taken)
     assert await one.chat("talk", QUESTION) == (two.daemon.base_url, "injected")
@@ -205,7 +211,12 @@ async def test_where_all_disks_are_full_topics_stay_where_they_are(pair: tuple[P
     async def is_passed_on() -> bool:
         return await two.note("talk", "The keeper is called Jeanne.") == (200, one.daemon.base_url)
 
+    async def is_known_to_be_full() -> bool:
+        assert one.daemon.cluster is not None
+        return not await asyncio.to_thread(one.daemon.cluster.others_with_room)
+
     await until(is_passed_on)
+    await until(is_known_to_be_full)
     await one.fill("talk")
 
     async def has_nobody_room() -> bool:
