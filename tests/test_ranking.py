@@ -312,6 +312,8 @@ def test_of_what_is_nearly_the_same_the_best_and_the_newest_are_shown() -> None:
 
 def test_of_the_same_words_in_the_same_order_the_newer_is_shown_alone() -> None:
     assert contents(best(versions(("port  is 1", 0.8, 0.5), ("port is 1", 0.7, 0.5)))) == ["port is 1"]
+    of_two_topics = versions(("port  is 1", 0.8, 0.6), ("port is 1", 0.7, 0.5))
+    assert contents(best(of_two_topics)) == ["port is 1"], "in each of them words weigh something else"
     assert contents(best(versions(("port is 1", 0.8, 0.5), ("is port 1", 0.7, 0.5)))) == ["is port 1", "port is 1"]
     by_others = versions(("port is 1", 0.8, 0.5))[0], versions(("", 0.1, 0.1), ("port is 1", 0.7, 0.5))[1]
     said = [

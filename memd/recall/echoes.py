@@ -257,7 +257,7 @@ def _repeated(entry: Entry, shown: Sequence[Candidate], read: _Read) -> list[Can
 def _adds_nothing(entry: Entry, repeated: Sequence[Candidate], read: _Read) -> bool:
     """Whether an entry has no word of its own beside the chunks that it repeats. The result of a tool is no echo: what
     is read once more holds once more."""
-    if not repeated or "tool" in entry.roles:
+    if not repeated or not {"tool", "function"}.isdisjoint(entry.roles):
         return False
     return read.said(entry).issubset(frozenset[str]().union(*(read.words(one.entry) for one in repeated)))
 

@@ -298,7 +298,8 @@ class _Group:
         shown = [] if self._repeats_best else [self.best]
         if self._newest is not None and self._newest is not self.best:
             shown.append(self._newest)
-        if all(self._fullest.parts.coverage > one.parts.coverage for one in shown):
+        is_left_out = self._fullest is self.best and self._repeats_best
+        if not is_left_out and all(self._fullest.parts.coverage > one.parts.coverage for one in shown):
             shown.append(self._fullest)
         self.shown = sorted(shown, key=lambda one: (one.parts.coverage, one.order), reverse=True)
 
