@@ -96,6 +96,8 @@ ROUTES: dict[str, tuple[str, dict[str, Any] | None]] = {
 @pytest.mark.parametrize("route", ROUTES)
 def test_own_routes_are_answered_by_the_daemon_that_has_the_topic(pair: Pair, route: str) -> None:
     pair.tell_owner(topic := f"route-{route}")
+    export = f"{pair.owner.own_url}/memd/export?topic={topic}"
+    wait_until(lambda: FACT.encode() in ask(export, headers=SHOWN).body, lambda: f"stored: {pair}")
     target, body = ROUTES[route]
     sent = None if body is None else json.loads(json.dumps(body).replace("{topic}", topic))
     told = ask(

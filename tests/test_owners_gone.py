@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,16 @@ def test_what_a_daemon_remembers_is_not_told_once_it_was_stopped_for_longer_than
         assert owner_of(ask(f"{owner.own_url}/memd/search?q=lighthouse&topic=talk")) == other.base_url
 
 
+def let_go(topic: str, settings: dict[str, Any]) -> None:
+    """Let nobody have a topic, whatever the daemon believes that had it."""
+    with psycopg.connect(settings["store"]["url"], autocommit=True) as connection:
+        freed = "UPDATE memd_topic SET url = NULL, epoch = epoch + 1 WHERE topic = %s"
+        assert connection.execute(freed, (topic,)).rowcount == 1
+
+
 def taken_by(thief: DaemonProcess, topic: str, settings: dict[str, Any]) -> None:
     """Have a daemon take a topic from another one that does not know it, and has just renewed its lease."""
-    with psycopg.connect(settings["store"]["url"], autocommit=True) as connection:
-        let_go = "UPDATE memd_topic SET url = NULL, epoch = epoch + 1 WHERE topic = %s"
-        assert connection.execute(let_go, (topic,)).rowcount == 1
+    let_go(topic, settings)
     assert owner_of(tell(thief, topic, "The house is white.")) is None
 
 
@@ -182,17 +188,45 @@ def test_what_runs_into_a_takeover_is_asked_again_of_the_daemon_that_has_the_top
 def test_a_daemon_that_cannot_be_reached_keeps_its_topics_and_requests_go_on_without_memory(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and nothing that comes over them
+    with silent_server() as (url, received):
         settings = shared.settings()
         asked = make_daemon(upstream.url, settings).start()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         owner = make_daemon(upstream.url, {**settings, "store": {**settings["store"], "own_url": url}}).start()
         assert owner_of(tell(owner, "talk", FACT)) is None
         told = tell(asked, "talk", QUESTION)
         assert owner_of(told) is None and told.headers["X-Memory-Status"] == "degraded:store"
+        assert QUESTION in b"".join(received).decode()
+        told = tell(asked, "talk", "And of what is it made?")
+        assert owner_of(told) is None and told.headers["X-Memory-Status"] == "degraded:store"
+        assert "of what is it made" not in b"".join(received).decode(), "nobody waits for it again"
         own = ask(f"{asked.own_url}/memd/search?q=lamp&topic=talk")
         assert own.status == 503 and url in own.body.decode()
         assert tell(owner, "talk", QUESTION).headers["X-Memory-Status"] == "injected"
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, list[bytes]]]:
+    """An address at which connections are taken and nothing is said; and what came over them."""
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as taken:
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    taken.enter_context(connection)
+                    threading.Thread(target=read, args=[connection], daemon=True).start()
+
+        def read(connection: socket.socket) -> None:
+            with suppress(OSError):
+                while data := connection.recv(1 << 16):
+                    received.append(data)
+
+        threading.Thread(target=take, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", received
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_nothing_is_given_to_a_stranger_at_the_address_of_an_owner(
@@ -211,6 +245,38 @@ def test_nothing_is_given_to_a_stranger_at_the_address_of_an_owner(
     wait_until(
         lambda: tell(asked, "talk", QUESTION).headers["X-Memory-Status"] == "injected", lambda: f"taken: {asked!r}"
     )
+
+
+def test_an_answer_of_whoever_got_the_address_of_a_daemon_is_none(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings = shared.settings()
+    asked = make_daemon(upstream.url, settings).start()
+    with recording_upstream() as stranger:
+        stranger.answers_all = True
+        owner = make_daemon(upstream.url, {**settings, "store": {**settings["store"], "own_url": stranger.url}})
+        owner.start()
+        tell(owner, "talk", FACT)
+        told = tell(asked, "talk", QUESTION)
+        assert owner_of(told) is None and told.headers["X-Memory-Status"] == "degraded:store"
+        assert ask(f"{asked.own_url}/memd/search?q=lamp&topic=talk").status == 503
+        owner.kill()
+        wait_until(
+            lambda: tell(asked, "talk", QUESTION).headers["X-Memory-Status"] == "injected", lambda: f"taken: {asked!r}"
+        )
+
+
+def test_a_daemon_that_has_got_a_topic_asks_nobody_else_for_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
+) -> None:
+    settings = shared.settings(store={"lease_seconds": 600})
+    asked, owner = (make_daemon(upstream.url, settings).start() for _ in range(2))
+    tell(owner, "talk", FACT)
+    assert owner_of(tell(asked, "talk", "It is large.")) == owner.base_url
+    let_go("talk", settings)
+    assert owner_of(ask(f"{asked.own_url}/memd/search?q=lamp&topic=talk")) is None
+    assert owner_of(tell(asked, "talk", QUESTION)) is None
+    assert "http_status=421" not in owner.log.read_text(), "it was not asked"
 
 
 def test_a_topic_that_has_moved_is_found_where_it_is(

@@ -1101,6 +1101,18 @@ def test_two_daemons_that_call_themselves_the_same_do_not_take_topics_from_each_
     assert groups_in(cluster.daemon("two"), 1) == ["one", "two", "three"]
 
 
+def test_a_topic_whose_row_somebody_holds_is_waited_for_no_longer_than_that_can_help(cluster: Cluster) -> None:
+    first, second = cluster.shelf(), cluster.another()
+    first.claim(TOPIC)
+    with cluster.database.connection() as holding, holding.transaction():
+        holding.execute("SELECT FROM memd_topic FOR UPDATE")
+        with pytest.raises(TopicHeld):
+            second.claim(TOPIC)
+        with pytest.raises(StoreWriteFailed, match="lock timeout") as refused:
+            second.claim(TOPIC, gone="http://one")
+        assert not isinstance(refused.value, InDoubt)
+
+
 def test_ids_ascend_from_one_daemon_to_the_next_though_their_clocks_are_apart(cluster: Cluster) -> None:
     ids = []
     for number, seconds in enumerate((5, -5, 0, 5)):

@@ -41,6 +41,7 @@ from memd.proxy import malloc
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
+from memd.proxy.owners.hop import PROOF, PROOF_HEADER
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, owners_of, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.stopping import Signals
@@ -429,6 +430,8 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
             metrics.responses.add(code)
 
     async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+        if PROOF in request:
+            response.headers[PROOF_HEADER] = request[PROOF]
         if isinstance(response, Relayed):
             response.remove_added_headers()
         else:

@@ -37,8 +37,10 @@ BROKEN = "broken_answer"
 """The outcome of a request whose upstream died in mid-answer."""
 OWN_REQUEST_HEADERS = (
     *("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token"),
-    *("x-memory-hop", "x-memory-from"),
+    *("x-memory-hop", "x-memory-from", "x-memory-challenge"),
 )
+_OF_ANOTHER_DAEMON = ("x-memory-proof",)
+"""Headers of an answer that another daemon gave to this one."""
 READ_WHOLE_BYTES_MAX = 4 << 20
 """A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
@@ -280,7 +282,8 @@ class ModelRelay:
 def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
     """A response with the upstream's status and headers, ready to be sent."""
     told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # here and not by the upstream
-    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, {"content-length"} if body_changes else ())
+    length = ("content-length",) if body_changes else ()
+    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, _OF_ANOTHER_DAEMON, length)
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)

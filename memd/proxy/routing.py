@@ -125,6 +125,7 @@ class Router:
         if self._owners is None and HOP_HEADER in request.headers:  # for a daemon that was here before
             return error_response(MISDIRECTED, NOT_HERE, "misdirected")
         if self._owners is not None and self._owners.marks.is_hop(request):
+            self._owners.marks.prepare_proof(request)
             if request.method == "OPTIONS":  # whether this daemon is there
                 return web.Response(status=204)
             if target.startswith(page.PREFIX):

@@ -41,6 +41,10 @@ class AllDaemons:
         """Whether another daemon asks, which asks the others too."""
         return self.marks.is_hop(request) and ALONE_HEADER in request.headers
 
+    def is_given_up(self, url: str) -> bool:
+        """Whether a daemon cannot be reached from here, as far as is known; it is looked for in the background."""
+        return False
+
     async def others(self) -> list[str]:
         """The addresses of the others that were heard of lately; if nobody can say, as they were."""
         with suppress(StoreError):
@@ -57,9 +61,11 @@ class AllDaemons:
         Returns:
             The bodies of their answers, and the addresses of those that gave none.
         """
-        urls = await self.others()
+        known = await self.others()
+        urls = [url for url in known if not self.is_given_up(url)]
         bodies = await asyncio.gather(*(self.client.body_of(request, url, target) for url in urls))
-        silent = [url for url, body in zip(urls, bodies, strict=True) if body is None]
+        silent = [url for url in known if url not in urls]
+        silent += [url for url, body in zip(urls, bodies, strict=True) if body is None]
         return [body for body in bodies if body], silent
 
     @asynccontextmanager

@@ -1,13 +1,15 @@
-"""The mark of a request that one daemon passes on to another, and of the answer that it came to the wrong one.
+"""The mark of a request that one daemon passes on to another, and the proof that a daemon of the cluster answers it.
 
-Rule: a request is passed on once, and only between daemons of one cluster. The mark is made of the cluster's name,
-which the database and the data directories have and no client: so no page can pretend to be a daemon, and no model
-server can answer in the name of one. It gives no right: whoever asks shows their own token with it.
+Rule: a request is passed on once, and only between daemons of one cluster. Mark and proof are made of the cluster's
+name, which the database and the data directories have and no client: so no page can pretend to be a daemon, and nobody
+who listens at the address of one that is gone can answer in its name: a proof is good for one request. The mark gives
+no right: whoever asks shows their own token with it.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +25,10 @@ from memd.store.layout import CLUSTER_NAME
 HOP_HEADER = "X-Memory-Hop"
 FROM_HEADER = "X-Memory-From"
 """The client's address, for the audit of the daemon that answers."""
+CHALLENGE_HEADER, PROOF_HEADER = "X-Memory-Challenge", "X-Memory-Proof"
+"""Of a request that is passed on, a number; of the answer, what only a daemon of the cluster can make of it."""
+PROOF = web.RequestKey("proof", str)
+"""Of a request: the proof that its answer has to show."""
 ALONE_HEADER = "X-Memory-Alone"
 """Whoever is asked with it answers of itself alone."""
 OWNER_HEADER = "X-Memory-Owner"
@@ -68,10 +74,21 @@ class HopMarks:
         """Whether an answer says that the other daemon does not have the topic."""
         return status == MISDIRECTED and self._has_mark(headers)
 
-    def put_on(self, headers: CIMultiDict[str], source: str) -> None:
-        """Mark a request; `source` is where it came from."""
-        headers[HOP_HEADER] = self.mark
-        headers[FROM_HEADER] = source
+    def put_on(self, headers: CIMultiDict[str], source: str = "") -> str:
+        """Mark a request, and return the proof that its answer has to show; `source` is where it came from."""
+        headers[HOP_HEADER], headers[CHALLENGE_HEADER] = self.mark, (challenge := secrets.token_hex(16))
+        if source:
+            headers[FROM_HEADER] = source
+        return self._proof_for(challenge)
+
+    def prepare_proof(self, request: web.BaseRequest) -> None:
+        """Have the answer to a request show that a daemon of the cluster gives it, if one has passed it on."""
+        if self._has_mark(request.headers) and (challenge := request.headers.get(CHALLENGE_HEADER)):
+            request[PROOF] = self._proof_for(challenge)
+
+    def _proof_for(self, challenge: str) -> str:
+        told = b"memd answer " + challenge.encode(errors="surrogateescape")
+        return hmac.digest(self._cluster, told, "sha256").hex() if self.mark else ""
 
     def misdirected(self, request: web.BaseRequest) -> web.Response:
         """The answer to a request that was passed on to the wrong daemon; the mark is told to whoever has it alone."""
@@ -79,6 +96,11 @@ class HopMarks:
         if self._has_mark(request.headers):
             response.headers[HOP_HEADER] = self.mark
         return response
+
+    def is_proven(self, headers: Mapping[str, str], proof: str) -> bool:
+        """Whether an answer shows the proof that it has to."""
+        shown = headers.get(PROOF_HEADER, "").encode(errors="surrogateescape")
+        return bool(proof) and hmac.compare_digest(shown, proof.encode())
 
     def _has_mark(self, headers: Mapping[str, str]) -> bool:
         shown = headers.get(HOP_HEADER, "").encode(errors="surrogateescape")

@@ -24,8 +24,8 @@ from memd.errors import StoreError, TopicHeld, TopicLost
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.owners.all_daemons import AllDaemons
-from memd.proxy.owners.daemon_client import DaemonClient
-from memd.proxy.owners.hop import MISDIRECTED, OWNER_HEADER, HopMarks
+from memd.proxy.owners.daemon_client import DaemonClient, StrangerAnswered
+from memd.proxy.owners.hop import OWNER_HEADER, HopMarks
 from memd.proxy.owners.silence import SilenceWatch, Waiting
 from memd.proxy.passing import BrokenAnswer
 from memd.proxy.relay import break_off, interim_to, relay
@@ -57,7 +57,7 @@ class Gone(msgspec.Struct, frozen=True):
     is_hopeless: bool = False
     """It has the topic and keeps it, and cannot be reached."""
     is_strange: bool = False
-    """Somebody answers there who is no daemon of this cluster, or no longer knows that it is one."""
+    """Somebody else answers there."""
 
 
 class ShelfAway(StoreError):
@@ -135,6 +135,8 @@ class Owners(AllDaemons):
             return self.marks.misdirected(request)
         until = time.monotonic() + 2 * self._lease_seconds
         while True:
+            if self._watch.is_given_up(held.url):
+                return await otherwise()
             outcome = await self._by_owner(request, body, held)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
@@ -148,6 +150,7 @@ class Owners(AllDaemons):
             except TopicHeld as error:
                 if is_late or (outcome.is_strange and error.url == held.url):
                     self._log(held, "gives no answer and is not gone", outcome.reason)
+                    self._watch.give_up(held.url)
                     return await otherwise()
                 if error.url == held.url:
                     await asyncio.sleep(min(TRY_SECONDS_MAX, self._lease_seconds / TRIES_A_LEASE))
@@ -168,6 +171,10 @@ class Owners(AllDaemons):
             raise StoreError(f"topic {held.topic_id}: {held.url} has it and does not answer; try again in a moment")
 
         return await self.pass_on(request, body, held, here, refused)
+
+    def is_given_up(self, url: str) -> bool:
+        """See SilenceWatch."""
+        return self._watch.is_given_up(url)
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -203,6 +210,9 @@ class Owners(AllDaemons):
         if known is None:
             return None
         url, noted_at = known
+        if self._topics.is_open(topic_id) or self._watch.is_given_up(url):
+            del self._known[topic_id]
+            return None
         if time.monotonic() - noted_at > TRUSTED_SECONDS:
             try:
                 await self._topics.get(topic_id)
@@ -238,7 +248,7 @@ class Owners(AllDaemons):
             if record.owner:
                 break_off(request, BrokenAnswer(f"{held.url}: {reason}"))
                 return web.Response(status=CLIENT_GONE)  # nobody reads it
-            return Gone(reason, _is_port_closed(error), is_hopeless)
+            return Gone(reason, _is_port_closed(error), is_hopeless, isinstance(error, StrangerAnswered))
 
     async def _relayed(self, request: web.Request, body: bytes, waiting: Waiting) -> web.StreamResponse | Gone:
         held = waiting.held
@@ -247,8 +257,6 @@ class Owners(AllDaemons):
         async with answer:
             if self.marks.is_misdirected(answer.status, answer.headers):
                 return Gone("")
-            if answer.status == MISDIRECTED:
-                return Gone("who answers there does not belong to this cluster", is_strange=True)
             known = self._known.get(held.topic_id)
             if known is None or known[0] != held.url:
                 self._note(held)

@@ -49,6 +49,21 @@ log = logging.getLogger("memd")
 MOVER = "memd move"
 """Begins what `memd move` has in the place of a URL: it answers nobody."""
 _READ_TRIES = 3
+_LOCK_MS_MAX = 1_500
+"""The longest that a claim waits for others' work on the same row: who does it may have been stopped in the middle."""
+_FREE = "t.url IS NULL OR t.owner = %(seat)s OR t.url = %(gone)s OR t.lease_until < clock_timestamp()"
+_KNOWN = f"SELECT topic, {_FREE} FROM memd_topic AS t WHERE lower(topic) = lower(%(topic)s)"  # noqa: S608
+"""Waits for nobody: whose topic it is can be told also while somebody works on its row."""
+_TAKEN = (
+    "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since, key)"  # noqa: S608
+    " SELECT %(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(seat)s, 1, %(key)s"
+    f" FROM set_config('lock_timeout', '{_LOCK_MS_MAX}', true)"
+    " ON CONFLICT (topic) DO UPDATE SET epoch = t.epoch + 1, url = excluded.url,"
+    " lease_until = excluded.lease_until, owner = excluded.owner,"
+    " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
+    f" WHERE {_FREE} RETURNING epoch, key, (SELECT key IS NULL FROM memd_version), since, id_floor,"
+    " log_number, log_end, hot_number, hot_end"
+)
 
 
 class _Granted(NamedTuple):
@@ -140,26 +155,18 @@ class PostgresShelf:
         """Claim a topic, without its folder."""
         TopicLayout(self._data_dir, topic_id)  # a name that can be one
         self._own_directory()
-        taken = (
-            "INSERT INTO memd_topic AS t (topic, epoch, url, lease_until, owner, since, key)"
-            " VALUES (%(topic)s, 1, %(url)s, clock_timestamp() + %(lease)s::interval, %(seat)s, 1, %(key)s)"
-            " ON CONFLICT (topic) DO UPDATE SET epoch = t.epoch + 1, url = excluded.url,"
-            " lease_until = excluded.lease_until, owner = excluded.owner,"
-            " since = CASE WHEN t.owner = excluded.owner THEN t.since ELSE t.epoch + 1 END"
-            " WHERE t.url IS NULL OR t.owner = excluded.owner OR t.url = %(gone)s OR t.lease_until < clock_timestamp()"
-            " RETURNING epoch, key, (SELECT key IS NULL FROM memd_version), since, id_floor,"
-            " log_number, log_end, hot_number, hot_end"
-        )
         asked = {"topic": topic_id, "url": self._url, "seat": self._seat, "lease": self._lease, "gone": gone}
         asked["key"] = self._keys.new()
 
         def claimed(connection: Connection) -> tuple[Any, ...] | None:
-            folded = "SELECT topic FROM memd_topic WHERE lower(topic) = lower(%s) AND topic <> %s"
-            if other := connection.execute(folded, (topic_id, topic_id)).fetchone():
+            there = connection.execute(_KNOWN, asked).fetchone()
+            if there is not None and there[0] != topic_id:
                 raise BadTopicId(
-                    f"topic_id {topic_id!r} differs only in case from {other[0]!r}, which is there; use that name"
+                    f"topic_id {topic_id!r} differs only in case from {there[0]!r}, which is there; use that name"
                 )
-            found: tuple[Any, ...] | None = connection.execute(taken, asked).fetchone()
+            if there is not None and not there[1]:
+                return None
+            found: tuple[Any, ...] | None = connection.execute(_TAKEN, asked).fetchone()
             return found
 
         began = steady_now()
