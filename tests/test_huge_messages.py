@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.settings.model import ChunkingSettings
+from memd.store.lexical import analyzer
+from memd.store.lexical.analyzer import analyze, analyze_query
 
 BOOK = "".join(f"In night {night} the keeper lit the lamp and wrote down the hour. " for night in range(5_000))
 PIECES_BEGUN = 10
@@ -136,3 +139,26 @@ def test_each_piece_of_a_book_is_a_step_and_a_step_may_end_it() -> None:
     with pytest.raises(StoreError):
         cutter.in_steps(third_is_the_last).cut("talk", [[Utterance(BOOK, "user", bytes(16))]])
     assert len(steps) == 3
+
+
+def test_the_words_of_a_book_that_is_asked_about_are_looked_for_bit_by_bit_and_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+
+    class Noting:
+        def findall(self, text: str) -> list[str]:
+            lengths.append(len(text))
+            return text.split()
+
+    book = "".join(
+        chosen
+        for chosen in random.Random(1).choices(
+            ["word", "l'arte ", "Ann's ", "é\u0301", "\u00a0", "¨ ", "\n", "ﬁ "], k=40_000
+        )
+    )
+    whole = analyze_query(book), analyze(book)
+    monkeypatch.setattr(analyzer, "_WORDS", Noting())
+    monkeypatch.setattr(analyzer, "_PART_CHARACTERS", 1_000)
+    assert (analyze_query(book), analyze(book)) == whole
+    assert max(lengths) < 2_000 and len(lengths) > 100

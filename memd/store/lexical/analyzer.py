@@ -27,6 +27,8 @@ TERM_CHARACTERS_MAX = 100
 """A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
 
 _WORDS = re.compile(r"\S+")
+_BLANK = re.compile(r"\s")
+_PART_CHARACTERS = 50_000  # ten milliseconds
 _OUTER = "\"'`´‘’“”„«»()[]{}<>,;:.!?…*|~=&^%$§¿¡。、，；：！？「」『』（）【】《》؟،؛।॥"
 _ENDINGS = re.compile(
     r"(?<=\w)['’](?:s|t|m|re|ve|ll|d)\b"
@@ -208,8 +210,16 @@ def _is_code(term: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    text = as_seen(text)
-    return _WORDS.findall(_ENDINGS.sub("", text))
+    return [word for part in _parts(text) for word in _WORDS.findall(_ENDINGS.sub("", as_seen(part)))]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield a long text bit by bit, each beginning with white space: no other thread runs while one is looked at."""
+    start = 0
+    while len(text) - start > _PART_CHARACTERS and (blank := _BLANK.search(text, start + _PART_CHARACTERS)) is not None:
+        yield text[start : blank.start()]
+        start = blank.start()
+    yield text[start:]
 
 
 def _stemmed(found: list[str]) -> list[str]:
