@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memd import __version__
-from memd.cli.main import COMMANDS, main
+from memd.cli.main import COMMANDS, OTHERS_CALL_IT, main
 from memd.entries import Draft
 from memd.store.store import Store
 
@@ -108,6 +108,9 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
 def test_a_misspelt_command_is_told_the_nearest_ones() -> None:
     result = memd("serch")
     assert result.exit_code == 2 and "'search'" in result.output
+    for other, name in OTHERS_CALL_IT.items():
+        assert name in COMMANDS and other not in COMMANDS
+        assert memd(other).output.endswith(f"No such command '{other}'; it is called '{name}' here.\n")
 
 
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_
 from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
 
+from memd.proxy.connections import SPEAKS_TLS
 from memd.proxy.stopping import AT_ONCE
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
@@ -120,6 +121,15 @@ def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: Recor
     [line] = done.stderr.splitlines()
     assert line.startswith("memd: ")
     assert f"127.0.0.1:{port}" in line
+
+
+def test_a_client_that_speaks_tls_to_plain_http_is_told_of_in_the_log(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    with pytest.raises(OSError, match="SSL"):
+        ask(daemon.base_url.replace("http:", "https:"))
+    wait_until(lambda: SPEAKS_TLS in daemon.log.read_text(), lambda: repr(daemon))
 
 
 def test_an_unreadable_config_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

@@ -63,6 +63,23 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """By name: the module below `memd.cli` that has the command, and the first sentence of its help."""
 
 
+OTHERS_CALL_IT = {
+    "delete": "erase",
+    "doctor": "check",
+    "forget": "erase",
+    "health": "check",
+    "history": "log",
+    "list": "stats",
+    "note": "remember",
+    "query": "search",
+    "run": "serve",
+    "settings": "config",
+    "start": "serve",
+    "status": "check",
+}
+"""Names that other programs have for a command; to the spelling another one may be nearer (`forget`: correct)."""
+
+
 class CommandGroup(click.Group):
     """Imports commands when they are asked for; they return their exit code and may raise `MemdError`."""
 
@@ -87,7 +104,9 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is named, or name the nearest ones."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+            named = OTHERS_CALL_IT.get(args[0])
+            said = None if named is None else f"No such command {args[0]!r}; it is called {named!r} here."
+            raise click.exceptions.NoSuchCommand(args[0], said, None if said else COMMANDS, ctx)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:

@@ -39,6 +39,9 @@ TLS_HANDSHAKE_SECONDS_MAX = 10.0
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 TOO_LARGE = "its first line, a header or all of them are too long; send less, or raise limits.header_bytes_max"
+SPEAKS_TLS = "a client speaks TLS, and memd does not: let its base URL begin with http://, or set listen.tls_cert"
+_TLS_SEEN = "HTTPS traffic"
+"""In aiohttp's words for the first bytes of TLS."""
 TOLD_SECONDS = 60.0
 """A full house is told once in this time."""
 
@@ -150,7 +153,7 @@ class Connection(ProvableConnection):
         else:
             problem = " ".join(str(exc.message).split())[:200]
             fields = {"remote": request.remote, "kind": type(exc).__name__, "problem": Content(problem)}
-            log.info("a request cannot be read", extra=fields)
+            log.info(SPEAKS_TLS if _TLS_SEEN in problem else "a request cannot be read", extra=fields)
             too_large = isinstance(exc, LineTooLong | HeadersTooLarge) or "Too many headers" in problem
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             told = TOO_LARGE if too_large else problem
