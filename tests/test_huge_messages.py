@@ -162,3 +162,16 @@ def test_the_words_of_a_book_that_is_asked_about_are_looked_for_bit_by_bit_and_a
     monkeypatch.setattr(analyzer, "_PART_CHARACTERS", 1_000)
     assert (analyze_query(book), analyze(book)) == whole
     assert max(lengths) < 2_000 and len(lengths) > 100
+
+
+def test_of_a_question_of_megabytes_each_word_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    real = analyzer._asked
+
+    def noting(word: str) -> tuple[tuple[str, bool], ...]:
+        looked_at.append(word)
+        return real(word)
+
+    monkeypatch.setattr(analyzer, "_asked", noting)
+    assert list(analyze_query("The lamp of Will Adams, the lamp. " * 1_000)) == ["lamp", "adam", "^will"]
+    assert len(looked_at) == len(set(looked_at)) > 4

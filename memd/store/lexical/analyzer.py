@@ -121,7 +121,7 @@ def analyze_query(text: str) -> dict[str, bool]:
     """Return the distinct terms of a query without stop words, in order, and whether each is exact."""
     words = _words(text)
     known: dict[str, bool] = {}
-    for word in words:
+    for word in dict.fromkeys(words):  # each once: a book that is asked about has a million
         for stem, exact in _asked(word) if len(word) <= TERM_CHARACTERS_MAX else _asked.__wrapped__(word):
             known[stem] = known.get(stem, False) or exact
     return known | dict.fromkeys(_names_among(words), False)
@@ -153,7 +153,7 @@ def is_stopword(word: str) -> bool:
 
 def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`."""
-    found = [term for word in _words(text) for term in _of_word(word)] if languages else []
+    found = [term for word in dict.fromkeys(_words(text)) for term in _of_word(word)] if languages else []
     forms: dict[str, dict[str, None]] = {}
     known = _stemmed(found)
     for language in languages:
@@ -166,7 +166,7 @@ def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...
 def function_terms(text: str, languages: Collection[str]) -> set[str]:
     """Return the terms of `analyze_query` that may be function words of one of these languages."""
     known = [function_words(one) for one in languages]
-    found = [term for word in _words(text) for term in _of_word(word)] if languages else []
+    found = [term for word in dict.fromkeys(_words(text)) for term in _of_word(word)] if languages else []
     pairs = zip(found, _stemmed(found), strict=True)
     return {stem for term, stem in pairs if any(fold(term) in words for words in known)}
 
