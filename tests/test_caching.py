@@ -16,7 +16,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.entries import Entry, Section, Speaker, Status
 from memd.messages import Message, ToolCall
 from memd.recall import echoes
-from memd.store.lexical.bm25 import ChunkTerms
+from memd.store.lexical.terms import ChunkTerms
 from memd.wire.message_cache import ParsedMessage
 
 

@@ -29,7 +29,8 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event, encode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
-from memd.ingest.unstored import ListedParts, parts_of
+from memd.ingest.buffered import ListedParts
+from memd.ingest.unstored import parts_of
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -679,7 +680,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_of_a_conversation_is_what_it_is(self) -> None:
         for one in self.buffer.conversations():
-            assert self.listed.of(one) == parts_of(one)
+            assert list(self.listed.of(one)) == parts_of(one)
             assert one.left_out_count() == len(one) - len(one.visible_positions())
             assert one.visible_tokens() == sum(map(one.tokens_at, range(len(one))))
 

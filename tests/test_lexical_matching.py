@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +14,18 @@ NAMES = ("a", "ab", "abcdefg", "abcdefgh", "abcdefghi", "abcdefghij", "é", "éa
 TERMS = st.lists(st.sampled_from(NAMES), max_size=30)
 
 
-@given(st.lists(TERMS, max_size=5), st.lists(st.lists(st.sampled_from(NAMES), unique=True, max_size=3), max_size=6))
-def test_a_term_is_counted_in_each_text_as_often_as_it_has_it(chunks: list[list[str]], wanted: list[list[str]]) -> None:
+@given(
+    st.lists(TERMS, max_size=5),
+    st.lists(st.lists(st.sampled_from(NAMES), unique=True, max_size=3), max_size=6),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+def test_a_term_is_counted_in_each_text_as_often_as_it_has_it_however_they_were_joined(
+    chunks: list[list[str]], wanted: list[list[str]], cuts: list[int]
+) -> None:
     texts = [f" {'  '.join(names)} " for names in chunks]
     counts = [[sum(names.count(name) for name in group) for names in chunks] for group in wanted]
-    found = JoinedTexts(texts).frequencies(wanted)
-    assert found.tolist() == counts
+    ends = [0, *sorted(cuts), len(texts)]
+    parts = [JoinedTexts.of(texts[begin:end]) for begin, end in itertools.pairwise(ends)]
+    found = JoinedTexts.joined(parts).frequencies(wanted)
+    assert found.tolist() == JoinedTexts.of(texts).frequencies(wanted).tolist() == counts
     assert found.shape == (len(wanted), len(chunks))

@@ -14,6 +14,7 @@ from memd.ingest import unstored
 from memd.ingest.kept_parts import KeptParts
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import CutPart
+from memd.store.pending import PendingRun
 
 TURNS = 200
 
@@ -67,7 +68,7 @@ def test_what_is_pending_is_found_by_its_messages_in_the_order_in_which_it_was_c
     kept = KeptParts[CutPart]()
     keys = [(b"1", b"2"), (b"", b"3"), (b"1",)]
     for key in keys:
-        kept.keep(key, CutPart((), tuple(digest for digest in key if digest)))
+        kept.keep(key, CutPart(PendingRun(), tuple(digest for digest in key if digest)))
     assert kept.beginning_with(b"1") == keys
     assert kept.having([b"1"]) == [keys[0], keys[2]] and kept.having([b"3", b"2"]) == keys[:2]
     kept.forget([keys[0], (b"unknown",)])

@@ -25,9 +25,10 @@ from memd.errors import StoreWriteFailed
 from memd.store.disk import DiskFiles
 from memd.store.files import FileChecksum
 from memd.store.lexical.analyzer import analyze, analyze_query
-from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery, TermsCache, _with_term
+from memd.store.lexical.bm25 import LexicalHit, LexicalQuery, _with_term
 from memd.store.lexical.index import FRESH_ENTRIES_MAX
 from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
+from memd.store.lexical.terms import ChunkTerms, TermsCache, TermsTable
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
 from memd.store.tools.verify import verify
@@ -278,7 +279,7 @@ def test_a_very_long_question_makes_no_table_of_all_its_words_in_all_new_chunks(
 
     def query(text: str) -> LexicalQuery:
         cache = TermsCache().for_index()
-        return LexicalQuery(None, text, mean_terms=9.0, terms_cache=cache, fresh=fresh, stale={})
+        return LexicalQuery(None, text, mean_terms=9.0, terms_cache=cache, fresh=TermsTable.of(fresh))
 
     tracemalloc.start()
     try:
@@ -289,6 +290,19 @@ def test_a_very_long_question_makes_no_table_of_all_its_words_in_all_new_chunks(
     told = query(short).best(3)
     assert [one.canonical_id for one in found] == [one.canonical_id for one in told] and told
     assert [one.score for one in found] == pytest.approx([one.score for one in told])
+
+
+def test_the_best_of_many_new_chunks_are_found_however_many_better_ones_are_not_wanted() -> None:
+    told = {number: ChunkTerms.of(analyze("copper windmill " * (1 + number % 7) + "turns")) for number in range(300)}
+    parts = [{one: told[one] for one in range(begin, begin + 100)} for begin in (0, 100, 200)]
+    table, cache = TermsTable.joined([TermsTable.of(part) for part in parts]), TermsCache().for_index()
+    query = LexicalQuery(None, "copper windmill", mean_terms=9.0, terms_cache=cache, fresh=table)
+    all_of_them = query.best(300)
+    assert [one.canonical_id for one in all_of_them[:2]] == [6, 13] and len(all_of_them) == 300
+    wanted = {one.canonical_id for one in all_of_them[::50]}
+    assert query.best(3, lambda _: wanted) == [one for one in all_of_them if one.canonical_id in wanted][:3]
+    assert query.best(3, lambda _: {all_of_them[-1].canonical_id}) == all_of_them[-1:]
+    assert query.best(3, lambda _: ()) == []
 
 
 def test_words_that_nobody_said_take_no_place_of_a_long_question(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from memd.proxy.idempotency import IdempotencyKeys
 from memd.recall.ranking import Candidate
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
+from memd.store.lexical.terms import TermsTable
 from memd.store.store import TopicLog
 
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -122,10 +123,26 @@ async def test_what_was_cut_is_not_cut_again_until_a_branch_has_stored_some_of_i
         patched.delattr(Cutter, "cut")
         before = topic.unstored().chunks()
         talk(topic.buffer, "u:Another chat begins.")  # an open turn is not cut
-        assert topic.unstored().chunks() == [*before, []]
+        assert topic.unstored().chunks() == [*before, ()]
     assert first is branch and await stage.archiver.store(topic, first, 2)
     [left, _] = topic.unstored().chunks()
     assert [FERRY[1][2:] in chunk.draft.content for chunk in left] == [True]
+
+
+async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_for_the_first(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lamp = talk(topic.buffer, *LAMP, *MAIL)
+    talk(topic.buffer, *FERRY)
+    first = await recalled(stage, "Where is the spare lamp of the lighthouse?", topic.log)
+    with monkeypatch.context() as patched:
+        patched.delattr(TermsTable, "of")
+        assert await recalled(stage, "Where is the spare lamp of the lighthouse?", topic.log) == first
+        (found,) = await recalled(stage, "When does the last ferry leave?", topic.log)
+        assert FERRY[1][2:] in found.entry.displayed
+    assert await stage.archiver.store(topic, lamp, 2)
+    chunks = topic.unstored().chunks()
+    assert [[chunk.draft.content.count("Monday") for chunk in run] for run in chunks] == [[1], [0]]
 
 
 async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(

@@ -21,8 +21,9 @@ from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
 from memd.recall.topic_search import Searchable
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.lexical.analyzer import analyze
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery
-from memd.store.pending import PendingChunk, UnstoredText
+from memd.store.lexical.bm25 import LexicalQuery
+from memd.store.lexical.terms import ChunkTerms, TermsTable
+from memd.store.pending import PendingChunk, PendingRun, UnstoredText
 from memd.store.store import Snapshot, TopicLog
 
 VERSIONS, NEWEST = 80, 79
@@ -129,10 +130,10 @@ class NotStored(UnstoredText):
     """Text that waits for its vectors."""
 
     def __init__(self, topic: TopicLog, drafts: Sequence[Draft]) -> None:
-        self._chunks = [
+        self._chunks = PendingRun(
             PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.content)))
             for draft, entry in zip(drafts, topic.reserve(drafts), strict=True)
-        ]
+        )
 
     def __bool__(self) -> bool:
         return True
@@ -140,7 +141,7 @@ class NotStored(UnstoredText):
     def has_others_than(self, digests: object) -> bool:
         return True
 
-    def chunks(self, but: object = (), until: float | None = None) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: object = (), until: float | None = None) -> Sequence[PendingRun]:
         return [self._chunks]
 
 
@@ -160,7 +161,7 @@ class WithNotStored(Searchable):
     def unstored(self) -> UnstoredText:
         return NotStored(self._log, self._drafts)
 
-    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
+    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
         return self._log.lexical_query(text, pending)
 
 

@@ -21,7 +21,7 @@ from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.errors import NotFound
-from memd.ingest.unstored import BufferedText
+from memd.ingest.buffered import BufferedText
 from memd.principals import Principal
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever

@@ -42,6 +42,10 @@ class KeptParts(Generic[Kept]):
         """The part with this key."""
         return self._parts.get(key)
 
+    def get_many(self, keys: Iterable[Key]) -> list[Kept]:
+        """The parts with these keys, without those that are missing."""
+        return [part for part in map(self._parts.get, keys) if part is not None]
+
     def keys(self) -> set[Key]:
         """The keys of all parts."""
         return set(self._parts.copy())

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 from memd.conversation.events import BufferEvent
 from memd.conversation.hot_buffer import HotBuffer
 from memd.errors import StoreError, TopicHeld
+from memd.ingest.buffered import ListedParts
 from memd.ingest.journaled import events_in, replayed
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
@@ -25,7 +26,7 @@ from memd.ingest.readable import Readable
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import Topic
 from memd.ingest.topics import OPEN_MAX, Topics
-from memd.ingest.unstored import ListedParts, PartCutter
+from memd.ingest.unstored import PartCutter
 from memd.settings.model import Config
 from memd.store.cluster.replica import ReadShelf, Refreshed, Replica, replicas_in
 from memd.store.log.journal import Journal

@@ -21,12 +21,13 @@ from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed
+from memd.ingest.buffered import BufferedText, ListedParts
 from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.turns import StoringLock
-from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
+from memd.ingest.unstored import PartCutter
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
 from memd.store.order import asked_by
@@ -145,7 +146,7 @@ class Topic:
     @property
     def buffer_bytes(self) -> int:
         """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
-        return self.buffer.memory_bytes + self.cutter.memory_bytes
+        return self.buffer.memory_bytes + self.cutter.memory_bytes + self.listed_parts.memory_bytes
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""

@@ -7,7 +7,6 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
 import sys
@@ -21,15 +20,15 @@ import msgspec
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Draft, Entry, means
+from memd.entries import Draft, Entry
 from memd.ingest.copies import may_return
 from memd.ingest.kept_parts import KeptParts
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
 from memd.store.lexical.analyzer import analyze
-from memd.store.lexical.bm25 import ChunkTerms
-from memd.store.pending import PendingChunk, UnstoredText
+from memd.store.lexical.terms import ChunkTerms
+from memd.store.pending import PendingChunk, PendingRun
 from memd.store.store import TopicLog
 
 _CHUNK_BYTES = 1_200
@@ -72,17 +71,44 @@ class Part(msgspec.Struct, frozen=True, dict=True):
 
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether a message of it that has a text here is none of these."""
-        return self.note is not None or not self._said.issubset(digests)
+        return self.note is not None or not self.said.issubset(digests)
 
     @cached_property
-    def _said(self) -> frozenset[bytes]:
+    def said(self) -> frozenset[bytes]:
+        """The digests of those of its messages that have a text here."""
         return frozenset(digest for digest, message in self.messages if message is not None)
+
+
+class PartRun(tuple[Part, ...]):
+    """Parts that follow each other in a conversation, as they were listed."""
+
+    cut: tuple[Sequence[CutPart], PendingRun] = (), PendingRun()
+    """The chunks of all of them, and of what these were joined the last time."""
+
+    @cached_property
+    def keys(self) -> list[tuple[bytes, ...]]:
+        """Of each of them."""
+        return [part.key for part in self]
+
+    @cached_property
+    def spoken(self) -> PartRun:
+        """Those that have a text here."""
+        return self.without(())
+
+    @cached_property
+    def said(self) -> frozenset[bytes]:
+        """The digests of all messages that have one."""
+        return frozenset().union(*(part.said for part in self))
+
+    def without(self, digests: Collection[bytes]) -> PartRun:
+        """Those that have others than these messages."""
+        return PartRun(part for part in self if part.has_others_than(digests))
 
 
 class CutPart(msgspec.Struct, frozen=True):
     """A part in chunks."""
 
-    chunks: tuple[PendingChunk, ...]
+    chunks: PendingRun
     digests: tuple[bytes, ...]
     """Of all messages that are remembered with it, those included whose text the log has already."""
     drafts: tuple[Draft, ...] = ()
@@ -223,6 +249,17 @@ class PartCutter:
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
+    def joined(self, parts: PartRun, until: float | None = None) -> tuple[Sequence[CutPart], PendingRun]:
+        """The parts as they are cut, and the chunks of all; joined anew only where one was cut anew. See `cut`."""
+        cut = self._known.get_many(parts.keys)
+        if len(cut) < len(parts):
+            cut = self.cut(parts, until)
+        before, run = parts.cut
+        if cut != before:
+            run = cut[0].chunks if len(cut) == 1 else PendingRun(chunk for one in cut for chunk in one.chunks)
+            parts.cut = cut, run
+        return cut, run
+
     def cut_as_shown(
         self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
@@ -343,91 +380,9 @@ class PartCutter:
         drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
         return CutPart(self._pending(drafts, step), (note_id,))
 
-    def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> tuple[PendingChunk, ...]:
+    def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> PendingRun:
         def pending(draft: Draft, entry: Entry) -> PendingChunk:
             step()
             return PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.indexed_text)))
 
-        return tuple(map(pending, drafts, self._log.reserve(drafts)))
-
-
-class ListedParts:
-    """The parts of each conversation, listed when it has changed only, and behind the last of them where it has grown:
-    listing takes 20 µs a turn, and each request asks for all of them."""
-
-    def __init__(self) -> None:
-        self._listed: dict[str, tuple[int, int, list[Part]]] = {}
-        """By conversation: `changes` and length at that time, and the parts."""
-
-    def of(self, conversation: Conversation) -> list[Part]:
-        """Its parts as of now, without those owed."""
-        changes, length, parts = self._listed.get(conversation.id, (-1, 0, []))
-        if changes == conversation.changes:
-            left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
-            parts = parts[left:] if left else parts  # without what was stored since
-        is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
-        if is_known and length == len(conversation):
-            return parts
-        if is_known and len(parts) > 1:  # the last one may go on
-            parts = [*parts[:-1], *parts_of(conversation, begin=parts[-2].end)]
-        else:
-            parts = parts_of(conversation)
-        self._listed[conversation.id] = conversation.changes, len(conversation), parts
-        return parts
-
-    def forget_but(self, conversations: Collection[str]) -> None:
-        """Drop those of other conversations."""
-        for gone in self._listed.keys() - conversations:
-            del self._listed[gone]
-
-
-class BufferedText(UnstoredText):
-    """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
-
-    def __init__(self, buffer: HotBuffer, cutter: PartCutter, listed: ListedParts) -> None:
-        """`listed`: the parts as they were listed the last time; brought up to date."""
-        self._cutter = cutter
-        conversations = buffer.conversations()
-        waiting = {one.id: one for one in conversations if one.stored < one.wanted_end}
-        listed.forget_but(waiting.keys())
-        self._parts = [listed.of(one) for one in waiting.values()]
-        self._parts += [owed_parts(one) for one in conversations if one.owed]
-        self._parts += [[part] for part in note_parts(buffer)]
-
-    def __bool__(self) -> bool:
-        return any(self._parts)
-
-    def has_others_than(self, digests: Collection[bytes]) -> bool:
-        """See `UnstoredText.has_others_than`."""
-        return any(part.has_others_than(digests) for parts in self._parts for part in parts)
-
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> list[list[PendingChunk]]:
-        """See `UnstoredText.chunks`."""
-        self._cutter.forget_but(self._parts)
-        seen: set[bytes] = set()  # branches share their beginning
-
-        def new(parts: Sequence[Part]) -> Iterator[PendingChunk]:
-            cut = self._cutter.cut(parts, until)
-            self.is_partial |= len(cut) < len(parts)
-            for chunk in (chunk for part in cut for chunk in part.chunks):
-                if chunk.draft.uuid not in seen:
-                    seen.add(chunk.draft.uuid)
-                    yield chunk
-
-        return [list(new([part for part in parts if part.has_others_than(but)])) for parts in self._parts]
-
-    def entry_of(self, uuid: bytes) -> Entry | None:
-        """The pending chunk with this uuid, without its vector; None if it is not pending. Called in a thread."""
-        for parts in self._parts:
-            for chunk in (chunk for cut in self._cutter.cut(parts) for chunk in cut.chunks):
-                if chunk.entry.uuid == uuid:
-                    return chunk.entry
-        return None
-
-    def part_with(self, digits: str) -> Part | None:
-        """The part with the chunk that these digits mean; None if it is not pending. Called in a thread."""
-        for parts in self._parts:
-            for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
-                if any(means(digits, one.entry.public_id, one.entry.uuid.hex()) for one in cut.chunks):
-                    return part
-        return None
+        return PendingRun(map(pending, drafts, self._log.reserve(drafts)))

@@ -38,6 +38,8 @@ from memd.store.lexical.analyzer import analyze_query
 ECHO_SHARE = 0.9
 RETOLD_SHARE = 0.5
 SAME_QUESTION_COSINE = 0.95
+DIFFERING_WORDS_MIN = 10
+"""Sets of fewer words that differ at all are less similar: 9 of 10 have a cosine of 0.949."""
 REPEATED_SHARE = 2 / 3
 """A chunk repeats another that has so many of the words that it adds to the question."""
 TOLD_MIN = 3
@@ -294,6 +296,7 @@ def _set_aside_asked_again(held: dict[bytes, Candidate], read: _Read, echoing: C
 def _asking_the_same(candidates: Iterable[Candidate], read: _Read) -> list[list[Candidate]]:
     """The groups of more than one, each newest first. Each word is a bit: there are hundreds of pairs to compare."""
     groups: list[tuple[int, int, list[Candidate]]] = []
+    short: dict[frozenset[str], list[Candidate]] = {}
     bits: dict[str, int] = {}
     may_ask = [one for one in candidates if one.aside is None and _may_ask(one.entry)]
     for one in sorted(may_ask, key=lambda one: -one.entry.origin_id):
@@ -301,6 +304,9 @@ def _asking_the_same(candidates: Iterable[Candidate], read: _Read) -> list[list[
         if not (spoken.asked and spoken.answered and spoken.is_question):
             continue
         count = len(spoken.asked)
+        if count < DIFFERING_WORDS_MIN:
+            short.setdefault(spoken.asked, []).append(one)
+            continue
         mask = sum([1 << bits.setdefault(word, len(bits)) for word in spoken.asked])
         for other, others, group in groups:
             if (mask & other).bit_count() / math.sqrt(others * count) >= SAME_QUESTION_COSINE:
@@ -308,7 +314,7 @@ def _asking_the_same(candidates: Iterable[Candidate], read: _Read) -> list[list[
                 break
         else:
             groups.append((mask, count, [one]))
-    return [group for _, _, group in groups if len(group) > 1]
+    return [group for group in (*short.values(), *(group for _, _, group in groups)) if len(group) > 1]
 
 
 def _may_ask(entry: Entry) -> bool:

@@ -34,7 +34,7 @@ from memd.recall.scored_hits import Scoring
 from memd.recall.small_talk import is_small_talk
 from memd.recall.standing import CommonParts
 from memd.recall.times import TimedQuestion
-from memd.recall.topic_search import NO_QUERIES, Pending, Searchable, TopicSearch, search_by_words
+from memd.recall.topic_search import NO_QUERIES, Searchable, TopicSearch, search_by_words
 from memd.settings.model import RetrievalSettings
 from memd.store.as_of import TopicAsOf
 from memd.store.pending import UnstoredText
@@ -301,10 +301,10 @@ class Retriever:
         """The searches of all topics, words looked up; and whether time was too short to cut all that is unstored."""
         asked = TimedQuestion.of(question, now_us, self._settings.time_weight)
         # First, as one that is stored meanwhile is then in both, and not in neither.
-        pending = [Pending(one.chunks(but=filters.visible_digests, until=until)) for one in unstored]
+        told = [one.chunks(but=filters.visible_digests, until=until) for one in unstored]
         is_partial = (until is not None and time.monotonic() > until) or any(one.is_partial for one in unstored)
         k = k if self._settings.lexical_weight else 0
-        choice, pairs = (filters.wanted, filters.visible_digests), zip(topics, pending, strict=True)
+        choice, pairs = (filters.wanted, filters.visible_digests), zip(topics, told, strict=True)
         return asked, [search_by_words(*pair, asked, k, *choice, self.read_before) for pair in pairs], is_partial
 
     def _demands(

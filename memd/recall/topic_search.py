@@ -7,7 +7,6 @@ are not stored yet have words and neighbours only, and so have all where the que
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import logging
 import math
@@ -22,14 +21,16 @@ from memd.errors import StoreError
 from memd.recall.corrections import replacement_of
 from memd.recall.echoes import Superseded
 from memd.recall.fusion import Evidence, Standing, own_scores
+from memd.recall.pending import PENDING_SEGMENT, Pending
 from memd.recall.ranking import stream_of
 from memd.recall.read_before import ReadBefore
 from memd.recall.standing import CommonParts, apart
 from memd.recall.times import Span, TimedQuestion
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids, places_of, without
-from memd.store.lexical.bm25 import ChunkTerms, LexicalHit, LexicalQuery
-from memd.store.pending import PendingChunk, UnstoredText
+from memd.store.lexical.bm25 import LexicalHit, LexicalQuery
+from memd.store.lexical.terms import TermsTable
+from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import Place
 from memd.store.store import Hit, Snapshot
 from memd.wanted import EVERYTHING, Wanted
@@ -42,8 +43,6 @@ common words are in nearly every chunk, so no score ends that list."""
 NEIGHBOURED_SHARE = 3 / 8
 """The share of the `k` strongest chunks whose neighbours become candidates. A larger one costs time and finds nothing
 more (bench/NOTES.md, 2026-11-22)."""
-PENDING_SEGMENT = -1
-"""In the places of chunks that are not stored yet; the row is their number."""
 SUPERSEDED_MAX = 64
 """Corrected chunks that are looked up for one question."""
 SUCCESSORS_MAX = 64
@@ -67,51 +66,9 @@ class Searchable(Protocol):
     def unstored(self) -> UnstoredText:
         """Return the text that was said and is not in its log yet; asked on the event loop."""
 
-    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
-        """Prepare a search for `text` in the lexical index and in pending chunks (canonical_id → terms); raises
-        StoreError if the index cannot be searched."""
-
-
-class Pending:
-    """The chunks of a topic that are not in its log yet, each with a place that no stored one has."""
-
-    def __init__(self, told: Sequence[Sequence[PendingChunk]]) -> None:
-        """`told`: chunks that were said one after the other together."""
-        self._chunks = [chunk for chunks in told for chunk in chunks]
-        self._ends = list(itertools.accumulate(map(len, told)))
-        self.places: dict[int, Place] = {
-            chunk.entry.canonical_id: (PENDING_SEGMENT, row) for row, chunk in enumerate(self._chunks)
-        }
-
-    def keep(self, wanted: Wanted, snapshot: Snapshot) -> None:
-        """Leave out chunks that are not wanted, and those that the log has meanwhile."""
-        stored = snapshot.known([chunk.entry.uuid for chunk in self._chunks])
-        for entry in (chunk.entry for chunk in self._chunks):
-            if entry.uuid in stored or not wanted.admits_entry(entry):
-                self.places.pop(entry.canonical_id, None)
-
-    @property
-    def terms(self) -> dict[int, ChunkTerms]:
-        """By canonical_id."""
-        return {canonical_id: self._chunks[row].terms for canonical_id, (_, row) in self.places.items()}
-
-    def entry(self, row: int) -> Entry:
-        """The chunk in the form of an entry."""
-        return self._chunks[row].entry
-
-    def beside(self, row: int) -> list[Place]:
-        """The chunks said just before and after, as far as they are pending too."""
-        group = bisect.bisect_right(self._ends, row)
-        told = range(0 if group == 0 else self._ends[group - 1], self._ends[group])
-        ids = (self.entry(other).canonical_id for other in (row - 1, row + 1) if other in told)
-        return [self.places[one] for one in ids if one in self.places]
-
-    def hits(self, places: Iterable[Place]) -> dict[Place, Hit]:
-        """Hits without a cosine."""
-        entries = {place: self.entry(place[1]) for place in places}
-        return {
-            place: Hit(entry.uuid, entry.canonical_id, math.nan, 1.0, 0.0, *place) for place, entry in entries.items()
-        }
+    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
+        """Prepare a search for `text` in the lexical index and in the terms of pending chunks; raises StoreError if the
+        index cannot be searched."""
 
 
 class TopicSearch:
@@ -145,7 +102,7 @@ class TopicSearch:
         """The snapshot of all that may be shown; and the cosines in it that are known (see `Snapshot.search`)."""
         self._favoured = [(span, chosen(self.searched, Wanted(*span))) for span in favoured]
         self._is_few = wanted != EVERYTHING and self._chosen.live_count <= AMONG_MAX
-        self.pending = pending or Pending(())
+        self.pending = Pending(()) if pending is None else pending
         self._has_all_by_meaning = False
         self._last_by_words: Place | None = None
         self._queries = queries
@@ -177,7 +134,7 @@ class TopicSearch:
     @property
     def chunk_count(self) -> int:
         """The chunks that can be found."""
-        return self._chosen.live_count + len(self.pending.places)
+        return self._chosen.live_count + len(self.pending)
 
     @property
     def can_stand_apart(self) -> bool:
@@ -295,13 +252,12 @@ class TopicSearch:
     def _of_favoured_times(self, k: int) -> dict[Place, Hit]:
         """The best `k` by meaning of each time, without a question's vector the latest, and what is pending since."""
         hits: dict[Place, Hit] = {}
-        for (begin, end), then in self._favoured:
+        for span, then in self._favoured:
             if len(self._queries):
                 hits |= {(hit.segment, hit.row): hit for hit in then.search(self._queries, k, self.cosines)}
             else:
                 hits |= self._hits_at(itertools.islice(filter(then.is_live, then.latest_places()), k))
-            pending = self.pending.places.values()
-            hits |= self.pending.hits([one for one in pending if begin <= self.pending.entry(one[1]).said < end][-k:])
+            hits |= self.pending.hits(self.pending.said_in(span)[-k:])
         return hits
 
     def standing(self, hits: Sequence[Hit], commons: CommonParts, fingerprint: str) -> Standing:
@@ -376,13 +332,14 @@ class TopicSearch:
         if self._lexical[0] == k:
             return self._lexical[1]
         places: dict[int, Place] = {}
-        pending, seen = self.pending.places, set[int]()
+        seen = set[int]()
 
         def live(canonical_ids: Sequence[int]) -> dict[int, Place]:
             if new := [one for one in canonical_ids if one not in seen]:
                 seen.update(new)
+                pending = self.pending.places(new)
                 places.update(self._chosen.live_places([one for one in new if one not in pending]))
-                places.update((one, pending[one]) for one in new if one in pending)
+                places.update(pending)
             return places
 
         def unseen(canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -411,15 +368,18 @@ class TopicSearch:
 
 def search_by_words(
     topic: Searchable,
-    pending: Pending,
+    told: Sequence[PendingRun],
     question: TimedQuestion,
     k: int,
     wanted: Wanted,
     visible_digests: Collection[bytes],
     read_before: ReadBefore,
 ) -> TopicSearch:
-    """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words."""
-    snapshot = topic.snapshot()
+    """Begin a search whose `by_meaning` is to follow, with the best `k` by words; 0: without words.
+
+    `told`: what waits to be stored, as it was before this.
+    """
+    snapshot, pending = topic.snapshot(), Pending(told)
     pending.keep(wanted, snapshot)
     words = None
     if k:

@@ -185,7 +185,7 @@ def _near(view: IndexView, vectors: Floats, least: float, utility: UtilitySettin
 
 def _pending(search: TopicSearch, groups: Sequence[_Versions]) -> Iterator[tuple[int, _Order, Place]]:
     """The same among what has no vector yet."""
-    for place in list(search.pending.places.values())[-PENDING_MAX:]:
+    for place in search.pending.last(PENDING_MAX):
         entry = search.pending.entry(place[1])
         for number, group in enumerate(groups):
             if _is_alike(entry.content, group.best.entry.content):

@@ -7,15 +7,16 @@ log and scanned, and terms are indexed in memory, so a search of the past is exa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
 from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, TermsCache
+from memd.store.lexical.bm25 import LexicalQuery
 from memd.store.lexical.index import LexicalIndex
+from memd.store.lexical.terms import TermsCache, TermsTable
 from memd.store.log.columns import Floats, superseded
 from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
@@ -55,7 +56,7 @@ class TopicAsOf:
         """Return nothing: the past is in the log, or it is unknown."""
         return NOTHING_UNSTORED
 
-    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
+    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
         """Prepare a lexical search for `text` in the topic as it was."""
         if self._lexical is None:
             raise StoreError(f"more than {LEXICAL_ENTRIES_MAX:,} entries: its past can be searched by meaning alone")

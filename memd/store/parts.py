@@ -13,7 +13,7 @@ from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
-from memd.store.lexical.bm25 import TermsCache
+from memd.store.lexical.terms import TermsCache
 from memd.store.log.format import ModelId
 from memd.store.shelf import Shelf
 

@@ -7,12 +7,13 @@ correction at once. It has no vector: until it is embedded it is found by its wo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import msgspec
 
 from memd.entries import Draft, Entry
-from memd.store.lexical.bm25 import ChunkTerms
+from memd.store.lexical.terms import ChunkTerms, TermsTable
 
 
 class PendingChunk(msgspec.Struct, frozen=True):
@@ -23,6 +24,30 @@ class PendingChunk(msgspec.Struct, frozen=True):
     entry: Entry
     """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
     terms: ChunkTerms
+
+
+class PendingRun(tuple[PendingChunk, ...]):
+    """Chunks that were said one after the other. What questions look for among them is made once, and not for each."""
+
+    @cached_property
+    def uuids(self) -> frozenset[bytes]:
+        """Of all of them."""
+        return frozenset(chunk.entry.uuid for chunk in self)
+
+    @cached_property
+    def by_id(self) -> dict[int, PendingChunk]:
+        """By canonical_id, in order."""
+        return {chunk.entry.canonical_id: chunk for chunk in self}
+
+    @property
+    def joined_bytes(self) -> int:
+        """Memory of what was made of them; approximate."""
+        return self.terms.texts.memory_bytes if "terms" in self.__dict__ else 0
+
+    @cached_property
+    def terms(self) -> TermsTable:
+        """Their terms."""
+        return TermsTable.of({chunk.entry.canonical_id: chunk.terms for chunk in self})
 
 
 class UnstoredText(Protocol):
@@ -37,7 +62,7 @@ class UnstoredText(Protocol):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether there is text of other messages than these; known at once."""
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[PendingRun]:
         """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first.
 
         Args:
@@ -53,7 +78,7 @@ class _Nothing(UnstoredText):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         return False
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[Sequence[PendingChunk]]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[PendingRun]:
         return ()
 
 

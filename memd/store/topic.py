@@ -6,7 +6,7 @@ merging may run in others; readers take a snapshot and wait for none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -29,9 +29,10 @@ from memd.store.index.meta import own_index_file
 from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
-from memd.store.lexical.bm25 import ChunkTerms, LexicalQuery, Postings
+from memd.store.lexical.bm25 import LexicalQuery, Postings
 from memd.store.lexical.index import LexicalIndex
 from memd.store.lexical.stamp import StampedFolder
+from memd.store.lexical.terms import TermsTable
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.extent import ahead_of_log
@@ -264,10 +265,9 @@ class TopicLog:
         """
         return self._lexical.postings(self._snapshot)
 
-    def lexical_query(self, text: str, pending: Mapping[int, ChunkTerms] | None = None) -> LexicalQuery:
-        """Prepare a lexical search for `text`, also in new entries unless the index lags far behind.
-
-        `pending`: canonical_id → terms of chunks that are not in the log yet.
+    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
+        """Prepare a lexical search for `text`, also in new entries unless the index lags far behind, and in chunks that
+        are not in the log yet, whose terms are `pending`.
 
         Raises:
             StoreError: the index cannot be read or written; all else works.

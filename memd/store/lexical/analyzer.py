@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import tantivy
@@ -151,24 +151,21 @@ def is_stopword(word: str) -> bool:
     return word.partition("'")[0].partition("’")[0] in _STOPWORDS
 
 
-def other_forms(text: str, languages: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`."""
-    found = [term for word in dict.fromkeys(_words(text)) for term in _of_word(word)] if languages else []
+def in_languages(text: str, languages: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`, and which of
+    these may be function words in one."""
+    words = dict.fromkeys(_words(text)) if languages else ()
     forms: dict[str, dict[str, None]] = {}
-    known = _stemmed(found)
+    empty: set[str] = set()
     for language in languages:
-        for stem, other in zip(known, _stemmed_as(found, language), strict=True):
-            if other != stem:
-                forms.setdefault(stem, {})[other] = None
-    return {stem: tuple(others) for stem, others in forms.items()}
-
-
-def function_terms(text: str, languages: Collection[str]) -> set[str]:
-    """Return the terms of `analyze_query` that may be function words of one of these languages."""
-    known = [function_words(one) for one in languages]
-    found = [term for word in dict.fromkeys(_words(text)) for term in _of_word(word)] if languages else []
-    pairs = zip(found, _stemmed(found), strict=True)
-    return {stem for term, stem in pairs if any(fold(term) in words for words in known)}
+        for word in words:
+            known = _in_language(word, language) if len(word) <= TERM_CHARACTERS_MAX else _terms_in(word, language)
+            for stem, other, is_empty in known:
+                if other != stem:
+                    forms.setdefault(stem, {})[other] = None
+                if is_empty:
+                    empty.add(stem)
+    return {stem: tuple(others) for stem, others in forms.items()}, empty
 
 
 def _names_among(words: Sequence[str]) -> list[str]:
@@ -189,6 +186,16 @@ def _asked(word: str) -> tuple[tuple[str, bool], ...]:
     """The terms of a word in a query, and whether each is exact."""
     found = [pair for pair in _told(word) if pair[0] not in _STOPWORDS]
     return tuple((stem, exact) for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True))
+
+
+def _terms_in(word: str, language: str) -> list[tuple[str, str, bool]]:
+    """Each term of a word as English and as another language have it, and whether it is a function word there."""
+    found, empty = list(_of_word(word)), function_words(language)
+    pairs = zip(found, _stemmed(found), _stemmed_as(found, language), strict=True)
+    return [(stem, other, fold(term) in empty) for term, stem, other in pairs]
+
+
+_in_language = lru_cache(maxsize=8192)(_terms_in)
 
 
 def _told(word: str) -> Iterator[tuple[str, bool]]:

@@ -10,21 +10,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import tantivy
+from numpy.typing import NDArray
 
-from memd.caching import ByteCache
 from memd.errors import CorruptFile, StoreWriteFailed
-from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, function_terms, other_forms
+from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze_query, in_languages
 from memd.store.lexical.languages import STEMMERS
 from memd.store.lexical.matching import JoinedTexts
+from memd.store.lexical.terms import NO_TERMS, ChunkTerms, IndexTermsCache, TermsTable
 
 K1 = 0.9
 B = 0.4
@@ -45,17 +46,12 @@ CLAUSE_MARGIN = 3.0
 chance, one topic in twenty would have a chunk with all of them."""
 SLACK = 2
 """Candidates per result: tantivy orders them by other parameters, and some are dead."""
-TERMS_CACHE_BYTES_MAX = 32 * 1024 * 1024
-"""The terms of about 30,000 chunks."""
 TERM_COUNTS_MAX = 50_000
 """Terms whose number of chunks is kept, from one update of the index to the next: where chunks were removed, tantivy
 has to read all chunks of a term to count them (half a millisecond for a common one of 30,000 chunks)."""
 EVERY_TEXT = "\0"
 """A term of every text, that no text can have: it tells how many tantivy counts that were removed."""
-_LANGUAGE_SPACED = f" {LANGUAGE_MARK}"
 _CLAUSE_END = re.compile(r"[.!?;:,؟؛،۔।]\s|\n|[。！？、，]")
-_ENTRY_BYTES = 300
-"""Of the key and table entry of one chunk (measured with tracemalloc)."""
 
 SCHEMA = (
     tantivy.SchemaBuilder()
@@ -95,58 +91,6 @@ class _QueryTerm(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """All of them."""
         return self.name, *self.others
-
-
-class ChunkTerms(msgspec.Struct, frozen=True, gc=False):
-    """The terms of one chunk as one text: a query looks for a few of them (see matching.py), and makes no table."""
-
-    text: str
-    """All terms in order, each between two spaces of its own."""
-    length: int
-    """The number of terms."""
-
-    @classmethod
-    def of(cls, names: Sequence[str]) -> ChunkTerms:
-        """Return the terms of a chunk, given in order."""
-        return cls(f" {'  '.join(names)} ", len(names))
-
-    @classmethod
-    def stored(cls, text: str) -> ChunkTerms:
-        """Return the terms of a chunk as the index stores them."""
-        return cls(text, text.count("  ") + 1)
-
-    @property
-    def language(self) -> str | None:
-        """The chunk's language, if it is none that has English stems."""
-        return self.text[2:].partition(" ")[0] if self.text.startswith(_LANGUAGE_SPACED) else None
-
-
-class TermsCache(ByteCache[tuple[int, int], ChunkTerms]):
-    """The terms of the chunks that were read last, for all indexes of a store: queries often find the same chunks."""
-
-    def __init__(self) -> None:
-        super().__init__(TERMS_CACHE_BYTES_MAX)
-        self._numbers = itertools.count()
-
-    def for_index(self) -> IndexTermsCache:
-        """Return the part of the cache for a new index; the entries of an old one age out."""
-        return IndexTermsCache(self, next(self._numbers))
-
-
-class IndexTermsCache(NamedTuple):
-    """The part of the cache that belongs to one index."""
-
-    cache: TermsCache
-    number: int
-
-    def get_many(self, canonical_ids: Iterable[int]) -> dict[int, ChunkTerms]:
-        """Return the terms of those chunks that are cached."""
-        keys = ((self.number, one) for one in canonical_ids)
-        return {one: terms for (_, one), terms in self.cache.get_many(keys).items()}
-
-    def put(self, canonical_id: int, terms: ChunkTerms) -> None:
-        """Cache the terms of a chunk; the oldest entries make room, as to note each use takes longer than to read."""
-        self.cache.put((self.number, canonical_id), terms, _ENTRY_BYTES + sys.getsizeof(terms.text))
 
 
 class Postings:
@@ -205,29 +149,26 @@ class LexicalQuery:
         *,
         mean_terms: float,
         terms_cache: IndexTermsCache,
-        fresh: Mapping[int, ChunkTerms],
-        stale: Mapping[int, ChunkTerms],
+        fresh: TermsTable,
+        stale: TermsTable = NO_TERMS,
     ) -> None:
         """Use `LexicalIndex.lexical_query`.
 
         Args:
             postings: of the index; None if nothing is indexed.
             mean_terms: mean number of terms of all live chunks.
-            fresh: canonical_id → terms of the chunks that are not indexed yet.
-            stale: canonical_id → terms of the indexed entries that later ones, not indexed yet, supersede.
+            fresh: the terms of the chunks that are not indexed yet.
+            stale: those of the indexed entries that later ones, not indexed yet, supersede.
         """
         self._postings = postings
         self._mean_terms = mean_terms
         self._terms_cache = terms_cache
-        self._fresh, self._fresh_texts = fresh, JoinedTexts([terms.text for terms in fresh.values()])
-        self._stale = stale
-        self._count = len(fresh) - len(stale) + (0 if postings is None else postings.chunks)
-        languages = self._languages()
-        forms, known = other_forms(text, languages), analyze_query(text).items()
+        self._fresh, self._stale = fresh, stale
+        self._count = len(fresh.chunks) - len(stale.chunks) + (0 if postings is None else postings.chunks)
+        (forms, empty), known = in_languages(text, self._languages()), analyze_query(text).items()
         having = self._having(dict.fromkeys([*dict(known), *itertools.chain.from_iterable(forms.values())]))
         weighed = [self._weigh(name, is_exact, forms.get(name, ()), having) for name, is_exact in known]
-        empty = function_terms(text, languages)  # but a chunk that has one has it in another sense, in its language
-        weighed = [term for term in weighed if term.has_chunks or term.name not in empty]
+        weighed = [term for term in weighed if term.has_chunks or term.name not in empty]  # else in another sense
         weighed.sort(key=lambda term: -term.weight)
         self._mass = sum(sorted(term.idf for term in weighed[:QUERY_TERMS_MAX]))  # sorted: sums depend on no order
         if len(weighed) > QUERY_TERMS_MAX:  # else the words of a long question that nobody said take all places
@@ -258,10 +199,7 @@ class LexicalQuery:
         if not self._terms or k < 1:
             return []
         hits = {hit.canonical_id: hit for hit in self._best_indexed(k, wanted, among, unwanted)}
-        if not self._hits.keys() >= self._fresh.keys():
-            self._hits.update(self._matched(self._fresh, self._fresh_texts))
-        kept = wanted(list(self._fresh))
-        hits |= {one: hit for one in self._fresh if one in kept and (hit := self._hits[one]).score > 0}
+        hits |= {hit.canonical_id: hit for hit in self._best_fresh(k, wanted)}
         return sorted(hits.values(), key=lambda hit: (-hit.score, hit.canonical_id))[:k]
 
     def hits_of(self, canonical_ids: Sequence[int]) -> dict[int, LexicalHit]:
@@ -272,13 +210,15 @@ class LexicalQuery:
         """
         if not self._terms or not canonical_ids:
             return {}
+        fresh = [one for one in canonical_ids if one in self._fresh.chunks]
+        canonical_ids = [one for one in canonical_ids if one not in self._fresh.chunks]
         known = self._terms_cache.get_many(canonical_ids)  # a chunk's terms never change
-        known |= {one: self._fresh[one] for one in canonical_ids if one in self._fresh}
         rest = [one for one in canonical_ids if one not in known]
         if self._postings is not None and rest:
             addresses = _addresses(self._postings.searcher, _any_of(rest), len(rest))
             known |= _terms_at(self._postings.searcher, addresses, self._terms_cache)
-        return {hit.canonical_id: hit for hit in self._hits_for(known) if hit.score > 0}
+        hits = [*self._hits_for(known), *self._fresh_hits(fresh)]
+        return {hit.canonical_id: hit for hit in hits if hit.score > 0}
 
     def _best_indexed(
         self, k: int, wanted: Callable[[Sequence[int]], Container[int]], among: Sequence[int] | None, unwanted: int
@@ -316,9 +256,8 @@ class LexicalQuery:
         return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Must, _any_of(among))])
 
     def _languages(self) -> list[str]:
-        fresh = {one.language for one in self._fresh.values()} if LANGUAGE_MARK in self._fresh_texts.text else set()
         indexed = frozenset() if self._postings is None else self._postings.languages
-        return sorted(one for one in fresh | indexed if one is not None)
+        return sorted(self._fresh.languages | indexed)
 
     def _weigh(self, name: str, is_exact: bool, forms: Sequence[str], having_each: Mapping[str, int]) -> _QueryTerm:
         count, having = self._count, having_each[name]
@@ -333,13 +272,12 @@ class LexicalQuery:
     def _having(self, names: Iterable[str]) -> dict[str, int]:
         """How many chunks have each of these terms."""
         having = {name: 0 if self._postings is None else self._postings.having(name) for name in names}
-        stale_texts = JoinedTexts([terms.text for terms in self._stale.values()])
-        for sign, chunks, texts in ((1, self._fresh, self._fresh_texts), (-1, self._stale, stale_texts)):
+        for sign, table in ((1, self._fresh), (-1, self._stale)):
             if len(having) > TERMS_LOOKED_FOR_MAX:
-                counts = Counter(name for terms in chunks.values() for name in set(terms.text.split()))
+                counts = Counter(name for terms in table.chunks.values() for name in set(terms.text.split()))
                 having |= {name: count + sign * counts[name] for name, count in having.items()}
                 continue
-            found = texts.frequencies([[name] for name in having]) > 0
+            found = table.texts.frequencies([[name] for name in having]) > 0
             for name, count in zip(having, np.count_nonzero(found, axis=1).tolist(), strict=True):
                 having[name] += sign * count
         return having
@@ -359,16 +297,44 @@ class LexicalQuery:
         """The hits of chunks, by canonical_id, in their order."""
         new = {canonical_id: terms for canonical_id, terms in chunks.items() if canonical_id not in self._hits}
         if new:
-            self._hits.update(self._matched(new, JoinedTexts([terms.text for terms in new.values()])))
+            texts = JoinedTexts.of([terms.text for terms in new.values()])
+            columns = self._matched(texts, np.array([terms.length for terms in new.values()]))
+            self._hits.update(zip(new, _hits(new, columns), strict=True))
         return [self._hits[canonical_id] for canonical_id in chunks]
 
-    def _matched(self, chunks: Mapping[int, ChunkTerms], texts: JoinedTexts) -> Iterator[tuple[int, LexicalHit]]:
-        """BM25 in columns: one row for each term, in which a column is a chunk."""
+    def _best_fresh(self, k: int, wanted: Callable[[Sequence[int]], Container[int]]) -> list[LexicalHit]:
+        """The best `k` of the chunks that are not indexed; only these become hits: there may be thousands."""
+        limit = k * SLACK
+        while True:
+            first = self._fresh_ranked[:limit]
+            kept = wanted(first)
+            best = [one for one in first if one in kept]
+            if len(best) >= k or limit >= len(self._fresh_ranked):
+                return self._fresh_hits(best[:k])
+            limit *= SLACK
+
+    def _fresh_hits(self, canonical_ids: Sequence[int]) -> list[LexicalHit]:
+        rows = [self._fresh.rows[one] for one in canonical_ids]
+        return _hits(canonical_ids, [column[rows] for column in self._fresh_columns])
+
+    @cached_property
+    def _fresh_ranked(self) -> list[int]:
+        """The canonical_ids of those that have a term of the query, best first."""
+        score, ids = self._fresh_columns[0], np.fromiter(self._fresh.chunks, np.int64)
+        having = np.flatnonzero(score > 0)
+        ranked: list[int] = ids[having[np.lexsort((ids[having], -score[having]))]].tolist()
+        return ranked
+
+    @cached_property
+    def _fresh_columns(self) -> list[NDArray[Any]]:
+        return self._matched(self._fresh.texts, self._fresh.lengths)
+
+    def _matched(self, texts: JoinedTexts, lengths: NDArray[np.intp]) -> list[NDArray[Any]]:
+        """Score, coverage and exactness of chunks, as `LexicalHit` has them; BM25 with a row for each term."""
         frequency = texts.frequencies([term.names for term in self._terms])
         is_in = frequency > 0
-        lengths = np.array([terms.length for terms in chunks.values()])
         slowdown = K1 * (1 - B + B * lengths / self._mean_terms)
-        score, covered, has_exact = np.zeros(len(chunks)), np.zeros(len(chunks)), np.zeros(len(chunks), np.bool_)
+        score, covered, has_exact = np.zeros(len(lengths)), np.zeros(len(lengths)), np.zeros(len(lengths), np.bool_)
         for row, term in enumerate(self._terms):  # one by one: sums depend on no order
             score += term.weight * frequency[row] * (K1 + 1) / (frequency[row] + slowdown)
             covered += term.idf * is_in[row]
@@ -376,12 +342,16 @@ class LexicalQuery:
                 has_exact |= is_in[row]
         coverage = covered / self._mass if self._mass else covered
         for has, mass in self._clauses:
-            part = np.zeros(len(chunks))
+            part = np.zeros(len(lengths))
             for row in itertools.compress(range(len(has)), has):
                 part += self._terms[row].idf * is_in[row]
             coverage = np.maximum(coverage, part / mass)
-        columns = score.tolist(), np.minimum(1.0, coverage).tolist(), has_exact.tolist()
-        return ((one, LexicalHit(one, *values)) for one, *values in zip(chunks, *columns, strict=True))
+        return [score, np.minimum(1.0, coverage), has_exact]
+
+
+def _hits(canonical_ids: Iterable[int], columns: Sequence[NDArray[Any]]) -> list[LexicalHit]:
+    values = (column.tolist() for column in columns)
+    return [LexicalHit(one, *told) for one, *told in zip(canonical_ids, *values, strict=True)]
 
 
 def indexed_terms(

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import tantivy
@@ -21,15 +22,14 @@ from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.bm25 import (
     EVERY_TEXT,
     SCHEMA,
-    ChunkTerms,
     LexicalQuery,
     Postings,
-    TermsCache,
     indexed_terms,
     native,
 )
 from memd.store.lexical.entities import entities_of, key_of
 from memd.store.lexical.stamp import FORMAT, Stamp, StampedFolder
+from memd.store.lexical.terms import ChunkTerms, TermsCache, TermsTable
 from memd.store.log.columns import uuid_bytes
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.recovery import Finding
@@ -48,6 +48,18 @@ are not found by words until the index has caught up."""
 _EMPTY = tantivy.Index(SCHEMA)
 
 
+class _Later(NamedTuple):
+    """The entries that a snapshot has and the index not, by their terms."""
+
+    snapshot: weakref.ref[Snapshot]
+    stamp: Stamp
+    """Of the index."""
+    fresh: TermsTable
+    """The terms of the live entries."""
+    stale: TermsTable
+    """Those of the indexed entries that these supersede."""
+
+
 class LexicalIndex:
     """The index of one topic. Any thread may query and update; one update runs at a time, others wait for it."""
 
@@ -59,6 +71,7 @@ class LexicalIndex:
         self._postings: Postings | None = None
         self._stamp = Stamp()
         self._terms_cache = terms_cache.for_index()
+        self._looked_through: _Later | None = None
         self._is_begun = False
         """Whether `_index` is the topic's own; else it is empty, and the next update begins one."""
         self._closed = False
@@ -78,7 +91,7 @@ class LexicalIndex:
         self,
         text: str,
         snapshot: Snapshot,
-        pending: Mapping[int, ChunkTerms] | None = None,
+        pending: Sequence[TermsTable] = (),
         *,
         wait_seconds: float = -1,
     ) -> LexicalQuery:
@@ -94,11 +107,10 @@ class LexicalIndex:
         if postings is None:
             self._open_whole(snapshot, wait_seconds)
             stamp, postings = self._usable()
-        later = _newest_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX)
-        fresh = self._fresh(snapshot, later) | dict(pending or {})
-        stale = indexed_terms(postings, _superseded(snapshot, stamp.upto, later), self._terms_cache)
-        length = stamp.terms + _length(fresh) - _length(stale)
-        mean_terms = max(1.0, length / max(1, stamp.texts + len(fresh) - len(stale)))
+        later = self._later(snapshot, stamp, postings)
+        fresh, stale = TermsTable.joined([later.fresh, *pending]) if pending else later.fresh, later.stale
+        texts = stamp.texts + len(fresh.chunks) - len(stale.chunks)
+        mean_terms = max(1.0, (stamp.terms + fresh.length - stale.length) / max(1, texts))
         return LexicalQuery(
             postings, text, mean_terms=mean_terms, terms_cache=self._terms_cache, fresh=fresh, stale=stale
         )
@@ -173,6 +185,18 @@ class LexicalIndex:
             finally:
                 self._lock.release()
 
+    def _later(self, snapshot: Snapshot, stamp: Stamp, postings: Postings | None) -> _Later:
+        """The entries behind the index, looked through once for all questions until something is stored or indexed."""
+        known = self._looked_through
+        if known is None or known.snapshot() is not snapshot or known.stamp is not stamp:
+            later = _newest_places(snapshot, stamp.upto, FRESH_ENTRIES_MAX)
+            stale = indexed_terms(postings, _superseded(snapshot, stamp.upto, later), self._terms_cache)
+            fresh = TermsTable.of(self._fresh(snapshot, later))
+            known = _Later(weakref.ref(snapshot), stamp, fresh, TermsTable.of(stale))
+            if stamp is self._stamp:  # else nobody asks for it again
+                self._looked_through = known
+        return known
+
     def _fresh(self, snapshot: Snapshot, later: Sequence[Place]) -> dict[int, ChunkTerms]:
         """Canonical_id → terms of the live entries at these places."""
         fresh: dict[int, ChunkTerms] = {}
@@ -209,7 +233,7 @@ class LexicalIndex:
 
     def _reset(self) -> None:
         self._terms_cache = self._terms_cache.cache.for_index()
-        self._index = self._postings = None
+        self._index = self._postings = self._looked_through = None
         self._is_begun = False
         self._stamp = Stamp()
 
@@ -274,7 +298,7 @@ class LexicalIndex:
         if self._folder is not None:  # from here on only who has looked at the files' sizes may read them
             stamp = self._folder.write(stamp, self._stamp.files)
         self._postings = postings
-        self._stamp = stamp
+        self._stamp, self._looked_through = stamp, None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ known here but in the views of a snapshot. Row numbers follow the order of the f
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +172,10 @@ class GrowingSegment(LogSegment):
     def rows_of(self, uuid: bytes) -> tuple[int, ...]:
         """Return the rows of a chunk's entries, oldest first."""
         return self._by_uuid.get(uuid, ())
+
+    def known(self, uuids: Iterable[bytes]) -> list[bytes]:
+        """Return those of some uuids that have an entry."""
+        return [uuid for uuid in uuids if uuid in self._by_uuid]
 
     def rows_of_text(self, key: int) -> tuple[int, ...]:
         """Return the rows whose content has this `text_hash`."""
