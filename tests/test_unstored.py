@@ -364,6 +364,18 @@ async def test_a_pending_chunk_is_stored_at_once_however_its_id_is_written(stage
     assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
 
 
+async def test_a_correction_of_a_chunk_in_the_log_does_not_wait_for_what_is_being_stored(
+    stage: Stage, topic: Topic
+) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    assert await stage.archiver.store(topic, conversation, len(conversation))
+    talk(topic.buffer, *FERRY)
+    (entry,) = live_entries(topic)
+    async with topic.storing, asyncio.timeout(60):
+        await stage.archiver.store_named(topic, [entry.public_id, entry.uuid.hex(), entry.uuid.hex()[:9], "no id"])
+    assert live_entries(topic) == [entry]
+
+
 async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothing(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)

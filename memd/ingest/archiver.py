@@ -160,9 +160,10 @@ class Archiver:
             EmbeddingError, StoreError: not all were stored.
         """
         for digits in filter(None, map(digits_of_id, chunk_ids)):
+            if await self._part_with(topic, digits) is None:
+                continue  # without waiting for what is being stored
             async with topic.storing.first():
-                find = topic.unstored().part_with
-                part = await asyncio.get_running_loop().run_in_executor(None, find, digits)
+                part = await self._part_with(topic, digits)
                 if part is None:
                     continue
                 if part.note is None:
@@ -354,6 +355,17 @@ class Archiver:
                     self._attempts.succeeded(topic)
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
+
+    async def _part_with(self, topic: Topic, digits: str) -> Part | None:
+        """The part that is to be stored and has the chunk that these digits mean; None if the log has it, or nobody."""
+        log_, unstored = topic.log, topic.unstored()
+
+        def found() -> Part | None:
+            stored = log_.snapshot().named(digits)
+            is_stored = any(digits in (uuid.hex(), log_.public_id_of(uuid)) for uuid in stored)
+            return None if is_stored else unstored.part_with(digits)
+
+        return await asyncio.get_running_loop().run_in_executor(None, found)
 
     def _once(self, kind: str, whose: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` in the background, unless the same is under way; meanwhile the topic stays open."""

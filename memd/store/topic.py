@@ -400,7 +400,7 @@ class TopicLog:
         count = self._shared.line_tokens if entry.status is Status.ACTIVE else None
         return entry if count is None else msgspec.structs.replace(entry, line_tokens=count(entry))
 
-    def _public_id_of(self, uuid: bytes) -> str:
+    def public_id_of(self, uuid: bytes) -> str:
         """The public id of a chunk that the topic has, or that is reserved for one."""
         if uuid in self._reserved:
             return self._reserved[uuid]
@@ -447,4 +447,4 @@ class TopicLog:
     def _new_public_ids(self) -> PublicIds:
         growing = [view.segment for view in self._snapshot.views.values() if isinstance(view.segment, GrowingSegment)]
         uuids = (uuid for segment in growing for uuid in segment.uuids)
-        return PublicIds(self._snapshot.uuid_index, [*uuids, *self._reserved], self._public_id_of)
+        return PublicIds(self._snapshot.uuid_index, [*uuids, *self._reserved], self.public_id_of)
