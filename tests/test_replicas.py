@@ -244,6 +244,16 @@ def test_a_topic_whose_index_the_bucket_has_lost_is_read_without_it(two: Two, is
     assert two.contents() == live_contents(two.log)
 
 
+def test_a_log_that_the_bucket_has_lost_is_named_at_once(two: Two) -> None:
+    two.log.append([draft(number) for number in range(5)])
+    seal_all(two.log)
+    two.lose("segments/seg_0001.bin", is_damaged=False)
+    asked = two.source.statements
+    with pytest.raises(StoreError, match=r"seg_0001\.bin: is missing"):
+        two.refresh()
+    assert two.source.statements - asked < 10
+
+
 @pytest.mark.parametrize("is_sealed", [False, True])
 def test_what_was_erased_is_gone_from_the_replica_and_its_folder(two: Two, is_sealed: bool) -> None:
     entries = two.log.append([draft(name) for name in ("one", "two", "three")])

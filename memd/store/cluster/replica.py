@@ -34,8 +34,8 @@ from memd.store.shelf import Heads, Position, Stream
 
 GONE_SUFFIX = ".gone"
 """Ends the name of a file that is to be overwritten: nobody opens it any more, some may still read it."""
-_TRIES = 4
-"""A topic that changes while it is read is read again; so often, it is not by chance."""
+_TRIES = 16
+"""A topic that changes while it is read is read again. Its owner may be busy, and this machine slow."""
 
 
 class ReadShelf(Protocol):
@@ -111,10 +111,12 @@ class Replica:
         for _ in range(_TRIES):
             try:
                 return self._refreshed(heads)
-            except (_MovedError, ObjectMissing):
+            except (_MovedError, ObjectMissing) as error:
                 found = self._source.heads([self._topic]).get(self._topic)
                 if found is None:
                     break
+                if isinstance(error, ObjectMissing) and found.revision == heads.revision:
+                    raise  # it was not replaced: it is lost
                 heads = found
                 if self._is_ahead_of(heads):  # the database was restored, or lost its end with a server
                     self._known = self._hot = None
