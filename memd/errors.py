@@ -91,7 +91,7 @@ class Forbidden(MemdError):
 
 
 class ErasedForGood(MemdError):
-    """A text to be remembered was erased with `--forbid` and is not stored again."""
+    """A text to be remembered, or to take the place of another, was erased with `--forbid` and is not stored again."""
 
     kind = "erased"
     """The type of the error in an answer."""

@@ -258,6 +258,21 @@ def test_a_note_that_was_erased_for_good_is_refused_with_what_to_do(daemon: Daem
     assert DEPLOY not in daemon.said()
 
 
+def test_no_update_brings_back_what_was_erased_for_good(daemon: DaemonProcess) -> None:
+    ids = [take(daemon, {"content": text}).json["notes"][0]["chunk_ids"][0] for text in (DEPLOY, LAMP)]
+    daemon.wait_stored(DEPLOY, LAMP)
+    assert daemon.run("erase", "--chunk", ids[0], "--forbid", "--yes").returncode == 0
+    told = daemon.run("correct", ids[1], "--update", DEPLOY, "--reason", "no")
+    assert told.returncode == 1 and "nothing was changed" in told.stderr and "default/forbidden" in told.stderr
+    daemon.chat([{"role": "user", "content": LAMP}])
+    update = {"chunk_ids": [ids[1]], "action": "Update", "reason": "no", "content": DEPLOY}
+    answer = daemon.chat([QUESTION], memory_in={"corrections": [update]})
+    assert answer.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": ids[1]}]
+    assert "degraded" not in answer.headers["X-Memory-Status"]
+    said = daemon.said()
+    assert LAMP in said and DEPLOY not in said
+
+
 def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_imported(
     daemon: DaemonProcess, make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry, digits_of_id
-from memd.errors import MemdError, StoreError
+from memd.errors import ErasedForGood, MemdError, StoreError
 from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
 from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
@@ -45,6 +45,7 @@ from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
+from memd.wording import erased_for_good
 
 log = logging.getLogger("memd")
 
@@ -206,11 +207,13 @@ class Archiver:
     async def append_corrections(self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft]) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises EmbeddingError, and
-        what `Topic.append_once` raises.
+        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises EmbeddingError,
+        ErasedForGood, and what `Topic.append_once` raises.
         """
         if self._redactor:
             drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
+        if any(log_.forbidden.has_text(draft.content) for draft in drafts):
+            raise ErasedForGood(f"nothing was changed: {erased_for_good(topic.id)}")
         entries = await topic.append_once(drafts, log_)
         ids = tuple(entry.canonical_id for entry in entries)
         self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})

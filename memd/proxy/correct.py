@@ -14,7 +14,7 @@ import msgspec
 
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Entry
-from memd.errors import BadNote, DiskFull, EmbeddingError, MemdError
+from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
@@ -114,6 +114,8 @@ class Corrector:
                 key, lambda: self._apply(topic, log_, asked, key.digest, resolve, by)
             )
             corrected = CorrectionResult(failed)
+        except ErasedForGood:
+            corrected = CorrectionResult(_named(asked))
         except MemdError as error:
             log.error("corrections were not applied", extra=received.log_fields(error))
             corrected = CorrectionResult(_named(asked), trouble=degraded(error))
