@@ -7,15 +7,20 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION
 from crash_files import CrashFiles
 
-from memd.errors import StoreError, TopicHeld, TopicLost
+from memd.errors import Fenced, StoreError, TopicHeld, TopicLost
 from memd.ingest.claims import ROUNDS_ASKED, ClaimTender
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topics
+from memd.proxy.memory import SettledPrompt
+from memd.proxy.receive import Received
+from memd.proxy.remember import Rememberer
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.local_shelf import LocalClaim, LocalShelf
@@ -189,3 +194,18 @@ async def test_a_topic_whose_claim_has_ended_is_given_out_when_it_is_claimed_aga
     cluster.shelf.taken.add("talk")
     with pytest.raises(TopicHeld):
         await cluster.topics.get("talk")
+
+
+async def test_a_turn_whose_question_is_kept_is_not_asked_again_for_a_write_to_the_log_that_met_a_takeover() -> None:
+    rememberer = Rememberer(*[cast("Any", None)] * 5, is_synced=True, is_shared=True)
+    received = cast("Received", SimpleNamespace(is_traced=True, topic=SimpleNamespace(trouble=Fenced("taken"))))
+    shown = SettledPrompt(
+        status="none", chunks=(), signals=(), notes=(), block_tokens=0, prompt_tokens=0, attachments=0
+    )
+    for is_saved in (True, False):
+        saving = asyncio.ensure_future(asyncio.sleep(0, is_saved))
+        if is_saved:
+            assert (await rememberer.as_saved(received, shown, saving)).status == "degraded:store"
+        else:
+            with pytest.raises(TopicLost):
+                await rememberer.as_saved(received, shown, saving)

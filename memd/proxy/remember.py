@@ -123,11 +123,12 @@ class Rememberer:
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
         trouble = received.topic.trouble
-        if isinstance(trouble, Fenced):
-            raise TopicLost(str(trouble))
         has_ended = saving.done() and not saving.cancelled() and saving.exception() is None
-        if trouble is None and has_ended and saving.result():
+        is_saved = has_ended and saving.result()
+        if trouble is None and is_saved:
             return shown
+        if isinstance(trouble, Fenced) and not is_saved:  # else a write to the log met it, which is tried again
+            raise TopicLost(str(trouble))
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save_asked(self, topic: Topic) -> bool:
