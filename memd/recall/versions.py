@@ -185,19 +185,14 @@ def _near(view: IndexView, vectors: Floats, least: float, utility: UtilitySettin
 
 def _pending(search: TopicSearch, groups: Sequence[_Versions]) -> Iterator[tuple[int, _Order, Place]]:
     """The same among what has no vector yet."""
+    shown = [(len(group.best.entry.content), frozenset(group.best.entry.content.split())) for group in groups]
     for place in search.pending.last(PENDING_MAX):
         entry = search.pending.entry(place[1])
-        for number, group in enumerate(groups):
-            if _is_alike(entry.content, group.best.entry.content):
+        length, words = len(entry.content), frozenset(entry.content.split())
+        for number, (size, others) in enumerate(shown):
+            is_as_long = SHARED_WORDS * length <= size <= length / SHARED_WORDS
+            if is_as_long and len(words & others) >= SHARED_WORDS * max(len(words), len(others)):
                 yield number, (entry.said, entry.origin_id), place
-
-
-def _is_alike(content: str, other: str) -> bool:
-    """Whether a text is about as long as another and has most of its words, and the other way round."""
-    if not SHARED_WORDS * len(content) <= len(other) <= len(content) / SHARED_WORDS:
-        return False
-    words, others = set(content.split()), set(other.split())
-    return len(words & others) >= SHARED_WORDS * max(len(words), len(others))
 
 
 def _vectors(groups: Sequence[_Versions], numbers: Sequence[int], dimension: int) -> tuple[list[int], Floats]:
