@@ -131,7 +131,7 @@ def test_what_a_daemon_remembers_is_not_told_once_it_was_stopped_for_longer_than
     with recording_upstream() as server, ThreadPoolExecutor(2) as clients:
         server.answers_all, server.answer = True, embedded
         embedding = {"model": "http", "url": f"{server.url}/v1", "name": "hash"}
-        settings = shared.settings(embedding=embedding, retrieval={"timeout_ms": 600_000})
+        settings = shared.settings(embedding=embedding, retrieval={"timeout_ms": 600_000}, store={"lease_seconds": 3})
         owner, other = (make_daemon(upstream.url, settings).start() for _ in range(2))
         assert owner_of(tell(owner, "talk", "Ada keeps the lighthouse.")) is None
         telling = clients.submit(tell, owner, "talk", question)
@@ -161,7 +161,7 @@ def taken_by(thief: DaemonProcess, topic: str, settings: dict[str, Any]) -> None
 def test_what_runs_into_a_takeover_is_asked_again_of_the_daemon_that_has_the_topic(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
 ) -> None:
-    settings = shared.settings(store={"lease_seconds": 600})
+    settings = shared.settings(store={"lease_seconds": 600}, retrieval={"timeout_ms": 600_000})
     owner, thief = (make_daemon(upstream.url, settings).start() for _ in range(2))
     topics = "noted", "corrected", "talked"
     for topic in topics:
@@ -189,7 +189,7 @@ def test_a_daemon_that_cannot_be_reached_keeps_its_topics_and_requests_go_on_wit
     make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
 ) -> None:
     with silent_server() as (url, received):
-        settings = shared.settings()
+        settings = shared.settings(retrieval={"timeout_ms": 600_000})
         asked = make_daemon(upstream.url, settings).start()
         owner = make_daemon(upstream.url, {**settings, "store": {**settings["store"], "own_url": url}}).start()
         assert owner_of(tell(owner, "talk", FACT)) is None
@@ -269,7 +269,7 @@ def test_an_answer_of_whoever_got_the_address_of_a_daemon_is_none(
 def test_a_daemon_that_has_got_a_topic_asks_nobody_else_for_it(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, shared: Ground
 ) -> None:
-    settings = shared.settings(store={"lease_seconds": 600})
+    settings = shared.settings(store={"lease_seconds": 600}, retrieval={"timeout_ms": 600_000})
     asked, owner = (make_daemon(upstream.url, settings).start() for _ in range(2))
     tell(owner, "talk", FACT)
     assert owner_of(tell(asked, "talk", "It is large.")) == owner.base_url
