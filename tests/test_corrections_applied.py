@@ -47,9 +47,10 @@ class Log:
         self.groups: list[int] = []
         self.is_full = False
 
-    def tell(self, text: str) -> Entry:
+    def tell(self, text: str, uuid: bytes = b"") -> Entry:
         vector = unit_vector(text, DIMENSION).astype("<f4").tobytes()
-        draft = Draft(uuid=text.encode().ljust(16)[:16], content=text, vector=vector, created_at=1, roles=("user",))
+        uuid = uuid or text.encode().ljust(16)[:16]
+        draft = Draft(uuid=uuid, content=text, vector=vector, created_at=1, roles=("user",))
         [told] = self.topic.append([draft])
         return told
 
@@ -191,6 +192,20 @@ async def test_undo_gives_back_what_an_update_took_and_takes_out_what_it_added(l
         await log.undo(gone.canonical_id)
     with pytest.raises(NotFound, match="has no entry 5"):
         await log.undo(5)
+
+
+async def test_an_update_takes_out_what_says_exactly_the_same_too_and_its_undo_gives_all_back(log: Log) -> None:
+    first, other = log.tell("the lamp is green"), log.tell("the lamp is GREEN")
+    again = log.tell("the lamp is green", uuid=b"said once more..")
+    await log.correct(Correction((log.show(again),), "Helpful", "true"))
+    assert log.present(first).utility_steps == 0, "praise is for the one that was shown"
+    update = Correction((log.show(again),), "Update", "painted", "the lamp is blue")
+    applied = await log.correct(update, Correction((log.show(first),), "Unhelpful", "x"))
+    assert applied.failed == (first.public_id,) and set(applied.entries[-1].supersedes) == {again.uuid, first.uuid}
+    assert live(log) == {other.content, "the lamp is blue"}
+    await log.undo(applied.entries[0].canonical_id)
+    assert live(log) == {other.content, "the lamp is green"}
+    assert [log.present(one).status for one in (first, again)] == [Status.ACTIVE] * 2
 
 
 async def test_two_corrections_at_once_are_both_applied(log: Log) -> None:

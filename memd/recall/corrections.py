@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from memd.entries import Correction, Draft, Entry, Status, Vector
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
+from memd.store.copies import live_copies
 from memd.store.order import beside, next_active
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -82,16 +83,25 @@ async def correct(
         EmbeddingError, StoreError: nothing was applied.
     """
 
+    sources: dict[bytes, Snapshot] = {}
+
     def present(chunk_id: str) -> Entry | None:
         found = find(chunk_id)
         if isinstance(found, Entry):
             return msgspec.structs.replace(found, vector=_embedded(encoder, found.embedded_text))
-        return None if found is None else _present(*found, encoder)
+        if found is None:
+            return None
+        sources[found[1]] = found[0]
+        return _present(*found, encoder)
+
+    def copies(entry: Entry) -> Iterable[Entry]:
+        return live_copies(sources[entry.uuid], entry) if entry.uuid in sources else ()
 
     def planned() -> Plan:
         return plan(
             asked,
             find=present,
+            copies=copies,
             embed=lambda text: _embedded(encoder, text),
             new_uuid=lambda: uuid.uuid4().bytes,
             now_us=time.time_ns() // 1000,
@@ -173,6 +183,7 @@ def plan(
     new_uuid: Callable[[], bytes],
     now_us: int,
     utility: UtilitySettings = DEFAULT_UTILITY,
+    copies: Callable[[Entry], Iterable[Entry]] = lambda _: (),
 ) -> Plan:
     """Turn corrections into entries; a decision from values alone.
 
@@ -181,6 +192,8 @@ def plan(
             chunk of a related topic that was never corrected here, live there; None if the id may not be corrected.
         embed: the vector of a text, little-endian float32.
         now_us: microseconds since the epoch.
+        copies: the live chunks that say exactly what a chunk says, itself among them: what is wrong in the one that was
+            shown is wrong in all, and an Update takes them out together.
     """
     present: dict[bytes, Draft] = {}  # chunks as the corrections before leave them
     drafts: list[Draft] = []
@@ -190,10 +203,13 @@ def plan(
         for chunk_id in dict.fromkeys(correction.chunk_ids):
             entry = find(chunk_id)
             state = None if entry is None else present.get(entry.uuid, entry.as_draft())
-            if state is None or state.status is not Status.ACTIVE:
+            if entry is None or state is None or state.status is not Status.ACTIVE:
                 failed.append(chunk_id)
-            else:
-                named[state.uuid] = state
+                continue
+            named[state.uuid] = state
+            if correction.action == "Update":
+                others = (present.get(one.uuid, one.as_draft()) for one in copies(entry))
+                named |= {one.uuid: one for one in others if one.status is Status.ACTIVE and one.uuid not in named}
         for state in named.values():
             changed = _corrected(state, correction, utility)
             present[changed.uuid] = changed

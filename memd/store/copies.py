@@ -5,9 +5,11 @@ Rule: a pure question to a snapshot; columns find the candidates, and their entr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from memd.entries import Draft, Entry
+from memd.entries import ChunkState, Draft, Entry
 from memd.errors import StoreError
 from memd.store.log.columns import may_be_wanted, text_hash
 from memd.store.snapshot import Place, Snapshot
@@ -19,12 +21,16 @@ their vectors are read from disk."""
 
 
 def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
-    """Return the live chunk of the draft's kind that has exactly its text, said by the same roles, of several the one
-    that came last; None if there is none. That of a note or document is also of its source. An entry that cannot be
-    read does not count."""
-    is_sourced = draft.kind != "turn"  # what was said is the same wherever it was imported from
-    wanted = (draft.kind, is_sourced and draft.source, draft.displayed)
-    for text in dict.fromkeys((draft.content, draft.displayed)):  # entries without `speakers` have the shown text
+    """Return the newest of `live_copies`; None if there is none."""
+    return next(live_copies(snapshot, draft), None)
+
+
+def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
+    """Yield the live chunks of a chunk's kind that have exactly its text, said by the same roles, those that came last
+    first. Those of a note or document are also of its source. An entry that cannot be read does not count."""
+    is_sourced = chunk.kind != "turn"  # what was said is the same wherever it was imported from
+    wanted = (chunk.kind, is_sourced and chunk.source, chunk.displayed)
+    for text in dict.fromkeys((chunk.content, chunk.displayed)):  # entries without `speakers` have the shown text
         found = snapshot.live_places_of_text(text_hash(text))
         for place in sorted(found, key=lambda place: _origin(snapshot, place), reverse=True):
             try:
@@ -32,8 +38,7 @@ def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
             except StoreError:
                 continue
             if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
-                return entry
-    return None
+                yield entry
 
 
 def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:
