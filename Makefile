@@ -41,7 +41,7 @@ cluster: .venv/installed-test ## Two passes of troubles in a cluster of real pro
 
 lint: .venv/installed-test ## Lint, layout and types only
 	$(RUFF)
-	$(PY) -m mypy --num-workers auto
+	$(PY) -m mypy
 
 RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench examples
 
