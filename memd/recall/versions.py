@@ -40,7 +40,7 @@ READ_MAX = 16
 """The latest versions that are looked at: some may be in the prompt, or only repeat what they were shown."""
 PENDING_MAX = 32
 """The latest chunks without a vector that are compared."""
-SHARED_WORDS = 0.8
+SHARED_WORDS = 0.9
 """Such a chunk is a version of another if it is about as long and shares so many of the words."""
 
 _Order = tuple[int, int]
