@@ -244,7 +244,7 @@ class PartCutter:
         Args:
             until: a `time.monotonic()` after which no part is begun: those that were not cut by then are left out, and
                 long ones that were not cut before.
-            step: called between two pieces; it may wait, or raise what ends the cutting.
+            step: called between two pieces of a long part; it may wait, or raise what ends the cutting.
         """
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
@@ -327,7 +327,8 @@ class PartCutter:
         try:
             known = self._known.get(part.key)
             if known is None and (until is None or time.monotonic() < until):
-                known = self._cut_anew(part, step)
+                # A search that waits for a short one is not to wait for other requests, too.
+                known = self._cut_anew(part, step if part.is_long else lambda: None)
             return known
         finally:
             lock.release()
