@@ -35,7 +35,12 @@ from memd.store.disk import DiskFiles
 SETTLED_SECONDS_MAX = 60.0
 DAY_SECONDS = 86_400
 SETTINGS: dict[str, dict[str, Any]] = {
-    "buffer": {"store_after_seconds": 0.3, "soft_tokens": 900, "hard_tokens": 1800},
+    "buffer": {
+        "store_after_seconds": 0.3,
+        "idle_seconds": 10,  # the judge waits a minute for what is in a journal alone, as a turn without an end is
+        "soft_tokens": 900,
+        "hard_tokens": 1800,
+    },
     "compaction": {"retry_seconds": 0.5},
     "dedupe": {"cosine": 1.0},  # facts differ in a number alone
     "segment": {"max_entries": 25},  # so that rounds meet rotation, sealing and publishing
