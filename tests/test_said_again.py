@@ -99,3 +99,24 @@ async def test_a_history_that_is_sent_again_is_stored_once_whatever_came_in_the_
         await store(place, known, HELLO, MONDAY, TUESDAY, HELLO, session="second")
         assert shown(known) == told(MONDAY, HELLO, TUESDAY)
     await again.close()
+
+
+async def test_a_history_that_comes_with_a_question_is_not_said_anew_whatever_it_begins_with(
+    stage: Stage, topic: Topic
+) -> None:
+    for day in range(4):
+        history = [MONDAY, TUESDAY] if day % 2 == 0 else [TUESDAY, MONDAY]
+        beginning, question = (f"u:It is day {day} of the month.", "a:Yes."), (f"u:What is to do on day {day}?",)
+        await store(stage, topic, beginning, *history, question, session=f"run {day}")
+    servers = [text for text in shown(topic) if "server" in text]
+    assert servers == told(MONDAY, TUESDAY)
+    await store(stage, topic, ("u:It is day 9 of the month.", "a:Yes."), MONDAY, session="another run")
+    assert [text for text in shown(topic) if "server" in text] == told(MONDAY, TUESDAY, MONDAY), "it is the last turn"
+
+
+async def test_a_long_history_that_nobody_knew_is_new_in_all_its_length_and_once(stage: Stage, topic: Topic) -> None:
+    book = f"u:{'The letter was long. ' * 500}", "a:Noted."
+    for day in range(3):
+        beginning = f"u:It is day {day} of the month.", "a:Yes."
+        await store(stage, topic, beginning, MONDAY, TUESDAY, book, MONDAY, ("u:And now?",), session=f"run {day}")
+        assert [text for text in shown(topic) if "server" in text] == told(MONDAY, TUESDAY, MONDAY)

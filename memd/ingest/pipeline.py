@@ -206,7 +206,8 @@ class Drafter:
                 continue
             if (copy := live_copy(snapshot, draft)) is None:
                 batch.append(BatchDraft(draft, may_return=may_return))
-            elif may_return and all(map(is_new, draft.digests)):
+            elif may_return and (all(map(is_new, draft.digests)) or draft.said_at == copy.said_at != UNSET):
+                # What one request brought is stored in batches: a history that nobody knew is new in all its length.
                 since = alike_since(snapshot, copy, alike)
                 # Nobody knows whether an import that tells no times says it before or after those.
                 is_dated = draft.source is None or draft.said_at is not UNSET

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import msgspec
+from msgspec import UnsetType
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
@@ -195,13 +196,25 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
 
 
 def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
-    """The digests of a conversation's messages behind the last one that the log knows.
+    """The digests of those of a conversation's messages that its client says, and does not only send again.
 
-    What stands before that one was said before it: where the log knows it by no digest, since it had the text already
-    (`repeated`), the client has only sent it again.
+    They stand behind the last one that the log knows: what is before that one was said before it, and where the log
+    knows it by no digest, it had the text already (`repeated`). And of all that one request brought they are the last
+    turn: what stands before that is history, under new digests where the client has changed its beginning.
     """
-    latest_first = (item.identity for item in reversed(messages))
-    return set(itertools.takewhile(lambda digest: not log.has_digest(digest), latest_first))
+    new, asked, told = set[bytes](), set[int | UnsetType](), set[int | UnsetType]()
+    for item in reversed(messages):
+        if log.has_digest(item.identity):
+            break
+        if (message := item.message) is None:
+            continue
+        if message.opens_turn:
+            asked.add(message.said_at)
+        elif message.said_at in asked:
+            told.add(message.said_at)
+        if message.said_at not in told:
+            new.add(item.identity)
+    return new
 
 
 def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part], bool]:

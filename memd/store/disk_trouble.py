@@ -25,7 +25,7 @@ RESERVE_BYTES, RESERVE_FILES = 16 << 20, 64
 """A disk with less room is full: the index of a full segment takes 10 MB, a topic some twenty files."""
 _ENOUGH = 2
 """So many times that ends a trouble."""
-_EFFECT = "what is said waits in memory until it can be written, here or in a cluster by others"
+_EFFECT = "what is said waits in memory until it can be written, but in a new topic; in a cluster others write it"
 _PROBE = bytes(64 << 10)
 
 Kind = Literal["full", "inodes", "read-only", "errors"]
