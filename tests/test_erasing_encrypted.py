@@ -30,7 +30,7 @@ from recording_upstream import RecordingUpstream
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
-from memd.errors import BadQuestion, StoreError
+from memd.errors import DaemonError, StoreError
 from memd.ingest.erasing import retention
 from memd.ingest.erasing.retention import DAY_US, Retention
 from memd.proxy.app import running
@@ -157,7 +157,7 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
     for topic in ("team", "gone"):  # what was forbidden before stays so, under another key
         assert sorted(path.name for path in (memory.folder / topic).iterdir()) == ["forbidden", "topic.key"]
         assert (memory.folder / topic / "topic.key").read_bytes() != keys[topic]
-    with pytest.raises(BadQuestion, match="names no chunk"):  # it was forbidden with its chunk, and is not stored
+    with pytest.raises(DaemonError, match="was erased from topic 'team' for good"):  # with its chunk
         memory.note("team", SECRET)
     assert "walrus" not in memory.exported()
     memory.run("verify")

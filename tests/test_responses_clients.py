@@ -6,7 +6,7 @@ Rule: what a client cannot do on llama.cpp without memd (see `openai_responses.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai_responses
@@ -22,6 +22,7 @@ FACT = "The release word for the lighthouse lamp is cinnamon-42."
 QUESTION = "What is the release word for the lighthouse lamp?"
 TOOLS: list[Any] = [openai_responses.TOOL]
 RESULTS = ["Line 1.", "Line 2.", f"Line 3. {ANSWERED_MARKER}"]
+OTHER_RESULTS = [result.replace("Line", "Row") for result in RESULTS]  # the same ones, said again, are stored again
 ON_LLAMA = [("responses.ts", "create"), ("responses.ts", "stream"), ("ai_sdk.ts", "create")]
 ON_OPENAI = [*ON_LLAMA, ("responses.ts", "helper"), ("ai_sdk.ts", "stream")]
 
@@ -64,7 +65,7 @@ def check_tool_loop(typescript: TypeScriptClient, daemon: DaemonProcess, script:
     url = f"{daemon.base_url}/v1"
     memory: dict[str, Any] = {"memory_in": {}}
     typescript.run(script, url, asked(script, FACT, how, results=list(RESULTS), **memory))
-    told = typescript.run(script, url, asked(script, QUESTION, how, results=list(RESULTS), **memory))
+    told = typescript.run(script, url, asked(script, QUESTION, how, results=list(OTHER_RESULTS), **memory))
     steps = told["steps"]
     assert isinstance(steps, list) and len(steps) == 4
     assert [len(one["memory_out"]) for one in steps] == [1] * 4
@@ -137,10 +138,10 @@ class Python:
                 self._note(event)
             return stream.get_final_response()
 
-    def loop(self, question: str, **more: Any) -> Iterator[Response]:
-        """The steps of a tool loop."""
+    def loop(self, question: str, told: Sequence[str] = RESULTS, **more: Any) -> Iterator[Response]:
+        """The steps of a tool loop with these results."""
         given: list[Any] = [{"role": "user", "content": question}]
-        results = iter(RESULTS)
+        results = iter(told)
         calls: list[Any] = [None]
         while calls:
             response = self.respond(given, tools=TOOLS, **more)
@@ -173,7 +174,7 @@ def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProces
     with Python(conforming, how) as client:
         list(client.loop(FACT, **MEMORY))
         client.memory_out.clear()
-        steps = list(client.loop(QUESTION, **MEMORY))
+        steps = list(client.loop(QUESTION, OTHER_RESULTS, **MEMORY))
         shown = list(client.memory_out)
         client.respond("Good morning.", **MEMORY)  # opens another conversation: the loop is stored
     assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_WITH_MEMORY)]

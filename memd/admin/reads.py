@@ -109,7 +109,14 @@ class LogRoutes:
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             unstored = [(topic.id, topic.unstored()) for topic in found]
-            story = await _in_thread(lambda: history.told_story(_story(snapshots, unstored, chunk_id), snapshots, who))
+
+            def latest() -> list[Snapshot]:
+                return [topic.log.snapshot() for topic in found]
+
+            def told() -> history.ChunkStory:
+                return history.told_story(_story(snapshots, unstored, latest, chunk_id), snapshots, who)
+
+            story = await _in_thread(told)
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
@@ -161,14 +168,18 @@ class LogRoutes:
             return await _in_thread(lambda: read(snapshots))
 
 
-def _story(snapshots: list[Snapshot], unstored: list[tuple[str, BufferedText]], chunk_id: str) -> history.ChunkStory:
+def _story(
+    snapshots: list[Snapshot],
+    unstored: list[tuple[str, BufferedText]],
+    latest: Callable[[], list[Snapshot]],
+    chunk_id: str,
+) -> history.ChunkStory:
     try:
         return history.story(*history.named(snapshots, chunk_id))
     except NotFound:
-        story = history.pending_story(unstored, chunk_id)
-        if story is None:
-            raise
-        return story
+        if (story := history.pending_story(unstored, chunk_id)) is not None:
+            return story
+        return history.story(*history.named(latest(), chunk_id))  # it may have been stored between the two looks
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:
