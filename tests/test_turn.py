@@ -26,6 +26,7 @@ from memd.settings import model as settings
 from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
+MOVED = "The spare key of the workshop hangs in the shed."
 QUESTION = "Where does the spare key of the workshop hang?"
 STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
 """What runs in a daemon without anybody having asked for something."""
@@ -51,6 +52,12 @@ class Client:
         """Status, `X-Memory-Status` and the answer."""
         async with self.post(*texts, **options) as answer:
             return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
+
+    async def correct(self, topic: str, **correction: Any) -> None:
+        """As a person does, at once."""
+        url = f"{self.daemon.own_url}/memd/corrections"
+        async with self._session.post(url, json={"topic_id": topic, **correction}) as answer:
+            assert answer.status == 200, await answer.text()
 
     async def chat(self, messages: list[dict[str, Any]]) -> str:
         """A chat of any messages, answered: the prompt that the model got."""
@@ -237,6 +244,40 @@ async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(
         snapshot = topic.log.snapshot()
         praised = [place for place in snapshot.latest_places() if snapshot.read(place).action == "Helpful"]
         assert len(praised) == len(shown) > 0
+
+
+async def test_a_request_with_corrections_that_is_sent_again_and_answered_alike_is_applied_once(tmp_path: Path) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.stored()
+        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+        await client.settled()
+        [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+        asked = [{"chunk_ids": [one], "action": "Helpful", "reason": "it was"} for one in (shown, "ffff")]
+        for _ in range(3):
+            _, _, answer = await client.ask(QUESTION, metadata={"memory_in": json.dumps({"corrections": asked})})
+            failed = [one["chunk_id"] for one in answer["memory_out"]["signals"] if one["type"] == "correction_failed"]
+            assert failed == ["ffff"], "the outcome of the first"
+            await client.settled()
+        snapshot = (await client.daemon.topics.get("default")).log.snapshot()
+        assert [snapshot.read(place).action for place in snapshot.latest_places()].count("Helpful") == 1
+        assert client.daemon.metrics.corrections.counts["applied",] == 1
+
+
+@pytest.mark.parametrize("topic", ["default", "related"])
+async def test_a_retry_is_not_shown_again_what_was_corrected_since(tmp_path: Path, topic: str) -> None:
+    sideband = {"memory_in": json.dumps({"related_topic_ids": ["related"]})}
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT, topic=topic)
+        await client.stored(topic)
+        for _ in range(2):
+            _, _, answer = await client.ask(QUESTION, metadata=sideband)
+            await client.settled()
+        assert client.upstream.prompts[-1] == client.upstream.prompts[-2] and FACT in client.upstream.prompts[-1]
+        [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+        await client.correct(topic, action="Update", chunk_ids=[shown], content=MOVED, reason="it was moved")
+        assert (await client.ask(QUESTION, metadata=sideband))[1] == "injected"
+        assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
 
 
 async def test_equal_requests_at_the_same_moment_all_get_the_same_block(tmp_path: Path) -> None:

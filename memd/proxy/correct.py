@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -70,7 +70,7 @@ class Corrector:
         if not notes or not received.is_traced:
             return tuple(NoteOut(error=READONLY) for _ in notes)
         key = "notes", received.key
-        if not self._idempotency.knows(key):
+        if not (received.is_retry and self._idempotency.knows(key)):
             self._idempotency.register(key)
         taken = await self._idempotency.run_once(key, lambda: self._taken(received, notes))
         if any(one.error for one in taken):
@@ -99,8 +99,14 @@ class Corrector:
             return CorrectionResult(_named(asked))
         if key is None:
             return CorrectionResult()
-        applied_now, resolve = () if received.is_retry else asked, _resolving(received)
-        by = received.asked.who.author
+        resolve, by = _resolving(received), received.asked.who.author
+        applied_now: Sequence[Correction] = ()
+
+        def apply() -> Coroutine[None, None, FailedIds]:
+            nonlocal applied_now
+            applied_now = asked
+            return self._apply(topic, log_, asked, key.digest, resolve, by)
+
         try:
             log_ = topic.log
             if not self._idempotency.knows(key):  # from before a restart, or it failed: that may be in doubt
@@ -108,12 +114,8 @@ class Corrector:
                 if await loop.run_in_executor(None, self._was_applied, log_, resolve, asked, key.digest):
                     return CorrectionResult()
                 self._idempotency.register(key)
-                applied_now = asked
             await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
-            failed = await self._idempotency.run_once(
-                key, lambda: self._apply(topic, log_, asked, key.digest, resolve, by)
-            )
-            corrected = CorrectionResult(failed)
+            corrected = CorrectionResult(await self._idempotency.run_once(key, apply))
         except ErasedForGood:
             corrected = CorrectionResult(_named(asked))
         except MemdError as error:

@@ -28,15 +28,14 @@ class RequestKey(msgspec.Struct, frozen=True):
     """Requests with equal keys are one request, sent more than once."""
 
     topic_id: str
-    conversation_id: str
+    author: str
+    session: str | None
+    """Not memd's conversation: a request that was answered, and is sent again, goes on in a branch of its own."""
     turn: TurnKey
 
     @property
     def digest(self) -> bytes:
-        """The mark of the entries that its corrections append; see `ChunkState.asked_by`.
-
-        Without the conversation: one that was answered, and is asked again, goes on in a branch of its own.
-        """
+        """The mark of the entries that its corrections append; see `ChunkState.asked_by`."""
         return hashlib.blake2b(self.turn.last_digest + self.turn.memory_in, digest_size=16).digest()
 
 

@@ -19,7 +19,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.readable import Readable
 from memd.ingest.topics import Topic, Topics
-from memd.messages import Message, leading_count
+from memd.messages import Block, Message, leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
@@ -54,7 +54,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     is_retry: bool
     """The same request came a moment ago."""
     needs_block: bool
-    """Memory is recalled for it: it is neither a step of a tool loop nor a retry of a turn that has its block."""
+    """Memory is recalled for it: it is neither a step of a tool loop nor a retry of a turn whose block still counts."""
     is_step: bool
     """A later step of a tool loop."""
 
@@ -131,10 +131,11 @@ class Receiver:
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
             is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._freeze_seconds)
-            key = RequestKey(topic.id, prompt.conversation.id, turn_key)
+            key = RequestKey(topic.id, asked.who.author, asked.session, turn_key)
             if not is_retry:
                 self._idempotency.register(key)
         related = await self._related(request, topic, asked.who)
+        repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related.topics))
         return Received(
             asked=asked,
             assignment=self._pool.assign(partial(_hints, asked, arrival)),
@@ -146,7 +147,7 @@ class Receiver:
             prompt=prompt,
             key=key,
             is_retry=is_retry,
-            needs_block=not prompt.is_step and not (is_retry and prompt.has_block),
+            needs_block=not prompt.is_step and not repeats,
             is_step=prompt.has_results,
         )
 
@@ -182,6 +183,20 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     digests = [] if asked.is_thin else [item.digest for item in sent]
     trail = trail_of(asked.request, names, digests, goes_on=asked.is_thin and not arrival.opened)
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
+
+
+def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
+    """Whether no correction has taken a chunk of the block out since, as far as these topics, the own one first, tell.
+
+    What none of them has an entry of is still to be stored, or another topic's.
+    """
+    snapshots = [topic.log.snapshot() for topic in topics]
+    for chunk in () if block is None else block.chunks:
+        known = (places for one in snapshots if (places := [(one, place) for place in one.places(chunk.uuid)]))
+        entries = next(known, [])
+        if entries and not any(snapshot.is_live(place) for snapshot, place in entries):
+            return False
+    return True
 
 
 def _memory_in_digest(request: ModelRequest) -> bytes:
