@@ -17,6 +17,8 @@ from effort import steps
 from memd.cli.main import main
 from memd.errors import StoreError, StoreLocked
 from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.layout import LOCK_NAME, RECENT_NAME
+from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.backup import MARKER_NAME, backup
 from memd.store.tools.export import export
@@ -41,6 +43,11 @@ def contents(folder: Path, files: LocalDisk = DISK) -> list[str]:
 
 def chunks(first: int, end: int) -> list[str]:
     return [f"user: chunk {number}" for number in range(first, end)]
+
+
+def refused(source: Path, target: Path) -> None:
+    with pytest.raises(StoreError, match="has been served from this backup, so it has entries of its own"):
+        backup(source, target, DISK)
 
 
 def filled(folder: Path, count: int, files: LocalDisk | None = None) -> TopicLog:
@@ -284,9 +291,61 @@ def test_a_folder_in_or_around_the_data_directory_is_refused(source: Path) -> No
 def test_a_backup_that_was_served_since_is_not_overwritten(source: Path, target: Path) -> None:
     filled(source, 3)
     backup(source, target, DISK)
-    open_store(None, target).close()
-    with pytest.raises(StoreError, match="has been served from this backup, so it has entries of its own"):
+    store = open_store(None, target)
+    store.topic("talk").append([draft("its own")])
+    store.close()
+    refused(source, target)
+    assert contents(target) == [*chunks(0, 3), "user: chunk its own"]
+
+
+def test_a_backup_with_something_of_its_own_in_a_journal_or_in_another_topic_is_not_overwritten(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    filled(source, 3)
+    backup(source, target, DISK)
+    DISK.lock(target / LOCK_NAME).release()
+    journal, _ = open_journal(target / "talk" / "hot.log", DISK)
+    journal.append([b"its own"])
+    refused(source, target)
+    other = tmp_path / "other"
+    backup(source, other, DISK)
+    store = open_store(None, other)
+    store.topic("new").append([draft("its own")])
+    store.close()
+    refused(source, other)
+
+
+def test_a_backup_that_is_served_from_is_not_overwritten(source: Path, target: Path) -> None:
+    filled(source, 3)
+    backup(source, target, DISK)
+    lock = DISK.lock(target / LOCK_NAME)
+    with pytest.raises(StoreLocked):
         backup(source, target, DISK)
+    lock.release()
+
+
+@pytest.mark.parametrize("later", [0, 1, 9])
+@pytest.mark.parametrize("files", [DISK, Unlinkable()], ids=["linked", "copied"])
+def test_a_backup_that_was_only_looked_into_is_brought_up_to_date(
+    source: Path, target: Path, later: int, files: LocalDisk
+) -> None:
+    topic = filled(source, 13)
+    journal, _ = open_journal(topic.hot_path, DISK)
+    journal.append([b"one"])
+    backup(source, target, files)
+    looked = CliRunner().invoke(main, ["log", "--data-dir", str(target)])
+    assert looked.exit_code == 0 and "chunk 12" in looked.stdout
+    (target / "talk" / "lexical").mkdir(exist_ok=True)
+    assert {LOCK_NAME, RECENT_NAME} <= {path.name for path in target.iterdir()}
+    for number in range(13, 13 + later):
+        topic.append([draft(number)])
+    journal.append([b"two"])
+    report = backup(source, target, files)
+    assert report.findings == []
+    assert {path.name for path in target.iterdir()} == {MARKER_NAME, "talk"}
+    assert not (target / "talk" / "lexical").exists()
+    assert contents(target) == chunks(0, 13 + later) and verify(target, DISK).ok
+    assert read_journal(target / "talk" / "hot.log", DISK) == [b"one", b"two"]
 
 
 def test_two_backups_at_once_into_one_folder_are_refused(source: Path, target: Path) -> None:

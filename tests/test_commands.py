@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import RecordingUpstream
 
+from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.settings.model import Config
 
@@ -129,6 +132,23 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
     assert "no chunk has the id" in daemon.run("show", "ffffffffffff", *config).stderr
     assert "Helpful" in out(daemon, "correct", found["id"], "--helpful", *config)
     assert "is live" in out(daemon, "show", found["id"], *config)
+
+
+def test_a_backup_that_was_looked_into_takes_the_next_one(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    kept = tmp_path / "kept"
+    for fact in FACTS:
+        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+        daemon.wait_stored(fact)
+        daemon.export()
+        out(daemon, "backup", str(kept))
+        for command in (["log"], ["search", fact], ["stats"]):
+            assert CliRunner().invoke(main, [*command, "--data-dir", str(kept)]).exit_code == 0
+    out(daemon, "backup", str(kept))
+    held = CliRunner().invoke(main, ["export", "--data-dir", str(kept)]).stdout.splitlines()
+    assert [json.loads(line)["content"] for line in held] == [entry["content"] for entry in daemon.export()]
 
 
 def test_what_fails_beside_a_command_is_told_with_its_reason(

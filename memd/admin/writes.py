@@ -26,6 +26,7 @@ from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correct
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
+from memd.ingest.unstored import waiting_in
 from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
@@ -191,7 +192,7 @@ class BackupRoutes:
             raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
 
         def backed_up() -> BackupReport:
-            report = back_up(self._data_dir, folder, self._files)
+            report = back_up(self._data_dir, folder, self._files, waiting_in)
             with suppress(StoreError):  # the backup is whole without the note
                 note_backup(self._data_dir, folder, self._files)
             return report

@@ -19,6 +19,7 @@ from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, 
 from memd.cli.kept import topics_folder
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
+from memd.ingest.unstored import waiting_in
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files
 from memd.store.layout import LOCK_NAME, check_no_cluster
@@ -123,7 +124,7 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     )
     files = disk_of(config)
     with command_act(config, "backup", None, str(folder)) as done:
-        report = back_up(config.data_dir, folder, files)
+        report = back_up(config.data_dir, folder, files, waiting_in)
         done.count = report.linked + report.copied + report.kept
     with suppress(StoreError):  # the backup is whole without the note
         note_backup(config.data_dir, folder, files)

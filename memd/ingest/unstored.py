@@ -14,21 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 from msgspec import UnsetType
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
+from memd.conversation.events import BufferEvent, decode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
+from memd.errors import ForeignFile
 from memd.ingest.copies import may_return
 from memd.ingest.kept_parts import KeptParts
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
+from memd.store.disk import LocalDisk
 from memd.store.lexical.analyzer import analyze
 from memd.store.lexical.terms import ChunkTerms
+from memd.store.log.journal import read_journal
 from memd.store.pending import PendingChunk, PendingRun
 from memd.store.store import TopicLog
 
@@ -171,6 +176,27 @@ def unstored_messages(buffer: HotBuffer) -> int:
         rest = (item for item in one.messages[one.stored : one.wanted_end] if _is_to_be_stored(item))
         found.update(item.identity for item in (*rest, *owed))
     return len(found)
+
+
+def waiting_in(path: Path, files: LocalDisk) -> int:
+    """How many messages and notes of a journal are in no log yet. It is only read.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    events: list[BufferEvent] = []
+    try:
+        payloads = read_journal(path, files)
+    except ForeignFile:
+        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
+    for payload in payloads:
+        try:
+            events.append(decode_event(payload))
+        except msgspec.DecodeError:
+            continue  # of another version; a daemon says so
+    buffer = HotBuffer(lambda: "", 1)
+    buffer.replay(events)
+    return unstored_messages(buffer)
 
 
 def _is_to_be_stored(item: Buffered) -> bool:

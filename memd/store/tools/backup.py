@@ -40,6 +40,7 @@ from memd.store.layout import (
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import rotate
+from memd.store.tools.looked_into import Waiting, be_backup_again
 
 MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
@@ -62,12 +63,16 @@ class BackupReport(msgspec.Struct):
     """Files that could not be backed up or contradict an earlier backup."""
 
 
-def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
+def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | None = None) -> BackupReport:
     """Bring the folder `target`, created if necessary, up to date with what `data_dir` has acknowledged.
 
+    Args:
+        waiting: how many messages of a journal are in no log; None: as many as it may have.
+
     Raises:
-        StoreError: `target` is neither empty nor an earlier backup, or memd has been served from it; another backup
-            writes to it (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup stays valid.
+        StoreError: `target` is neither empty nor an earlier backup, or has entries of its own; memd serves from it or
+            another backup writes to it (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup
+            stays valid.
     """
     _check_target(files, data_dir, target)
     files = with_copy(files, data_dir, target)
@@ -75,9 +80,13 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:
         replace_file(files, target / MARKER_NAME, b"")
-    lock = files.lock(target / MARKER_NAME)
+    locks = [files.lock(target / MARKER_NAME)]
     copying = _BackupRun(files)
+    is_looked_into = files.size(target / LOCK_NAME) is not None
     try:
+        if is_looked_into:
+            locks.append(files.lock(target / LOCK_NAME))
+            be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
         copying.erasures(data_dir, target)
@@ -85,7 +94,10 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
     finally:
-        lock.release()
+        for lock in locks:
+            lock.release()
+    if is_looked_into:
+        files.remove(target / LOCK_NAME)
     return copying.report
 
 
@@ -119,10 +131,6 @@ def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
         raise StoreError(
             f"{target}: is a backup from before the data directory was encrypted, decrypted or given new keys; choose "
             "another folder, and destroy this one if it should not stay readable"
-        )
-    if LOCK_NAME in names:
-        raise StoreError(
-            f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"
         )
 
 
