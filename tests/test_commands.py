@@ -123,6 +123,7 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
     assert waits in daemon.run("check", *config).stdout
     exported = daemon.run("export")
     assert (exported.returncode, exported.stdout) == (0, "") and waits in exported.stderr
+    assert "find what is answered already" in exported.stderr  # what has no answer is not found yet
     assert waits in out(daemon, "log", *config)
 
     found = json.loads(out(daemon, "search", FACTS[0], "--json", *config))["chunks"][0]
