@@ -106,7 +106,7 @@ class MemoryTools:
         limit: Annotated[int, Field(ge=1, le=FOUND_MAX)] = 8,
         offset: Annotated[int, Field(ge=0, lt=PAGE_MAX, description="How many of the best to leave out.")] = 0,
     ) -> str:
-        """Find what was said, noted or read before: the best pieces with their ids, days and sources.
+        """Find what was said, noted or read before: the best pieces with their ids, times and sources.
 
         By meaning and by words. An answer of 8 has about 1,500 tokens.
         """
@@ -243,9 +243,9 @@ def _event(event: LogEvent, more: str = "", offset: int = 0) -> str:
 
 
 def _head(chunk: FoundChunk | LogEvent) -> str:
-    day = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().date()
+    said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     kind = " and ".join(chunk.roles) if chunk.kind == "turn" else chunk.kind
-    named = (chunk.topic_id, str(day), kind, chunk.author and f"by {chunk.author}", _source(chunk))
+    named = (chunk.topic_id, said, kind, chunk.author and f"by {chunk.author}", _source(chunk))
     where = neutralised(" ".join(", ".join(filter(None, named)).split()))  # an import names roles as it likes
     return ", ".join(filter(None, (f"[mem:{chunk.id}] {where}", instructing_words(chunk.instructs))))
 
