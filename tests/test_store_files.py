@@ -182,15 +182,8 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         *("cluster.postgres_shelf", "cluster.cached_folder", "cluster.replica"),
         *("cluster.reading", "cluster.joining", "cluster.moving"),
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
-        *(
-            "disk_trouble",
-            "parts",
-            "token_list",
-            "erasure.folders",
-            "erasure.ledger",
-            "erasure.rewriting",
-            "erasure.wiping",
-        ),
+        *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
+        *("disk_trouble", "tools.looked_into"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
         *("index.vectors", "index.sealed_index", "index.sealing"),
     }, "the log, the journal, recovery, export and verify work on any `Files`"

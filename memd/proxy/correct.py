@@ -69,8 +69,8 @@ class Corrector:
         notes = () if received.request.memory_in is None else received.request.memory_in.notes
         if not notes or not received.is_traced:
             return tuple(NoteOut(error=READONLY) for _ in notes)
-        key = "notes", received.key
-        if not (received.is_retry and self._idempotency.knows(key)):
+        key = "notes", received.prompt.conversation.id, received.key  # in a branch of its own it is told of duplicates
+        if not self._idempotency.knows(key):
             self._idempotency.register(key)
         taken = await self._idempotency.run_once(key, lambda: self._taken(received, notes))
         if any(one.error for one in taken):
