@@ -327,11 +327,6 @@ def digits_of_id(chunk_id: str) -> str | None:
     return None if found is None else found[1].replace("-", "").lower()
 
 
-def means(digits: str, public_id: str, uuid_hex: str) -> bool:
-    """Whether the digits of an id mean this chunk: its public id does, and more digits of its uuid."""
-    return digits == public_id or (len(digits) > len(public_id) and uuid_hex.startswith(digits))
-
-
 def topic_called(name: str) -> str:
     """The topic of a folder: its name, with `-` for what no topic's name has; `default` where nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:128].rstrip("-") or DEFAULT_TOPIC_ID

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import uuid
+from typing import Any
 
 import msgspec
 import pytest
+from archiver_stage import Stage
+from conftest import MakeDaemon
 from crash_files import CrashFiles
+from daemon_process import DaemonProcess, ask
 from drafts import draft, open_store, seal_all
+from histories import talk
+from recording_upstream import RecordingUpstream
 
 from memd.admin import history
 from memd.entries import digits_of_id
-from memd.errors import BadQuestion
-from memd.store.store import Snapshot
+from memd.errors import BadQuestion, NotFound
+from memd.store.pending import NOTHING_UNSTORED
+from memd.store.store import TopicLog
 
+MEANT = "The spare key of the boathouse hangs behind the barometer."
 UUIDS = [bytes.fromhex(digits.ljust(32, "0")) for digits in ("a3f91", "a3f92", "beef")]
 
 
 @pytest.fixture(params=[False, True], ids=["growing", "sealed"])
-def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+def log(request: pytest.FixtureRequest) -> TopicLog:
     topic = open_store(CrashFiles()).topic("talk")
     for number, one in enumerate(UUIDS):
         topic.append([msgspec.structs.replace(draft(number), uuid=one)])
     if request.param:
         seal_all(topic)
-    return topic.snapshot()
+    return topic
 
 
 @pytest.mark.parametrize(
@@ -41,14 +52,107 @@ def test_an_id_has_four_digits_at_least_and_is_read_however_it_is_written(writte
     assert digits_of_id(written) == digits
 
 
-def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(snapshot: Snapshot) -> None:
+def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(log: TopicLog) -> None:
     shown, longer, other = UUIDS
-    for digits, named in (("a3f9", [shown]), ("a3f92", [longer]), ("a3f910", [shown]), (other.hex(), [other])):
-        assert snapshot.named(digits) == named
-        assert history.named([snapshot], f"mem:{digits}") == (snapshot, named[0])
-    assert snapshot.named("a3fa") == []
+    topics = [(log, NOTHING_UNSTORED)]
+    for digits, uuid_ in (("a3f9", shown), ("a3f92", longer), ("a3f910", shown), (other.hex(), other)):
+        found = history.named(topics, f"mem:{digits}")
+        assert (found.snapshot.topic_id, found.uuid, found.waiting) == (log.topic_id, uuid_, None)
+    with pytest.raises(NotFound):
+        history.named(topics, "a3fa")
 
 
-def test_one_digit_names_no_chunk_though_a_sixteenth_of_them_begin_with_it(snapshot: Snapshot) -> None:
+def test_one_digit_names_no_chunk_though_a_sixteenth_of_them_begin_with_it(log: TopicLog) -> None:
     with pytest.raises(BadQuestion, match="four digits or more"):
-        history.named([snapshot], "b")
+        history.named([(log, NOTHING_UNSTORED)], "b")
+
+
+async def test_of_two_topics_in_which_a_chunk_with_the_same_digits_waits_none_is_taken(stage: Stage) -> None:
+    first, second = [await stage.topics.get(name) for name in ("home", "work")]
+    for topic in (first, second):
+        for number in range(600):  # 360,000 pairs, of which one in 65,536 has the same id
+            talk(topic.buffer, f"u:What is on berth {number}?", "a:A boat.", session=str(number))
+
+    def look() -> None:
+        topics = [(topic.log, topic.unstored()) for topic in (first, second)]
+        waiting = [{one.entry.public_id: one.entry for run in text.chunks() for one in run} for _, text in topics]
+        digits = min(one for one in waiting[0].keys() & waiting[1].keys() if len(one) == 4)
+        with pytest.raises(
+            BadQuestion, match=r"means 2 chunks: .* \(home\), .* \(work\); give more digits, or the topic"
+        ):
+            history.named(topics, digits)
+        for topic, entries in zip(topics, waiting, strict=True):
+            assert history.named([topic], digits).uuid == entries[digits].uuid
+            assert history.named(topics, entries[digits].uuid.hex()[:12]).uuid == entries[digits].uuid
+
+    await asyncio.to_thread(look)
+
+
+@pytest.fixture
+def waiting(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """A daemon with a chunk that waits in topic `home`, and in topic `work` a stored one with the same five digits."""
+    never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}
+    daemon = make_daemon(upstream.url, never).start()
+    for topic, text in (("work", "The keeper of the archive is Ada."), ("home", MEANT)):
+        daemon.chat([{"role": "user", "content": text}], memory_in={"topic_id": topic})
+    assert commanded(daemon, "correct", found(daemon, "Ada", "work")["id"], "--helpful", "--topic", "work")
+    line = next(one for one in daemon.export(settled=False) if "Ada" in one["content"])
+    digits = found(daemon, MEANT, "home")["uuid"]
+    uuid_ = digits[:5] + f"{int(digits[5], 16) ^ 1:x}" + digits[6:]
+    line |= {"uuid": uuid_, "id": uuid_[:4], "content": line["content"].replace("Ada", "Grace")}
+    done = ask(f"{daemon.own_url}/memd/import/entries", {"topic_id": "work", "lines": [{"line": line}]})
+    assert done.json["appended"] == 1, done.body
+    return daemon
+
+
+def found(daemon: DaemonProcess, question: str, topic: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(commanded(daemon, "search", question, "--topic", topic, "--json"))["chunks"][0]
+    return told
+
+
+def commanded(daemon: DaemonProcess, *arguments: str, code: int = 0) -> str:
+    done = daemon.run(*arguments, "--config", str(daemon.config))
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_digits_that_a_waiting_chunk_has_and_a_stored_one_of_another_topic_too_are_refused(
+    waiting: DaemonProcess,
+) -> None:
+    meant = found(waiting, MEANT, "home")
+    before = waiting.export(settled=False)
+    for command in (
+        ("correct", meant["uuid"][:4], "--deprecate"),
+        ("show", meant["uuid"][:4]),
+        ("related", meant["uuid"][:4]),
+        ("erase", "--yes", "--chunk", meant["uuid"][:4]),
+    ):
+        refused = commanded(waiting, *command, code=2)
+        assert "means 2 chunks" in refused and "(home)" in refused and "(work)" in refused
+    assert waiting.export(settled=False) == before, "nothing was changed or stored"
+    assert "is not in the log yet" in commanded(waiting, "show", meant["id"], "--topic", "home")
+    assert "is not in the log yet" in commanded(waiting, "related", meant["uuid"][:12], code=2)
+    done = commanded(waiting, "correct", meant["uuid"][:12], "--deprecate")
+    assert re.fullmatch(rf"appended entry \d+: Update \[mem:{meant['id']}\] in topic home: user: {MEANT} .*\n", done)
+    assert [one for one in waiting.export(settled=False) if one["topic_id"] == "work"] == before
+    assert "is taken out" in commanded(waiting, "show", meant["uuid"])
+
+
+def test_a_chunk_that_waits_is_erased_by_digits_that_name_it_alone(waiting: DaemonProcess) -> None:
+    meant = found(waiting, MEANT, "home")
+    commanded(waiting, "erase", "--yes", "--chunk", meant["uuid"][:12])
+    assert "was erased" in commanded(waiting, "show", meant["uuid"])
+    assert sum(one["content"] != "" for one in waiting.export(settled=False)) == 3
+
+
+def test_in_one_topic_digits_of_a_waiting_chunk_and_a_stored_one_change_neither(waiting: DaemonProcess) -> None:
+    digits = found(waiting, MEANT, "home")["uuid"]
+    line = next(one for one in waiting.export(settled=False) if "Grace" in one["content"])
+    body = {"topic_id": "home", "lines": [{"line": line}]}
+    assert ask(f"{waiting.own_url}/memd/import/entries", body).json["appended"] == 1
+    before = waiting.export(settled=False)
+    body = {"topic_id": "home", "chunk_ids": [digits[:5]], "action": "Update"}
+    refused = ask(f"{waiting.own_url}/memd/corrections", body)
+    assert refused.status == 400 and "means 2 chunks" in refused.body.decode()
+    assert waiting.export(settled=False) == before
+    assert ask(f"{waiting.own_url}/memd/corrections", body | {"chunk_ids": [digits[:6]]}).json["failed"] == []

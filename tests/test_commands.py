@@ -77,8 +77,10 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
         told, "correct", chunk["id"], "--update", "We moved the bookings to SQLite in May.", "--reason", "simpler"
     )
     assert done.count("appended entry") == 2
-    [replacement] = re.findall(r"^appended entry \d+: replacement \[mem:([0-9a-f]+)\]$", done, re.MULTILINE)
-    assert f": Update [mem:{chunk['id']}]\n" in done
+    [replacement] = re.findall(
+        r"^appended entry \d+: replacement \[mem:([0-9a-f]+)\] in topic work: We moved", done, re.MULTILINE
+    )
+    assert f": Update [mem:{chunk['id']}] in topic work: user: For the booking" in done
     assert "We moved the bookings to SQLite in May." in out(told, "show", replacement)
     shown = out(told, "log", "--limit", "2")
     assert "because: simpler" in shown and "bookings to SQLite" in shown

@@ -27,6 +27,7 @@ from effort import steps
 from encrypted_files import EncryptedCrashFiles
 from recording_upstream import RecordingUpstream
 
+from memd.admin import history
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
@@ -360,7 +361,10 @@ async def asked(daemon: Daemon, path: str, body: dict[str, Any] | None) -> Any:
 async def note(daemon: Daemon, topic_id: str, text: str) -> None:
     """Store a note; it is in the log."""
     told = await asked(daemon, "/memd/notes", {"topic_id": topic_id, "notes": [{"content": text}]})
-    await daemon.archiver.store_named(await daemon.topics.get(topic_id), told["notes"][0]["chunk_ids"])
+    topic = await daemon.topics.get(topic_id)
+    logs = [(topic.log, topic.unstored())]
+    uuids = await asyncio.to_thread(history.uuids_of, logs, told["notes"][0]["chunk_ids"])
+    await daemon.archiver.store_named(topic, uuids.values())
 
 
 async def chunks_in(daemon: Daemon, topic_id: str) -> int:

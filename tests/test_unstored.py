@@ -18,6 +18,7 @@ from histories import receive, said, talk
 from numpy.typing import NDArray
 
 import memd.recall.retrieve
+from memd.admin import history
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.embedding.encoder import Encoder
@@ -350,7 +351,7 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
     stores = [asyncio.create_task(stage.archiver.store(topic, one, len(one))) for one in others]
     while topic.log.snapshot().live_count == 0:  # noqa: ASYNC110  # the first is at work, the others wait
         await asyncio.sleep(0)
-    await stage.archiver.store_named(topic, [found.entry.public_id])
+    await stage.archiver.store_named(topic, [found.entry.uuid])
     assert sum(one.done() for one in stores) <= 2, "it has waited for one or two of them, not for all"
     await asyncio.gather(*stores)
     assert await stage.archiver.store(topic, conversation, len(conversation))
@@ -360,7 +361,9 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
 async def test_a_pending_chunk_is_stored_at_once_however_its_id_is_written(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *LAMP)
     (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)
-    await stage.archiver.store_named(topic, [f"[mem:{found.entry.uuid.hex()[:9]}]"])
+    logs = [(topic.log, topic.unstored())]
+    named = await asyncio.to_thread(history.named, logs, f"[mem:{found.entry.uuid.hex()[:9]}]")
+    await stage.archiver.store_named(topic, [named.uuid])
     assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
 
 
@@ -372,7 +375,10 @@ async def test_a_correction_of_a_chunk_in_the_log_does_not_wait_for_what_is_bein
     talk(topic.buffer, *FERRY)
     (entry,) = live_entries(topic)
     async with topic.storing, asyncio.timeout(60):
-        await stage.archiver.store_named(topic, [entry.public_id, entry.uuid.hex(), entry.uuid.hex()[:9], "no id"])
+        ids, logs = [entry.public_id, entry.uuid.hex(), entry.uuid.hex()[:9], "no id"], [(topic.log, topic.unstored())]
+        named = await asyncio.to_thread(history.uuids_of, logs, ids)
+        assert list(named.items()) == [(one, entry.uuid) for one in ids[:3]]
+        await stage.archiver.store_named(topic, named.values())
     assert live_entries(topic) == [entry]
 
 
@@ -381,7 +387,7 @@ async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothi
     (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)
     stage.embedder.fails = True
     with pytest.raises(Exception, match="the model is not there"):
-        await stage.archiver.store_named(topic, [found.entry.public_id])
+        await stage.archiver.store_named(topic, [found.entry.uuid])
     stage.embedder.fails = False
     assert await stage.archiver.store(topic, conversation, 2)
     assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]

@@ -149,10 +149,12 @@ class ErasingRoutes:
         if not body.topic_id and self._topics.is_shared:
             raise BadQuestion("name the topic: in a cluster each daemon erases in the topics that it has")
         async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
+            logs = [(topic.log, topic.unstored()) for topic in own]
+            named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
             for topic in own:
-                await self._archiver.store_named(topic, body.chunk_ids)
-            snapshots = [topic.log.snapshot() for topic in own]
-            uuids = {history.named(snapshots, one)[1] for one in body.chunk_ids}
+                waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
+                await self._archiver.store_named(topic, waiting)
+            uuids = {one.uuid for one in named}
         async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
             having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
             mine = [one for one in having if who.may("admin", one.id) and one.is_writable]

@@ -8,13 +8,15 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from memd.entries import Entry, Erased, Status, digits_of_id, means
+from memd.entries import Entry, Erased, Status, digits_of_id
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.principals import Principal
 from memd.recall.corrections import STEPS, replacement_of
@@ -25,9 +27,9 @@ from memd.recall.ranking import stream_of
 from memd.store.choice import chosen
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.order import id_before
-from memd.store.pending import UnstoredText
+from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import Place
-from memd.store.store import Snapshot
+from memd.store.store import Snapshot, TopicLog
 from memd.wanted import EVERYTHING, Wanted
 from memd.wording import day_and_time
 
@@ -90,6 +92,15 @@ class SaidDay(msgspec.Struct, frozen=True):
 
     day: str
     chunks: int
+
+
+class Named(NamedTuple):
+    """The chunk that an id means, and the first topic that has it."""
+
+    snapshot: Snapshot
+    uuid: bytes
+    waiting: PendingRun | None = None
+    """The chunks said together with it, itself among them, if it is not in the log yet."""
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,12 +189,14 @@ def said_days(snapshots: Sequence[Snapshot], wanted: Wanted) -> tuple[SaidDay, .
     return tuple(SaidDay(one.isoformat(), number) for one, number in sorted(counts.items()))
 
 
-def story(snapshot: Snapshot, chunk_uuid: bytes) -> ChunkStory:
-    """Read the whole history of a chunk of a topic.
+def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingRun | None = None) -> ChunkStory:
+    """Read the whole history of a chunk of a topic, see `Named`; one that is not in the log yet has one version.
 
     Raises:
         StoreError: an entry cannot be read.
     """
+    if waiting is not None:
+        return _pending_story(snapshot.topic_id, chunk_uuid, waiting)
     places = sorted(snapshot.places(chunk_uuid), key=lambda place: _canonical_id(snapshot, place))
     versions = tuple(_event(snapshot, place) for place in places)
     before, after = snapshot.neighbours(places[-1:])[0]
@@ -221,60 +234,62 @@ def _replacements(snapshot: Snapshot, places: Sequence[Place], chunk_uuid: bytes
     return tuple(one.hex() for one in found if one is not None)
 
 
-def named(snapshots: Iterable[Snapshot], chunk_id: str) -> tuple[Snapshot, bytes]:
-    """Find the chunk that an id or the first digits of a uuid name, and the first topic that has it.
+def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Named:
+    """Find the chunk that an id or the first digits of a uuid name, stored or not: the one whose public id they are, or
+    else the one whose uuid begins with them. Called in a thread: text may be cut first.
+
+    Args:
+        topics: to look in, each with its text that is not stored.
 
     Raises:
         NotFound: there is none.
         BadQuestion: it is not an id, or several chunks match.
     """
     digits = checked_digits(chunk_id)
-    found: dict[bytes, Snapshot] = {}
-    for snapshot in snapshots:
-        for one in snapshot.named(digits):
-            found.setdefault(one, snapshot)
-    if not found:
+    # Nothing else has a whole uuid, so for one that is stored no text is cut.
+    is_stored = len(digits) == 32 and any(log.snapshot().knows(bytes.fromhex(digits)) for log, _ in topics)
+    found: dict[bytes, tuple[bool, Named]] = {}
+    for log, unstored in topics:
+        runs = () if is_stored else unstored.chunks()
+        snapshot = log.snapshot()  # taken after that: what is stored between the two looks is in one of them
+        for one, is_its in snapshot.named(digits).items():
+            found.setdefault(one, (is_its, Named(snapshot, one)))
+        for run in runs:
+            for entry in (chunk.entry for chunk in run if chunk.entry.uuid.hex().startswith(digits)):
+                found.setdefault(entry.uuid, (entry.public_id == digits, Named(snapshot, entry.uuid, run)))
+    meant = [one for is_its, one in found.values() if is_its] or [one for _, one in found.values()]
+    if not meant:
         raise NotFound(f"no chunk has the id {digits!r}; `memd search` and `memd log` show ids")
-    if len(found) > 1:
-        names = ", ".join(f"{one.hex()[:12]} ({snapshot.topic_id})" for one, snapshot in list(found.items())[:5])
-        raise BadQuestion(f"{digits!r} means {len(found)} chunks: {names}; give more digits, or the topic")
-    [(only, snapshot)] = found.items()
-    return snapshot, only
+    if len(meant) > 1:
+        names = ", ".join(f"{one.uuid.hex()[:12]} ({one.snapshot.topic_id})" for one in meant[:5])
+        raise BadQuestion(f"{digits!r} means {len(meant)} chunks: {names}; give more digits, or the topic")
+    return meant[0]
 
 
-def pending_story(unstored: Iterable[tuple[str, UnstoredText]], chunk_id: str) -> ChunkStory | None:
-    """The story of a chunk that is not in the log yet; None if there is none with this id or uuid.
-
-    Args:
-        unstored: the topics, each with its text that is not stored.
-    """
-    digits = checked_digits(chunk_id)
-    for topic_id, text in unstored:
-        for run in text.chunks():
-            events = [_pending(topic_id, chunk.entry) for chunk in run]
-            for position, event in enumerate(events):
-                if means(digits, event.id, event.uuid):
-                    beside = [*events[max(0, position - 1) : position], None], [*events[position + 1 :], None]
-                    return ChunkStory(
-                        topic_id=topic_id,
-                        id=event.id,
-                        uuid=event.uuid,
-                        live=True,
-                        versions=(event,),
-                        before=beside[0][0],
-                        after=beside[1][0],
-                        replaces=(),
-                        replaced_by=(),
-                    )
-    return None
+def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterable[str]) -> dict[str, bytes]:
+    """The chunks that ids name, without the ids that name none; BadQuestion where one names several. See `named`."""
+    found = {}
+    for one in chunk_ids:
+        if digits_of_id(one) is not None:
+            with suppress(NotFound):
+                found[one] = named(topics, one).uuid
+    return found
 
 
-def find(snapshot: Snapshot, chunk_id: str) -> tuple[Snapshot, bytes] | None:
-    """The chunk of the topic that an id means, for a correction; None where it means none or several."""
-    try:
-        return named([snapshot], chunk_id)
-    except (NotFound, BadQuestion):
-        return None
+def _pending_story(topic_id: str, uuid: bytes, run: PendingRun) -> ChunkStory:
+    [at] = [place for place, chunk in enumerate(run) if chunk.entry.uuid == uuid]
+    event = _pending(topic_id, run[at].entry)
+    return ChunkStory(
+        topic_id=topic_id,
+        id=event.id,
+        uuid=event.uuid,
+        live=True,
+        versions=(event,),
+        before=_pending(topic_id, run[at - 1].entry) if at else None,
+        after=_pending(topic_id, run[at + 1].entry) if at + 1 < len(run) else None,
+        replaces=(),
+        replaced_by=(),
+    )
 
 
 def _is_wanted(one: LogEvent, wanted: Wanted) -> bool:

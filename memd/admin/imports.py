@@ -125,11 +125,11 @@ class ImportRoutes:
         return made[-1]
 
 
-def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[str]:
+def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:
     """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
     if not lines or not unstored:
         return []
     read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
     uuids, texts = {one.uuid for one in read}, {one.content for one in read}
     waiting = (chunk.entry for run in unstored.chunks() for chunk in run)
-    return [one.uuid.hex() for one in waiting if one.uuid.hex() in uuids or one.content in texts]
+    return [one.uuid for one in waiting if one.uuid.hex() in uuids or one.content in texts]

@@ -20,8 +20,6 @@ from memd.admin.queries import ChunksQuery, ExportQuery, FilterQuery, LogQuery, 
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
-from memd.errors import NotFound
-from memd.ingest.buffered import BufferedText
 from memd.principals import Principal
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
@@ -107,14 +105,11 @@ class LogRoutes:
     async def chunk(self, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
         """Everything about one chunk, also of one that is not in the log yet."""
         async with self._topics.held(query.topic, who) as found:
-            snapshots = [topic.log.snapshot() for topic in found]
-            unstored = [(topic.id, topic.unstored()) for topic in found]
-
-            def latest() -> list[Snapshot]:
-                return [topic.log.snapshot() for topic in found]
+            topics = [(topic.log, topic.unstored()) for topic in found]
 
             def told() -> history.ChunkStory:
-                return history.told_story(_story(snapshots, unstored, latest, chunk_id), snapshots, who)
+                story = history.story(*history.named(topics, chunk_id))
+                return history.told_story(story, [log.snapshot() for log, _ in topics], who)
 
             story = await _in_thread(told)
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
@@ -166,20 +161,6 @@ class LogRoutes:
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await _in_thread(lambda: read(snapshots))
-
-
-def _story(
-    snapshots: list[Snapshot],
-    unstored: list[tuple[str, BufferedText]],
-    latest: Callable[[], list[Snapshot]],
-    chunk_id: str,
-) -> history.ChunkStory:
-    try:
-        return history.story(*history.named(snapshots, chunk_id))
-    except NotFound:
-        if (story := history.pending_story(unstored, chunk_id)) is not None:
-            return story
-        return history.story(*history.named(latest(), chunk_id))  # it may have been stored between the two looks
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:

@@ -22,6 +22,7 @@ from memd.recall.digest import Period, Said, digest
 from memd.recall.related import Reading, Related, related
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.entities import Kind, key_of, kind_of
+from memd.store.pending import UnstoredText
 from memd.store.store import Snapshot, TopicLog
 
 DIGESTED_MAX = 20_000
@@ -89,8 +90,8 @@ class ViewRoutes:
     async def related(self, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
         """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
         async with self._topics.held(query.topic, who) as found:
-            logs = [topic.log for topic in found]
-            return await asyncio.get_running_loop().run_in_executor(None, _related, logs, chunk_id, query.limit)
+            topics = [(topic.log, topic.unstored()) for topic in found]
+            return await asyncio.get_running_loop().run_in_executor(None, _related, topics, chunk_id, query.limit)
 
     @get("/memd/entities", "read")
     async def entities(self, query: EntitiesQuery, who: Principal) -> Entities:
@@ -112,9 +113,13 @@ def _digest(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
     return Digest(by, tuple(periods))
 
 
-def _related(logs: Sequence[TopicLog], chunk_id: str, limit: int) -> RelatedChunks:
-    readings = [Reading(log.snapshot(), log.postings()) for log in logs]
-    snapshot, uuid = named([one.snapshot for one in readings], chunk_id)
+def _related(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str, limit: int) -> RelatedChunks:
+    snapshot, uuid, waiting = named(topics, chunk_id)
+    if waiting is not None:
+        raise BadQuestion(f"the chunk {chunk_id} is not in the log yet: ask again once it is; `memd show` shows it")
+    readings = [
+        Reading(snapshot if snapshot.topic_id == log.topic_id else log.snapshot(), log.postings()) for log, _ in topics
+    ]
     entry = snapshot.find(uuid)
     if entry is None or entry.uuid not in {snapshot.read(place).uuid for place in _live(snapshot, uuid)}:
         raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; `memd show {chunk_id}` tells by which")

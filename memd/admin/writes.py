@@ -137,16 +137,17 @@ class CorrectionRoutes:
         correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
         mark = mark_of(request, body, who)
         async with self._topics.held_one(body.topic_id, who, "correct") as topic:
-            await self._archiver.store_named(topic, body.chunk_ids)
-            find = partial(history.find, snapshot := (log_ := topic.log).snapshot())
-            named = {one: found[1] for one in body.chunk_ids if (found := find(one)) is not None}
+            meant = await asyncio.to_thread(history.uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
+            await self._archiver.store_named(topic, meant.values())
+            snapshot = (log_ := topic.log).snapshot()
+            named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
             if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
                 changed = {entry.uuid for entry in done}
                 failed = tuple(one for one in body.chunk_ids if named.get(one) not in changed)
                 return _corrected(corrections.Applied(tuple(done), failed))
             applied = await corrections.correct(
                 [correction],
-                find=find,
+                find=lambda one: (snapshot, named[one]) if one in named else None,
                 encoder=self._encoder,
                 utility=snapshot.utility,
                 append=partial(self._archiver.append_corrections, topic, log_),

@@ -28,6 +28,8 @@ from memd.store.encryption.opening import disk_of
 from memd.wording import counted, for_terminal, name_for_terminal
 
 INDENT = 2
+TEXT_CHARACTERS = 100
+"""Of a corrected chunk that are shown, so that it is seen which it was."""
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 Lines = list[RenderableType]
 
@@ -218,7 +220,13 @@ def _appended(daemon: RunningDaemon, topic: str, answer: CorrectionAnswer) -> Li
         return []
     told = daemon.get("/memd/log", topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
     events = reversed(msgspec.json.decode(told, type=LogPage).events)
-    return [Text(f"appended entry {one.canonical_id}: {one.event} [mem:{one.id}]") for one in events]
+    return [
+        Text(
+            f"appended entry {one.canonical_id}: {one.event} [mem:{one.id}] in topic {one.topic_id}: "
+            + name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
+        )
+        for one in events
+    ]
 
 
 def time_of(microseconds: int) -> str:

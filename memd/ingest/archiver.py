@@ -23,7 +23,7 @@ from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
-from memd.entries import Draft, Entry, digits_of_id
+from memd.entries import Draft, Entry
 from memd.errors import ErasedForGood, MemdError, StoreError
 from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
 from memd.ingest.attempts import Attempts
@@ -151,20 +151,20 @@ class Archiver:
             is_stored = await self._store_batch(topic, conversation, upto, closing=closing)
         return is_stored
 
-    async def store_named(self, topic: Topic, chunk_ids: Iterable[str]) -> None:
+    async def store_named(self, topic: Topic, uuids: Iterable[bytes]) -> None:
         """Store pending chunks at once, each with the part of a conversation that it is in: somebody corrects them.
 
         Args:
-            chunk_ids: those of chunks that are not pending are ignored.
+            uuids: those of chunks that are not pending are ignored.
 
         Raises:
             EmbeddingError, StoreError: not all were stored.
         """
-        for digits in filter(None, map(digits_of_id, chunk_ids)):
-            if await self._part_with(topic, digits) is None:
+        for uuid in uuids:
+            if await self._part_with(topic, uuid) is None:
                 continue  # without waiting for what is being stored
             async with topic.storing.first():
-                part = await self._part_with(topic, digits)
+                part = await self._part_with(topic, uuid)
                 if part is None:
                     continue
                 if part.note is None:
@@ -359,14 +359,12 @@ class Archiver:
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
 
-    async def _part_with(self, topic: Topic, digits: str) -> Part | None:
-        """The part that is to be stored and has the chunk that these digits mean; None if the log has it, or nobody."""
+    async def _part_with(self, topic: Topic, uuid: bytes) -> Part | None:
+        """The part that is to be stored and has the chunk with this uuid; None if the log has it, or nobody."""
         log_, unstored = topic.log, topic.unstored()
 
         def found() -> Part | None:
-            stored = log_.snapshot().named(digits)
-            is_stored = any(digits in (uuid.hex(), log_.public_id_of(uuid)) for uuid in stored)
-            return None if is_stored else unstored.part_with(digits)
+            return None if log_.snapshot().knows(uuid) else unstored.part_with(uuid)
 
         return await asyncio.get_running_loop().run_in_executor(None, found)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry, means
+from memd.entries import Entry
 from memd.ingest.unstored import Part, PartCutter, PartRun, note_parts, owed_parts, parts_of
 from memd.store.pending import PendingChunk, PendingRun, UnstoredText
 
@@ -98,10 +98,10 @@ class BufferedText(UnstoredText):
                     return chunk.entry
         return None
 
-    def part_with(self, digits: str) -> Part | None:
-        """The part with the chunk that these digits mean; None if it is not pending. Called in a thread."""
+    def part_with(self, uuid: bytes) -> Part | None:
+        """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""
         for parts in self._parts:
             for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
-                if any(means(digits, one.entry.public_id, one.entry.uuid.hex()) for one in cut.chunks):
+                if uuid in cut.chunks.uuids:
                     return part
         return None

@@ -170,7 +170,7 @@ class Corrector:
                 continue
             if source.is_writable:
                 with source.used():
-                    await self._archiver.store_named(source, [chunk.uuid.hex()])
+                    await self._archiver.store_named(source, [chunk.uuid])
                 continue
             find = source.unstored().entry_of
             entry = await asyncio.get_running_loop().run_in_executor(None, find, chunk.uuid)

@@ -180,9 +180,9 @@ class Snapshot:
             end = len(view.rows) if before is None else bisect.bisect_left(view.rows["canonical_id"], before)
             yield from ((segment_id, row) for row in reversed(range(end)))
 
-    def named(self, digits: str) -> list[bytes]:
-        """Return the chunks that these digits (see `entries.digits_of_id`) name, in no particular order: the one whose
-        public id they are, or else all whose uuid begins with them. Reads no entry.
+    def named(self, digits: str) -> dict[bytes, bool]:
+        """Return the chunks whose uuid begins with these digits (see `entries.digits_of_id`), and of each whether they
+        are its public id. Reads no entry.
         """
         low, high = int(digits.ljust(32, "0"), 16) >> 64, int(digits.ljust(32, "f"), 16) >> 64
         found: dict[bytes, bool] = {}
@@ -191,8 +191,7 @@ class Snapshot:
             for row in np.flatnonzero((column >= np.uint64(low)) & (column <= np.uint64(high))).tolist():
                 record = view.rows[row]
                 found[uuid_bytes(record["uuid_high"], record["uuid_low"])] = record["public_digits"] == len(digits)
-        named = [uuid for uuid in found if uuid.hex().startswith(digits)]
-        return [uuid for uuid in named if found[uuid]] or named
+        return {uuid: is_its for uuid, is_its in found.items() if uuid.hex().startswith(digits)}
 
     def read(self, place: Place) -> Entry:
         """Read the entry at a place from disk.
