@@ -150,3 +150,82 @@ async def test_of_an_answer_and_the_one_given_anew_the_newer_is_shown(tmp_path: 
             await client.stored()
         chunks = shown(await client.chat([{"role": "user", "content": "Which port has the staging database?"}]))
     assert [("6000" in chunk, "5432" in chunk) for chunk in chunks] == [(True, False)], chunks
+
+
+LIKE_FACTS = [
+    ("Ticket {} is assigned to {}.", "101", "102", "Marta", "Jonas", "Who has ticket {}?"),
+    ("The {} service listens on port {}.", "billing", "mail", "8080", "9090", "On which port is the {} service?"),
+    ("{} sits in room {}.", "Anna", "Piet", "417", "233", "Where does {} sit?"),
+    ("The {} costs {} euros.", "lamp", "kettle", "49", "59", "What does the {} cost?"),
+    ("The meeting about the {} is on {}.", "budget", "garden", "Tuesday", "Friday", "When is the {} meeting?"),
+    ("The {} server stands in {}.", "backup", "print", "Oslo", "Bergen", "Where is the {} server?"),
+    ("Version {} was released by {}.", "3.1", "3.2", "Ada", "Bruno", "Who released version {}?"),
+    ("The key of the {} hangs on hook {}.", "cellar", "attic", "12", "15", "Where is the key of the {}?"),
+]
+"""A form of facts, two things, what is true of both at first, what of the first one later; the question about them."""
+
+
+async def corrected(client: Client, old: str, new: str) -> None:
+    """Update the chunk in which a user said something."""
+    snapshot = (await client.daemon.topics.get("default")).log.snapshot()
+    entries = [snapshot.read(place) for place in snapshot.latest_places() if snapshot.is_live(place)]
+    [fact] = [one for one in entries if one.content.startswith(old)]
+    await client.correct("default", action="Update", chunk_ids=[fact.uuid.hex()], reason="changed", content=new)
+
+
+async def test_an_update_of_one_fact_hides_no_other_of_which_the_same_was_true(tmp_path: Path) -> None:
+    """Whoever says something else after having been shown the first fact states a new one."""
+    lost = []
+    for number, (form, one, other, value, later, question) in enumerate(LIKE_FACTS):
+        async with daemon_in_process(tmp_path / str(number), window=32_768) as client:
+            first, second = form.format(one, value), form.format(other, value)
+            await ask(client, first, "Noted.")
+            assert first in (await ask(client, second, f"I noted that: {second}"))
+            await corrected(client, first, form.format(one, later))
+            chunks = shown(await ask(client, question.format(other), "As you said."))
+            lost += [] if any(second in chunk for chunk in chunks) else [second]
+            chunks = shown(await ask(client, question.format(one), "As you said."))
+            assert any(form.format(one, later) in chunk for chunk in chunks)
+            assert not any(first in chunk for chunk in chunks)
+    assert lost == []
+
+
+async def test_what_a_tool_reports_after_an_update_is_no_old_answer(tmp_path: Path) -> None:
+    report = "ticket 102: open, assigned to Marta, due on Friday"
+    call = {"id": "c1", "type": "function", "function": {"name": "ticket", "arguments": '{"number": 102}'}}
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, "Ticket 101 is assigned to Marta.", "Noted.")
+        prompt = await client.chat([{"role": "user", "content": "What about ticket 102, and who has ticket 101?"}])
+        assert "Ticket 101 is assigned to Marta." in prompt
+        await client.chat(
+            [
+                {"role": "user", "content": "What about ticket 102, and who has ticket 101?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": report},
+            ]
+        )
+        await stored(client)
+        await corrected(client, "Ticket 101", "Ticket 101 is assigned to Jonas.")
+        chunks = shown(await ask(client, "Who has ticket 102?", "Marta."))
+        assert any(report in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_kept"),
+    [
+        ("Ticket 102 is assigned to Marta.", True),
+        ("Marta waters the plants in the hall, feeds the fish and sorts the mail of the whole floor.", True),
+        ("Ticket 101 is assigned to Marta.", False),
+        ("Marta has ticket 101, as far as I know since Monday.", False),
+    ],
+)
+async def test_an_answer_about_something_else_is_kept_and_one_with_the_old_value_is_not(
+    tmp_path: Path, answer: str, is_kept: bool
+) -> None:
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, "Ticket 101 is assigned to Marta.", "Noted.")
+        assert "Ticket 101" in await ask(client, "Who looks after that ticket?", answer)
+        await corrected(client, "Ticket 101", "Ticket 101 is assigned to Jonas.")
+        chunks = shown(await ask(client, "Which ticket has whom? And who looks after it?", "As you said."))
+        assert any("Jonas" in chunk for chunk in chunks)
+        assert any(answer in chunk for chunk in chunks) is is_kept

@@ -9,8 +9,9 @@ matches the next such question better than the fact does. So:
 - An *echo* answers nothing, or what one of the chunks that its prompt showed says, and its user tells nothing: it
   scores at most `ECHO_SHARE` of the best of those. (Measured with `bench/quality.py`: all shown chunks together have
   most words of anything, which cost 3 points, and a user's own words are no echo, which cost 1.)
-- A chunk that *retells* what was corrected since (it has words of a shown chunk that its replacement has not) counts
-  half, and is shown only if there is nothing else.
+- A chunk in which the model *retells* what was corrected since (words of a shown chunk that its replacement has not)
+  counts half, and is shown only if there is nothing else. What a user states, and what a tool reports, is new: "ticket
+  102 is Marta's, too" stays true when ticket 101 is no longer hers.
 - Of chunks that *ask the same* the newest with an answer of its own is a candidate, and those that say far more.
 
 Two questions are the same if the cosine of their words is at least `SAME_QUESTION_COSINE`. It is computed from text, so
@@ -34,6 +35,7 @@ from memd.caching import cached
 from memd.entries import Entry, Speaker
 from memd.recall.ranking import Candidate, Verdict
 from memd.store.lexical.analyzer import analyze_query
+from memd.store.lexical.entities import entities_of
 
 ECHO_SHARE = 0.9
 RETOLD_SHARE = 0.5
@@ -44,6 +46,8 @@ REPEATED_SHARE = 2 / 3
 """A chunk repeats another that has so many of the words that it adds to the question."""
 TOLD_MIN = 3
 """Fewer words that a user puts beside a question tell nothing ("Hi!", "Sorry to bother you.")."""
+ELSE_MIN = 6
+"""Fewer words of its own beside an old value only wrap it ("You type 5432 into the field of pgAdmin")."""
 FAR_MORE = 2
 """An older answer with more than so many times the own words of a newer one stays a candidate beside it."""
 SOURCE_MIN = 4
@@ -126,6 +130,12 @@ class _Read:
             found = self._said[entry.uuid] = spoken.answered - spoken.asked - _EMPTY
         return found
 
+    def repeatable(self, entry: Entry) -> frozenset[str]:
+        """All but those that its user states and that a tool reports."""
+        said = _said_by(entry.content, () if entry.speakers is UNSET else entry.speakers)
+        reported = "\n".join(text for role, text in said if role not in ("user", "assistant"))
+        return self.words(entry) - self.spoken(entry).told - _words(reported)
+
     def is_told(self, entry: Entry) -> bool:
         """Whether the user tells something in it: that is no echo, whatever is answered."""
         spoken = self.spoken(entry)
@@ -205,7 +215,8 @@ def without_echoes(
         if superseded:
             known = sources[one.entry.uuid] = superseded.keys() & _shown(one.entry)
             known.update(*(sources[source.entry.uuid] for source in shown))
-            if any(_retells(one.entry, superseded[uuid], read) for uuid in known):
+            words = read.repeatable(one.entry) if known else frozenset[str]()
+            if any(_retells(one.entry, words, superseded[uuid], read) for uuid in known):
                 one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
         if repeated and one.score > 0:
             best = max(source.score for source in repeated)
@@ -236,6 +247,12 @@ def _own_share(entry: Entry) -> float:
     return sum(length for length, speaker in said if speaker.role == "assistant") / max(1, len(entry.content))
 
 
+def _said_by(content: str, speakers: Sequence[Speaker]) -> list[tuple[str, str]]:
+    """The role and the text of each stretch."""
+    ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
+    return [(one.role, content[one.offset : end]) for one, end in zip(speakers, ends, strict=False)]
+
+
 def _repeating(content: str, asked: Collection[str]) -> float:
     """Of the words that a content shares with a question, the share in lines that say nothing beyond it."""
     shared = [(len(words.intersection(asked)), words.issubset(asked)) for words in _lines(content)]
@@ -264,19 +281,38 @@ def _adds_nothing(entry: Entry, repeated: Sequence[Candidate], read: _Read) -> b
     return read.said(entry).issubset(frozenset[str]().union(*(read.words(one.entry) for one in repeated)))
 
 
-def _retells(entry: Entry, old: Superseded, read: _Read) -> bool:
-    """Whether an entry has what a correction took out: a number or name that differs, else half of the words.
+def _retells(entry: Entry, repeatable: frozenset[str], old: Superseded, read: _Read) -> bool:
+    """Whether an answer repeats what a correction took out: a number or name that differs, else half of the words.
 
     Of a chunk that was taken out as a whole it has to have half of the numbers and names: many share one of them.
     """
     kept = _words(old.replacement) if old.replacement is not None else read.asked
-    gone = _words(old.content) - kept
-    codes = frozenset(word for word in gone if any(character.isdecimal() for character in word))
-    words = read.words(entry)
-    if codes and old.replacement is not None:
-        return bool(codes & words)
+    gone = _words(old.content) - kept - _EMPTY
+    codes = _codes(gone)
     gone = codes or gone
-    return bool(gone) and 2 * len(gone & words) >= len(gone)
+    least = 1 if codes and old.replacement is not None else len(gone) / 2
+    return bool(gone) and len(gone & repeatable) >= least and not _is_about_else(entry, repeatable, old, read)
+
+
+def _is_about_else(entry: Entry, repeatable: frozenset[str], old: Superseded, read: _Read) -> bool:
+    """Whether an answer has numbers or names of its own and none of those that stayed (the ticket is another one), or
+    mostly other words."""
+    former, present = _names(old.content), _names(old.replacement or "")
+    subject = _codes(former & present) or former & present
+    if subject and subject.isdisjoint(read.words(entry)) and not _names(entry.content) <= former | present:
+        return True
+    said = read.said(entry) & repeatable
+    own = len(said - _words(old.content))
+    return own >= ELSE_MIN and 2 * own > len(said)
+
+
+def _names(text: str) -> frozenset[str]:
+    """The words with digits, and those of names."""
+    return _codes(_words(text)) | _words("\n".join(entities_of(text)))
+
+
+def _codes(words: frozenset[str]) -> frozenset[str]:
+    return frozenset(word for word in words if any(character.isdecimal() for character in word))
 
 
 def _set_aside_asked_again(held: dict[bytes, Candidate], read: _Read, echoing: Collection[bytes]) -> None:
@@ -337,11 +373,9 @@ def _size_of_spoken(spoken: _Spoken) -> int:
 
 @cached(_CACHE_BYTES_MAX, _size_of_spoken)
 def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
-    ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
-    asked: list[str] = []
-    answered: list[str] = [] if speakers else [content]
-    for speaker, end in zip(speakers, ends, strict=False):
-        (asked if speaker.role == "user" else answered).append(content[speaker.offset : end])
+    said = _said_by(content, speakers)
+    asked = [text for role, text in said if role == "user"]
+    answered = [text for role, text in said if role != "user"] if speakers else [content]
     sentences = [sentence for text in asked for sentence in _SENTENCE.findall(text)]
     told = [sentence for sentence in sentences if not sentence.endswith(_QUESTION_MARKS)]
     is_question = len(told) < len(sentences)
