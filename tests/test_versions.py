@@ -108,6 +108,20 @@ async def test_of_eighty_versions_the_newest_is_shown_behind_the_best(is_sealed:
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
+async def test_of_the_eleventh_chunk_the_newest_version_is_shown_too(is_sealed: bool) -> None:
+    better = [
+        msgspec.structs.replace(draft(text), content=text, vector=at(degrees, axis))
+        for axis in range(2, 7)
+        for degrees in (8, -8)
+        if (text := f"A chunk of its own at {degrees} on {axis}.")
+    ]
+    topic = topic_of(*map(version, range(VERSIONS)), *better, *others(), is_sealed=is_sealed)
+    found = await recalled([topic], tokens=4000, top_k=8)
+    assert {one.content for one in better} < {one.entry.content for one in found.shown}
+    assert ports(found) == [0, NEWEST]
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
 async def test_what_is_gone_or_in_the_prompt_or_found_unhelpful_is_no_version(is_sealed: bool) -> None:
     topic = topic_of(*map(version, range(VERSIONS)), *others(), is_sealed=is_sealed)
     snapshot = topic.snapshot()

@@ -8,11 +8,13 @@ no vector yet is compared by its words.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.errors import StoreError
@@ -20,18 +22,21 @@ from memd.recall.echoes import is_echo
 from memd.recall.ranking import Candidate, Ranked, alike_within, is_visible
 from memd.recall.topic_search import TopicSearch
 from memd.settings.model import UtilitySettings
-from memd.store.log.columns import Floats
+from memd.store.log.columns import Bits, Floats
 from memd.store.snapshot import Place
 from memd.store.views import IndexView
 from memd.wanted import Wanted
 
-BEST_MAX = 8
-"""Of so many of the best chunks a newer version is looked for."""
+BEST_MAX, FIRST = 32, 8
+"""Of so many of the best chunks a newer version is looked for, of the first of them apart from the others: what may be
+a version of a worse one takes no row from theirs."""
 ROWS_MAX = 256
 """Entries of a segment that are compared with these: the latest of those that are about as like the question. Chunks of
 which more than one version was found are compared with all of these."""
 COSINE_ERROR = 1e-4
 """More than that of products of float32."""
+PART_DIMENSIONS = 32
+"""Vectors are no further apart than in so many of their dimensions: few are compared in all."""
 ASKED_MAX = 4
 """Chunks that an index is asked about: each takes 0.1 ms for 5,000 entries."""
 NEAREST, NEAREST_MAX = 32, 512
@@ -120,9 +125,11 @@ def _groups(ranked: Sequence[Ranked]) -> list[_Versions]:
             alike.setdefault(one.best.entry.uuid, []).append(one)
     groups = []
     for members in alike.values():
-        shown = [one.candidate.order for one in members if one.excluded is None and not one.candidate.is_echo]
-        best = members[0].best or members[0].candidate
-        groups.append(_Versions(best, max(shown, default=(-1, -1)), len(members) > 1))
+        best, newest = members[0].best or members[0].candidate, (-1, -1)
+        for one in members:
+            if one.excluded is None and not one.candidate.is_echo:
+                newest = max(newest, one.candidate.order)
+        groups.append(_Versions(best, newest, len(members) > 1))
     return groups
 
 
@@ -133,8 +140,9 @@ def _scanned(search: TopicSearch, groups: Sequence[_Versions], least: float) -> 
     """
     apart = math.sqrt(max(0.0, 2 - 2 * least)) + COSINE_ERROR
     several = [number for number, group in enumerate(groups) if group.is_several]
+    first, others = _first_and_others(range(len(groups)))
     for segment_id, view in search.searched.views.items():
-        for numbers, rows_max in (range(len(groups)), ROWS_MAX), (several, len(view.rows)):
+        for numbers, rows_max in (first, ROWS_MAX), (others, ROWS_MAX), (several, len(view.rows)):
             if view.matrix is None or not numbers:
                 continue
             own, vectors = _vectors(groups, numbers, view.matrix.shape[1])
@@ -142,7 +150,7 @@ def _scanned(search: TopicSearch, groups: Sequence[_Versions], least: float) -> 
             if own and (cosine := search.cosines.get(segment_id)) is not None:
                 alike = [groups[group].best.parts.similarity for group in own]
                 counts &= (cosine >= min(alike) - apart) & (cosine <= max(alike) + apart)
-            rows = np.flatnonzero(counts)[-rows_max:]
+            rows = _perhaps_near(view.matrix, np.flatnonzero(counts)[-rows_max:], vectors, least)
             at, columns = np.nonzero(view.matrix[rows] @ vectors.T >= least)
             near = rows[at]
             orders = zip(*(view.rows[name][near].tolist() for name in ("said_at", "origin_id")), strict=True)
@@ -150,11 +158,20 @@ def _scanned(search: TopicSearch, groups: Sequence[_Versions], least: float) -> 
                 yield own[column], order, (segment_id, row)
 
 
+def _perhaps_near(matrix: Floats, rows: NDArray[np.intp], vectors: Floats, least: float) -> NDArray[np.intp]:
+    """Those of some rows that may be near one of the vectors, as they are in some dimensions: |a - b|² is 2 - 2ab."""
+    ours, theirs = matrix[rows, :PART_DIMENSIONS], vectors[:, :PART_DIMENSIONS]
+    apart = 1 - least + COSINE_ERROR
+    nearer = ours @ theirs.T - np.einsum("ij,ij->i", theirs, theirs) / 2
+    is_near: Bits = (nearer >= np.einsum("ij,ij->i", ours, ours)[:, None] / 2 - apart).any(axis=1)
+    return rows[is_near]
+
+
 def _asked(search: TopicSearch, groups: Sequence[_Versions], least: float) -> Iterator[tuple[int, _Order, Place]]:
     """The same in the indexes."""
     several = [number for number, group in enumerate(groups) if group.is_several][:ASKED_MAX]
-    for view in search.searched.indexes if several else ():
-        own, vectors = _vectors(groups, several, view.index.segments[0].header.dimension)
+    for numbers, view in itertools.product(_first_and_others(several), search.searched.indexes if several else ()):
+        own, vectors = _vectors(groups, numbers, view.index.segments[0].header.dimension)
         if not own:
             continue
         places = _near(view, vectors, least, search.searched.utility)
@@ -185,14 +202,19 @@ def _near(view: IndexView, vectors: Floats, least: float, utility: UtilitySettin
 
 def _pending(search: TopicSearch, groups: Sequence[_Versions]) -> Iterator[tuple[int, _Order, Place]]:
     """The same among what has no vector yet."""
-    shown = [(len(group.best.entry.content), frozenset(group.best.entry.content.split())) for group in groups]
-    for place in search.pending.last(PENDING_MAX):
+    latest = search.pending.last(PENDING_MAX)
+    shown = [(len(group.best.entry.content), frozenset(group.best.entry.content.split())) for group in groups if latest]
+    for place in latest:
         entry = search.pending.entry(place[1])
         length, words = len(entry.content), frozenset(entry.content.split())
         for number, (size, others) in enumerate(shown):
             is_as_long = SHARED_WORDS * length <= size <= length / SHARED_WORDS
             if is_as_long and len(words & others) >= SHARED_WORDS * max(len(words), len(others)):
                 yield number, (entry.said, entry.origin_id), place
+
+
+def _first_and_others(numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+    return [one for one in numbers if one < FIRST], [one for one in numbers if one >= FIRST]
 
 
 def _vectors(groups: Sequence[_Versions], numbers: Sequence[int], dimension: int) -> tuple[list[int], Floats]:
