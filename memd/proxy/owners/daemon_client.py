@@ -7,8 +7,6 @@ speaks TLS, and trusts whom the machine trusts (SSL_CERT_FILE).
 
 from __future__ import annotations
 
-import asyncio
-
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
@@ -20,7 +18,7 @@ from memd.proxy.header_bytes import decoded
 from memd.proxy.owners.hop import ALONE_HEADER, CHALLENGE_HEADER, FROM_HEADER, HOP_HEADER, HopMarks
 from memd.proxy.relay import named_in_connection, target_of
 from memd.proxy.upstream.client import NOT_FORWARDED
-from memd.proxy.upstream.connection import Interim, exact_url, exchange, new_session
+from memd.proxy.upstream.connection import Interim, exact_url, exchange, new_session, time_of_others
 from memd.proxy.upstream.pool import NO_ANSWER
 from memd.settings.model import Config
 
@@ -107,9 +105,11 @@ class DaemonClient:
         """The body of a daemon's answer to a GET, of itself alone; empty if it has none, None if it refuses or says
         nothing."""
         try:
-            async with asyncio.timeout(ASK_SECONDS):
-                async with await self.send(request, url, b"", target=target, alone=True) as answer:
-                    body = await answer.read()
+            async with (
+                time_of_others(ASK_SECONDS),
+                await self.send(request, url, b"", target=target, alone=True) as answer,
+            ):
+                body = await answer.read()
         except NO_ANSWER:
             return None
         return body if answer.status == OK else b"" if answer.status == NOT_FOUND else None
@@ -117,7 +117,7 @@ class DaemonClient:
     async def is_there(self, url: str, seconds: float) -> bool:
         """Whether a daemon of the cluster answers anything within so many seconds."""
         try:
-            async with asyncio.timeout(seconds):
+            async with time_of_others(seconds):
                 (await self._exchange("OPTIONS", url, "/", CIMultiDict())).close()
                 return True
         except NO_ANSWER:

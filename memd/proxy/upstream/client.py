@@ -19,7 +19,15 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.connection import Interim, UpstreamConnector, exact_url, exchange, new_session, reason_of
+from memd.proxy.upstream.connection import (
+    Interim,
+    UpstreamConnector,
+    exact_url,
+    exchange,
+    new_session,
+    reason_of,
+    time_of_others,
+)
 from memd.proxy.upstream.facts import ASK_SECONDS, UpstreamFacts, facts_from, window_unknown
 from memd.proxy.upstream.health import Health
 from memd.proxy.upstream.refusals import LengthRefusal
@@ -154,7 +162,7 @@ class Upstream:
         Model servers answer `/health` while they work; one without that address answers 404.
         """
         try:
-            async with asyncio.timeout(seconds):
+            async with time_of_others(seconds):
                 answer = await self.send("GET", "/health", self.with_key(None), None)
                 answer.close()
                 return answer.status
@@ -219,10 +227,13 @@ class Upstream:
             must_know = is_unknown and (asked_at is None or not self._is_settled) and not self._facts.is_slow
             if running is None or not (wait or must_know):
                 return self.facts
-            done, _ = await asyncio.wait({running}, timeout=max(0.0, deadline - time.monotonic()))
-            if not done:
+            try:
+                async with time_of_others(max(0.0, deadline - time.monotonic())):
+                    await asyncio.wait({running})
+            except TimeoutError:
                 self._facts = msgspec.structs.replace(self._facts, is_slow=True)
-            if not done or asked_at is not None or asked_for in self._asked_at:
+                return self.facts
+            if asked_at is not None or asked_for in self._asked_at:
                 return self.facts  # else the probe under way was for another model
 
     def known_window(self, model: str) -> ModelWindow:
@@ -309,7 +320,7 @@ class Upstream:
         known: without a window, prompts could outgrow it.
         """
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with time_of_others(PROBE_SECONDS):
                 answer = await self.send("GET", "/props", headers, None)
                 async with answer:
                     told = await told_by(answer)
@@ -342,7 +353,7 @@ class Upstream:
         """Have the server render a conversation: empty if its template refuses it, None without an answer."""
         sent = CIMultiDict(headers, **{"Content-Type": "application/json"})
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with time_of_others(ASK_SECONDS):
                 body = msgspec.json.encode({"messages": list(messages)})
                 answer = await self.send("POST", "/apply-template", sent, body)
                 async with answer:
@@ -362,7 +373,7 @@ class Upstream:
         if body is not None:
             sent["Content-Type"] = "application/json"
         try:
-            async with asyncio.timeout(seconds):
+            async with time_of_others(seconds):
                 answer = await self.send(method, path, sent, body)
                 async with answer:
                     return await told_by(answer) if answer.status == 200 else None

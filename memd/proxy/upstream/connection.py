@@ -1,15 +1,18 @@
 """Connections to the upstream: what aiohttp's client has to do differently for a proxy.
 
 Rule: all that reaches into aiohttp is here and in `header_bytes.py`, and tests/test_odd_answers.py holds each of it.
-What happened to one request (was its connection a reused one, did a byte come back) is in its `Attempt`.
+A limit that judges others counts their time alone (`time_of_others`), not that in which this event loop was held. What
+happened to one request (was its connection a reused one, did a byte come back) is in its `Attempt`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import ssl
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,10 @@ from yarl import URL
 HEADERS_MAX = 1000
 """Header lines of one request or answer; a browser sends about twenty."""
 REASON_CHARACTERS_MAX = 300
+WAIT_STEPS = 8
+"""A limit is counted in so many steps; one that ends later by a quarter tells that the event loop was held."""
+HELD_TIMES_MAX = 30
+"""An event loop that is held all the time waits so many times as long, and the steps of one limit."""
 TRUST_IT = "name the file of its certificate, or of who signed it, in the environment variable SSL_CERT_FILE"
 
 Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
@@ -140,16 +147,51 @@ class UpstreamConnection(ResponseHandler):
         self._tell()
 
 
+@asynccontextmanager
+async def time_of_others(seconds: float) -> AsyncIterator[None]:
+    """Limit how long the block waits for others, as `asyncio.timeout` does, by time in which they could be heard.
+
+    A loop that was held by other work sees that a timer is due before it has taken in what came meanwhile. So each step
+    counts once, however late its end is noticed, and one that was noticed late is not the last, but for a loop that is
+    held all the time.
+    """
+    loop, step, left = asyncio.get_running_loop(), seconds / WAIT_STEPS, WAIT_STEPS
+    end = loop.time() + seconds * HELD_TIMES_MAX
+    counting: asyncio.TimerHandle
+
+    def count(due: float) -> None:
+        nonlocal left, counting
+        now = loop.time()
+        left = max(left - 1, due + step / 4 < now < end)
+        if left:
+            counting = loop.call_at(now + step, count, now + step)
+        else:
+            patience.reschedule(now)
+
+    counting = loop.call_later(step, count, loop.time() + step)
+    try:
+        async with asyncio.timeout(None) as patience:
+            yield
+    finally:
+        counting.cancel()
+
+
 class UpstreamConnector(aiohttp.TCPConnector):
     """The pool of connections."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, connect_timeout_seconds: float, **options: Any) -> None:
         super().__init__(**options)
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
 
     def received_bytes(self) -> int:
         """Bytes that came for the requests that are under way."""
         return sum(one.received_bytes for one in self._acquired if isinstance(one, UpstreamConnection))
+
+    async def _wrap_create_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect to one address; the limit is here in the place of aiohttp's `sock_connect`."""
+        async with time_of_others(self._connect_timeout_seconds):
+            return await super()._wrap_create_connection(*args, **options)
 
     async def _get(self, key: Any, traces: Any) -> Any:
         if attempt_of_task.get().wants_new:
@@ -184,8 +226,10 @@ def new_session(
 ) -> aiohttp.ClientSession:
     """A session that adds and changes nothing, repeats nothing, and lets answers have headers as large as requests."""
     session = aiohttp.ClientSession(
-        connector=UpstreamConnector(limit=0, keepalive_timeout=keepalive_seconds),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
+        connector=UpstreamConnector(
+            limit=0, keepalive_timeout=keepalive_seconds, connect_timeout_seconds=connect_timeout_seconds
+        ),
+        timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

@@ -13,6 +13,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from memd.proxy.upstream.client import REFUSALS, Upstream, told_by
+from memd.proxy.upstream.connection import time_of_others
 from memd.proxy.upstream.facts import ASK_SECONDS
 from memd.proxy.upstream.window_answers import models_of
 from memd.recall import block
@@ -132,7 +133,7 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
 async def _request(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _ProbeResponse:
     headers = CIMultiDict(upstream.with_key(None), **({} if body is None else {"Content-Type": "application/json"}))
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with time_of_others(ASK_SECONDS):
             answer = await upstream.send(method, path, headers, body)
             async with answer:
                 told = await told_by(answer)

@@ -1,0 +1,245 @@
+"""An event loop that other work holds longer than a limit: who has answered in the meantime has answered in time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvloop
+from multidict import CIMultiDict
+from raw_wire import RawUpstream, raw_upstream
+from yarl import URL
+
+from memd.principals import Principals
+from memd.proxy.owners.daemon_client import DaemonClient
+from memd.proxy.owners.hop import HopMarks
+from memd.proxy.upstream.client import Upstream
+from memd.proxy.upstream.connection import exchange, new_session, time_of_others
+from memd.settings import model
+from memd.store.disk import DiskFiles
+from memd.telemetry.metrics import Metrics
+from memd.telemetry.tasks import Tasks
+
+LIMIT = 0.05
+HEADER_BYTES_MAX = 1 << 16
+SOON = 60.0
+"""Only a failure waits so long."""
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a coroutine on a loop of its own, of either kind."""
+
+    def run_it(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(coroutine)
+
+    return run_it
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[RawUpstream]:
+    """A server that answers at once, in a thread of its own."""
+    with raw_upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def mute() -> Iterator[RawUpstream]:
+    """A server that reads requests and answers none."""
+    with raw_upstream() as upstream:
+        upstream.script = lambda peer: peer.close() if peer.wait_until_closed() else None
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def unreachable() -> Iterator[str]:
+    """The URL of a port where connecting never ends: nobody takes the connections that wait there already."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for one in waiting:
+            one.close()
+
+
+@contextmanager
+def held(seconds: float = LIMIT / 2) -> Iterator[None]:
+    """Hold the loop so long in each of its rounds, as 64 large requests do, while the block runs."""
+    loop = asyncio.get_running_loop()
+    handle: asyncio.Handle
+
+    def hold() -> None:
+        nonlocal handle
+        time.sleep(seconds)
+        handle = loop.call_soon(hold)
+
+    handle = loop.call_soon(hold)
+    try:
+        yield
+    finally:
+        handle.cancel()
+
+
+class Trusting(HopMarks):
+    """Takes every answer for that of a daemon of the cluster."""
+
+    def is_proven(self, headers: Any, proof: str) -> bool:
+        """It is."""
+        return True
+
+
+def _config(url: str) -> model.Config:
+    return model.Config(upstream=model.UpstreamSettings(url=url, connect_timeout_seconds=LIMIT))
+
+
+async def connects(url: str) -> bool:
+    """As a client's request that is passed on; only connecting has a limit."""
+    async with new_session(
+        keepalive_seconds=1.0, connect_timeout_seconds=LIMIT, header_bytes_max=HEADER_BYTES_MAX
+    ) as session:
+        asked = await exchange(session, "GET", URL(url), CIMultiDict(), None, header_bytes_max=HEADER_BYTES_MAX)
+        asked.close()
+        return bool(asked.status == 200)
+
+
+async def is_healthy(url: str) -> bool:
+    """As a model server is asked that others are waiting for."""
+    async with _upstream(url) as upstream:
+        return await upstream.ask_health(LIMIT) == 200
+
+
+async def tells(url: str) -> bool:
+    """As a model server is asked for its models."""
+    async with _upstream(url) as upstream:
+        return bool(await upstream.ask_json("GET", "/v1/models", None, CIMultiDict(), LIMIT) == {})
+
+
+async def is_there(url: str) -> bool:
+    """As another daemon of a cluster is looked for."""
+    client = DaemonClient(_config(url), Trusting(DiskFiles(), Path("/nowhere")), Principals())
+    try:
+        return await client.is_there(url, LIMIT)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def _upstream(url: str) -> AsyncIterator[Upstream]:
+    upstream = Upstream(_config(url), Tasks(Metrics()))
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+
+
+Question = Callable[[str], Coroutine[Any, Any, bool]]
+
+
+@pytest.mark.parametrize("question", [connects, is_healthy, tells, is_there])
+def test_who_has_answered_while_the_loop_was_held_is_heard(run: Run, peer: RawUpstream, question: Question) -> None:
+    async def ask() -> bool:
+        with held():
+            return await question(peer.url)
+
+    assert run(ask())
+
+
+@pytest.mark.parametrize("question", [is_healthy, tells, is_there])
+def test_who_does_not_answer_is_not_waited_for(run: Run, mute: RawUpstream, question: Question) -> None:
+    assert not run(question(mute.url))
+
+
+def test_a_connection_that_never_comes_about_fails_as_it_always_did(run: Run, unreachable: str) -> None:
+    with pytest.raises(aiohttp.ConnectionTimeoutError, match="Connection timeout to host http://"):
+        run(connects(unreachable))
+
+
+def test_a_server_that_cannot_be_connected_to_is_not_healthy(run: Run, unreachable: str) -> None:
+    assert not run(is_healthy(unreachable))
+    assert not run(is_there(unreachable))
+
+
+@pytest.mark.parametrize("seconds", [0.0, LIMIT / 4], ids=["free", "held"])
+def test_a_limit_ends_however_the_loop_is_held(run: Run, seconds: float) -> None:
+    async def wait() -> float:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError), held(seconds):
+            async with time_of_others(LIMIT):
+                await asyncio.Event().wait()
+        return time.monotonic() - began
+
+    assert run(wait()) > LIMIT / 2
+
+
+def test_the_limit_outside_ends_the_block_of_the_one_inside(run: Run) -> None:
+    async def wait_inside() -> None:
+        async with time_of_others(LIMIT), time_of_others(SOON):
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        run(wait_inside())
+
+
+def test_the_limit_inside_leaves_the_one_outside(run: Run) -> None:
+    async def wait() -> bool:
+        async with time_of_others(SOON):
+            with pytest.raises(TimeoutError):
+                async with time_of_others(LIMIT):
+                    await asyncio.Event().wait()
+            await asyncio.sleep(0)
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+
+    assert run(wait())
+
+
+@pytest.mark.parametrize("also_late", [False, True])
+def test_who_is_cancelled_from_outside_is_cancelled(run: Run, also_late: bool) -> None:
+    """Also where its limit ends in the same moment."""
+
+    async def wait(begun: asyncio.Event) -> None:
+        async with time_of_others(LIMIT if also_late else SOON):
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if task := asyncio.current_task():
+                    cancelled.append(task.cancelling())
+                raise
+
+    async def cancel() -> None:
+        waiting = asyncio.ensure_future(wait(begun := asyncio.Event()))
+        await begun.wait()
+        if also_late:
+            while not waiting.cancelling():  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    cancelled: list[int] = []
+    run(cancel())
+    assert cancelled == [1 + also_late]
+
+
+def test_an_error_of_the_block_comes_out_of_it(run: Run) -> None:
+    async def fail() -> None:
+        async with time_of_others(SOON):
+            raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own"):
+        run(fail())
