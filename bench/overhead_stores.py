@@ -46,6 +46,9 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
             log.append(drafts(mixed(base, min(SEGMENT_ENTRIES, chunks - start), chosen), chosen))
             settle(log)
     log.index_terms()
+    found = log.snapshot()
+    [hit] = found.search(np.ones((1, embedder.dimension), dtype=np.float32), 1)
+    assert found.entry(hit).line_tokens, f"keep the store of {kept} anew: memd would count its chunks in each request"
     store.close()
 
 

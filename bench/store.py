@@ -10,7 +10,8 @@ mean anything.
 
 The two default sizes take some minutes; 1000000 takes about half an hour and 8 GB of disk, and three times that with
 others. chromadb, lancedb, sqlite-vec and qdrant-client are compared where they are installed (`pip install
-'.[bench]'`). With `--keep`, memd's store of each size stays in FOLDER/size, for bench/overhead.py.
+'.[bench]'`). With `--keep`, memd's store of each size stays in FOLDER/size, for bench/overhead.py;
+its appends then count tokens too.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ from rich.table import Table
 from vector_stores import NumpyExact, VectorStore, installed
 from vectors import embedded, mixed
 
+from memd.assets import ranks_bytes
+from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
+from memd.recall.block import line_of
 from memd.settings.model import EmbeddingSettings
 from memd.store.log.columns import Floats
 from memd.store.store import Store, TopicLog
@@ -60,9 +64,15 @@ Figures = dict[str, float]
 Result = TypeVar("Result")
 
 
-def opened(folder: Path, fingerprint: str) -> Store:
-    """The store under test."""
-    return Store.open(folder, dimension=DIMENSION, fingerprint=fingerprint, segment_entries_max=SEGMENT_ENTRIES)
+def opened(folder: Path, fingerprint: str, counter: TokenCounter | None = None) -> Store:
+    """The store under test; with `counter` it counts the tokens of each chunk, as in the daemon."""
+    return Store.open(
+        folder,
+        dimension=DIMENSION,
+        fingerprint=fingerprint,
+        segment_entries_max=SEGMENT_ENTRIES,
+        line_tokens=None if counter is None else lambda entry: counter.count(line_of(entry)),
+    )
 
 
 def drafts(vectors: Floats, chosen: np.random.Generator) -> list[Draft]:
@@ -91,9 +101,11 @@ def settle(log: TopicLog) -> Figures:
     return {"seal_seconds": sealed - started, "merge_seconds": time.perf_counter() - sealed}
 
 
-def filled(folder: Path, fingerprint: str, vectors: Floats, chosen: np.random.Generator) -> tuple[Store, Figures]:
+def filled(
+    folder: Path, fingerprint: str, vectors: Floats, chosen: np.random.Generator, counter: TokenCounter | None
+) -> tuple[Store, Figures]:
     """A store with all vectors, sealed and merged."""
-    store = opened(folder, fingerprint)
+    store = opened(folder, fingerprint, counter)
     log = store.topic(TOPIC)
     spent = {"append_seconds": 0.0, "seal_seconds": 0.0, "merge_seconds": 0.0}
     for start in range(0, len(vectors), SEGMENT_ENTRIES):
@@ -226,15 +238,16 @@ def bytes_below(folder: Path) -> int:
 
 
 def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path | None) -> dict[str, Figures]:
-    """Everything at one size; a row per store. memd's own stays below `keep`."""
+    """Everything at one size; a row per store. memd's own, as it was filled, stays below `keep`."""
     chosen = np.random.default_rng(size)
+    counter = None if keep is None else TokenCounter(cl100k_base(ranks_bytes()))
     vectors, queries = mixed(base, size, chosen), mixed(base, QUERIES, chosen)
     rows: dict[str, Figures] = {}
     with _folder() as folder:
         exact = NumpyExact(folder, DIMENSION)
         exact.add(vectors)
         truth = [set(exact.search(query, K)) for query in queries]
-        store, spent = filled(folder / "memd", fingerprint, vectors, chosen)
+        store, spent = filled(folder / "memd", fingerprint, vectors, chosen, counter)
         log = store.topic(TOPIC)
         numbers = {hit_id: number for number, hit_id in enumerate(_ids(log))}
 
@@ -245,6 +258,8 @@ def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path 
         rows["memd"] |= {f"{name}_per_1000": 1000 * seconds / size for name, seconds in spent.items()}
         rows["memd"] |= {"indexes": log.stats().indexes, "disk_bytes_per_chunk": bytes_below(folder / "memd") / size}
         store.close()
+        if keep is not None:
+            shutil.copytree(folder / "memd", keep / str(size))
         rows["memd"] |= (again := reopened(folder / "memd", fingerprint))
         rows["memd"]["memory_per_raw"] = again["resident_bytes"] / (size * DIMENSION * 4)
         store = opened(folder / "memd", fingerprint)
@@ -252,8 +267,6 @@ def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path 
         rows["memd"] |= while_sealing(store.topic(TOPIC), chosen, base)
         store.close()
         _progress(f"{size:,} in memd: search {rows['memd']['p50_ms']:.2f} ms")
-        if keep is not None:
-            shutil.move(folder / "memd", keep / str(size))
     for name, kind in installed(size) if others else [("numpy exact", NumpyExact)]:
         with _folder() as folder:
             rows[name] = _other(kind(folder / "other", DIMENSION), folder, vectors, queries, truth, base)
