@@ -200,7 +200,6 @@ def test_a_correction_that_is_in_doubt_is_found_in_the_log_and_applied_once(
 def test_a_correction_in_doubt_that_nobody_can_settle_is_applied_once_when_it_is_sent_again(
     relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
 ) -> None:
-    settings["retrieval"]["timeout_ms"] = 500
     daemon = make_daemon(upstream.url, settings).start()
     chunk_id = noted(daemon, "The lamp was made in Paris.")
     history = said("Where was the lamp made?")
@@ -254,7 +253,6 @@ def test_a_correction_whose_daemon_is_killed_when_it_is_stored_is_applied_once_b
 def test_a_database_that_says_nothing_any_more_costs_requests_their_memory_alone(
     relay: LosingRelay, make_daemon: MakeDaemon, upstream: RecordingUpstream, settings: dict[str, Any]
 ) -> None:
-    settings["retrieval"]["timeout_ms"] = 500
     first = make_daemon(upstream.url, settings).start()
     assert chat(first, "The lamp was made in Paris.") == "none"
     relay.freeze()

@@ -6,13 +6,12 @@ import itertools
 import json
 import signal
 import threading
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from owner_daemons import figure, ground, owner_of
@@ -108,10 +107,21 @@ def test_own_routes_are_answered_by_the_daemon_that_has_the_topic(pair: Pair, ro
         assert told.body == ask(f"{pair.owner.own_url}{target.format(topic=topic)}", headers=SHOWN).body
 
 
-def acts(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:
-    """The lines of a daemon's audit about a topic."""
-    told = ask(f"{daemon.own_url}/memd/audit?topic={topic}", headers=SHOWN)
-    return [one for one in told.json["acts"] if one["act"] != "start"]
+def of_both(daemon: DaemonProcess, path: str, has: Callable[[Any], bool] = lambda _: True) -> Answer:
+    """What a daemon tells of both, once the other one answers it in time and `has` is so.
+
+    A daemon that has had no topic yet learns the cluster's name, by which the others know it, a moment after its start;
+    receipts come a moment after the answer.
+    """
+    told: list[Answer] = []
+
+    def is_whole() -> bool:
+        told.append(ask(f"{daemon.own_url}{path}", headers=SHOWN))
+        assert told[-1].status == 200, told[-1].body
+        return told[-1].headers["X-Memory-Left-Out"] is None and has(told[-1].json)
+
+    wait_until(is_whole, lambda: f"{path}: {told[-1].headers} {told[-1].body!r}")
+    return told[-1]
 
 
 def test_whoever_answers_notes_it_with_the_address_of_the_client(pair: Pair) -> None:
@@ -122,11 +132,10 @@ def test_whoever_answers_notes_it_with_the_address_of_the_client(pair: Pair) -> 
         pair.asked,
     ):  # whichever is asked for the audit tells of it, and who has it in its record
 
-        def noted(daemon: DaemonProcess = daemon) -> list[dict[str, Any]]:
-            return [one for one in acts(daemon, "audited") if one["what"] == "GET /memd/search"]
+        def noted(told: Any) -> list[Any]:
+            return [one for one in told["acts"] if one["act"] != "start" and one["what"] == "GET /memd/search"]
 
-        wait_until(lambda: bool(noted()), lambda: f"an act: {pair}")
-        [act] = noted()
+        [act] = noted(of_both(daemon, "/memd/audit?topic=audited", lambda told: bool(noted(told))).json)
         assert (act["from"], act["daemon"]) == ("127.0.0.1", pair.owner.base_url)
 
 
@@ -136,9 +145,12 @@ def test_several_topics_are_read_through_any_daemon(pair: Pair) -> None:
     ask(f"{pair.asked.base_url}/t/another-of-several{CHAT}", body, headers=SHOWN)
     for named in ("&topic=one-of-several&topic=another-of-several", ""):
         for daemon in (pair.asked, pair.owner):
-            told = ask(f"{daemon.own_url}/memd/search?q=lamp+lighthouse+oil+boat{named}", headers=SHOWN)
-            assert told.headers["X-Memory-Left-Out"] is None and told.headers["X-Memory-Owner"] is None
-            assert {"one-of-several", "another-of-several"} <= {one["topic_id"] for one in told.json["chunks"]}
+            told = of_both(
+                daemon,
+                f"/memd/search?q=lamp+lighthouse+oil+boat{named}",
+                lambda told: {"one-of-several", "another-of-several"} <= {one["topic_id"] for one in told["chunks"]},
+            )
+            assert told.headers["X-Memory-Owner"] is None
     erased = ask(f"{pair.asked.own_url}/memd/erase", {"chunk_ids": [told.json["chunks"][0]["id"]]}, headers=SHOWN)
     assert erased.status == 400 and "name the topic" in erased.body.decode()
 
@@ -148,59 +160,45 @@ def test_what_all_daemons_know_is_told_by_each(pair: Pair) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": FACT}]}
     ask(f"{pair.asked.base_url}/t/own{CHAT}", body, headers=SHOWN)
     for daemon in (pair.asked, pair.owner):
+        of_both(daemon, "/memd/stats", lambda told: {"known-by-all", "own"} <= told["topics"].keys())
+        for path, name in (("/memd/topics", "topics"), ("/memd/turns?limit=500", "turns"), ("/memd/usage", "rows")):
 
-        def told(path: str, daemon: DaemonProcess = daemon) -> Any:
-            answer = ask(f"{daemon.own_url}{path}", headers=SHOWN)
-            assert answer.headers["X-Memory-Left-Out"] is None
-            return answer.json
+            def has_both(told: Any, name: str = name) -> bool:
+                return {"known-by-all", "own"} <= {one["topic_id"] for one in told[name]}
 
-        assert {"known-by-all", "own"} <= told("/memd/stats")["topics"].keys()
-        assert {"known-by-all", "own"} <= {one["topic_id"] for one in told("/memd/topics")["topics"]}
-        assert {"known-by-all", "own"} <= {one["topic_id"] for one in told("/memd/turns?limit=500")["turns"]}
-        assert {"known-by-all", "own"} <= {one["topic_id"] for one in told("/memd/usage")["rows"]}
-        assert told("/memd/buffer?topic=known-by-all")["conversations"]
+            of_both(daemon, path, has_both)
+        assert of_both(daemon, "/memd/buffer?topic=known-by-all").json["conversations"]
 
 
 def test_conversations_and_figures_are_put_together_from_the_receipts_of_all_daemons(pair: Pair) -> None:
     """Also of a topic that was another daemon's before, as the receipts stay where they were written."""
-    with httpx2.Client(headers=SHOWN) as client:
 
-        def counted(daemon: DaemonProcess, named: str) -> tuple[int, int, int]:
-            """Conversations with receipts, requests, and entries of the log."""
-            answers = [client.get(f"{daemon.own_url}/memd/{route}{named}") for route in ("conversations", "figures")]
-            assert [answer.headers.get("X-Memory-Left-Out") for answer in answers] == [None, None]
-            talks, periods = answers[0].json()["conversations"], answers[1].json()["periods"]
-            with_receipts = sum(one["conversation"] is not None for one in talks)
-            return with_receipts, *(sum(one[name] for one in periods) for name in ("requests", "stored"))
+    def requests(told: Any) -> int:
+        return sum(int(one["requests"]) for one in told["periods"])
 
-        def has(daemon: DaemonProcess, named: str, count: int) -> bool:
-            return counted(daemon, named)[:2] == (count, count)
+    def has(counted: Callable[[Any], int], known: int) -> Callable[[Any], bool]:
+        return lambda told: counted(told) == known
 
-        def knows_all(daemon: DaemonProcess) -> bool:
-            return "X-Memory-Left-Out" not in client.get(f"{daemon.own_url}/memd/figures").headers
+    def with_receipts(told: Any) -> int:
+        return sum(one["conversation"] is not None for one in told["conversations"])
 
-        # Who has had no topic yet learns the cluster's name, by which the others know it, a moment after its start.
-        wait_until(lambda: knows_all(pair.asked) and knows_all(pair.owner), lambda: f"all are known: {pair}")
-        pair.tell_owner("moving")
-        both = "?topic=moving&topic=staying"
-        pair.owner.wait_stored(FACT)
-        wait_until(lambda: counted(pair.owner, "?topic=moving")[1] == 1, lambda: f"a receipt: {pair}")
-        pair.owner.restart()
-        told = ask(f"{pair.asked.base_url}/t/moving{CHAT}", ASKED["chat"][1], headers=SHOWN)
-        assert owner_of(told) is None
-        pair.tell_owner("staying")
-        for daemon in (pair.asked, pair.owner):
-            for named, known in (("?topic=moving", 2), (both, 3)):
-                wait_until(partial(has, daemon, named, known), lambda: f"receipts: {pair}")
-        [talk] = client.get(f"{pair.asked.own_url}/memd/conversations?topic=staying").json()["conversations"]
-        turns = client.get(f"{pair.asked.own_url}/memd/conversations/{talk['conversation']}").json()
-        assert (turns["title"], turns["of"]) == (FACT, 1)
-
-        def stored() -> list[int]:
-            return [counted(daemon, both)[2] for daemon in (pair.asked, pair.owner)]
-
-        # The log is counted once, by whoever is asked, as soon as both facts are in it.
-        wait_until(lambda: stored() == [2, 2], lambda: f"{stored()} entries: {pair}")
+    pair.tell_owner("moving")
+    pair.owner.wait_stored(FACT)
+    of_both(pair.owner, "/memd/figures?topic=moving", has(requests, 1))
+    pair.owner.restart()
+    told = ask(f"{pair.asked.base_url}/t/moving{CHAT}", ASKED["chat"][1], headers=SHOWN)
+    assert owner_of(told) is None
+    pair.tell_owner("staying")
+    for daemon in (pair.asked, pair.owner):
+        for named, known in (("?topic=moving", 2), ("?topic=moving&topic=staying", 3)):
+            of_both(daemon, f"/memd/conversations{named}", has(with_receipts, known))
+            of_both(daemon, f"/memd/figures{named}", has(requests, known))
+        # The log is counted once, by whoever is asked, as soon as all that was said is in it.
+        both = "/memd/figures?topic=moving&topic=staying"
+        of_both(daemon, both, lambda told: sum(one["stored"] for one in told["periods"]) == 3)
+    [talk] = of_both(pair.asked, "/memd/conversations?topic=staying").json["conversations"]
+    turns = of_both(pair.asked, f"/memd/conversations/{talk['conversation']}").json
+    assert (turns["title"], turns["of"]) == (FACT, 1)
 
 
 def test_whoever_does_not_answer_is_named(pair: Pair) -> None:
