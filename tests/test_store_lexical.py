@@ -8,9 +8,11 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -653,3 +655,17 @@ def test_a_large_index_that_is_on_disk_answers_the_first_question_after_a_restar
     store.topic("talk").index_terms()
     store.close()
     assert found(open_store(None, tmp_path).topic("talk"), "ERR_7421") == [IDENTIFIERS["error"]]
+
+
+def test_many_topics_without_an_index_are_asked_at_the_same_time(tmp_path: Path) -> None:
+    threads, rounds = 8, 100
+    store = open_store(None, tmp_path)
+    topics = [[store.topic(f"t{number}-{count}") for count in range(rounds)] for number in range(threads)]
+    together = threading.Barrier(threads)
+
+    def ask(own: list[TopicLog]) -> list[list[str]]:
+        together.wait()
+        return [contents(one, best(one, "red bicycle")) for one in own]
+
+    with contextlib.closing(store), ThreadPoolExecutor(threads) as pool:
+        assert list(pool.map(ask, topics)) == [[[]] * rounds] * threads

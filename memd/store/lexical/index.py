@@ -45,9 +45,6 @@ FRESH_ENTRIES_MAX = 500
 are not found by words until the index has caught up."""
 
 
-_EMPTY = tantivy.Index(SCHEMA)
-
-
 class _Later(NamedTuple):
     """The entries that a snapshot has and the index not, by their terms."""
 
@@ -244,7 +241,7 @@ class LexicalIndex:
                 return False
             if (path := self._folder.native_path()) is not None:
                 with native(path):
-                    self._use(tantivy.Index.open(path), stamp)
+                    self._use(_prepared(tantivy.Index.open(path)), stamp)
                 self._is_begun = True
         except CorruptFile:
             self._reset()
@@ -256,13 +253,10 @@ class LexicalIndex:
             self._folder.clear()
         self._confirm_lock()
         with native(path or "lexical", writing=True):
-            self._use(tantivy.Index(SCHEMA, path, reuse=False), Stamp())
+            self._use(_prepared(tantivy.Index(SCHEMA, path, reuse=False)), Stamp())
         self._is_begun = True
 
     def _use(self, index: tantivy.Index, stamp: Stamp) -> None:
-        index.config_reader("manual")  # else a thread of tantivy's reads new files half a second after each commit, and
-        # if something has cut them short by then, that ends the process: nothing asks before, as a question does
-        index.register_tokenizer("terms", _SPLIT)
         self._index, self._postings, self._stamp = index, Postings(index.searcher()), stamp
 
     def _valid_stamp(self, snapshot: Snapshot) -> Stamp | None:
@@ -316,6 +310,17 @@ def _writing(index: tantivy.Index) -> Iterator[tantivy.IndexWriter]:
 
 
 _SPLIT = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
+
+
+def _prepared(index: tantivy.Index) -> tantivy.Index:
+    index.config_reader("manual")  # else a thread of tantivy's reads new files half a second after each commit, and
+    # if something has cut them short by then, that ends the process: nothing asks before, as a question does
+    index.register_tokenizer("terms", _SPLIT)
+    return index
+
+
+_EMPTY = _prepared(tantivy.Index(SCHEMA))
+"""Of all topics that have none; prepared once, as tantivy lets one thread at a time do that to an index."""
 
 
 def _add_to(writer: tantivy.IndexWriter, snapshot: Snapshot, place: Place) -> list[ChunkTerms]:
