@@ -118,9 +118,11 @@ def correct(
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
     body = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps}
     done, appended = _correct(config, topic, body if content is None else body | {"content": content})
-    print_lines(appended)
+    if appended:
+        print_lines(appended)
     for chunk_id in done.failed:
-        click.echo(f"{chunk_id}: not corrected: no live chunk has this id here")
+        why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
+        click.echo(f"{chunk_id}: not corrected: {why}", err=True)
     return FOUND_SOMETHING if done.failed else 0
 
 
