@@ -229,3 +229,41 @@ async def test_an_answer_about_something_else_is_kept_and_one_with_the_old_value
         chunks = shown(await ask(client, "Which ticket has whom? And who looks after it?", "As you said."))
         assert any("Jonas" in chunk for chunk in chunks)
         assert any(answer in chunk for chunk in chunks) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (
+            "How do I connect to it?",
+            "Use psql with host and user, e.g. `psql -h staging.internal -p 5432 -U app`, then migrate.",
+        ),
+        (
+            "Make a table of its settings",
+            "| host | staging.internal |\n|---|---|\n| port | 5432 |\n| user | app |\n| pool size | 20 |",
+        ),
+        ("Und auf welchem Port?", "Die Datenbank lauscht auf Port 5432; trage ihn bitte in deine Konfiguration ein."),
+        ("So 5432 is what I put in for it. Right?", "Right: the staging database listens on port 5432."),
+        ("Thanks, I typed port 5432 for the staging database.", "Good. The staging database listens on 5432."),
+    ],
+)
+async def test_an_old_value_is_held_back_however_an_answer_wraps_it(tmp_path: Path, asked: str, answer: str) -> None:
+    fact, question = "The staging database listens on port {}.", "On which port does the staging database listen?"
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, fact.format(5432), "Noted.")
+        assert fact.format(5432) in await ask(client, f"About the staging database: {asked}", answer)
+        await corrected(client, fact.format(5432), fact.format(6000))
+        chunks = shown(await ask(client, question, "As you said."))
+    assert any("6000" in chunk for chunk in chunks)
+    assert not any("5432" in chunk for chunk in chunks), chunks
+
+
+@pytest.mark.parametrize("answer", ["Got it, the mail service uses port 8080 from now on.", "Okay, it has port 8080."])
+async def test_a_user_s_other_fact_is_kept_however_the_model_confirms_it(tmp_path: Path, answer: str) -> None:
+    fact = "The {} service listens on port {}."
+    async with daemon_in_process(tmp_path, window=32_768) as client:
+        await ask(client, fact.format("billing", 8080), "Noted.")
+        assert "billing" in await ask(client, fact.format("mail", 8080), answer)
+        await corrected(client, fact.format("billing", 8080), fact.format("billing", 9090))
+        chunks = shown(await ask(client, "On which port is the mail service?", "As you said."))
+    assert any(fact.format("mail", 8080) in chunk for chunk in chunks), chunks

@@ -10,8 +10,8 @@ matches the next such question better than the fact does. So:
   scores at most `ECHO_SHARE` of the best of those. (Measured with `bench/quality.py`: all shown chunks together have
   most words of anything, which cost 3 points, and a user's own words are no echo, which cost 1.)
 - A chunk in which the model *retells* what was corrected since (words of a shown chunk that its replacement has not)
-  counts half, and is shown only if there is nothing else. What a user states, and what a tool reports, is new: "ticket
-  102 is Marta's, too" stays true when ticket 101 is no longer hers.
+  counts half, and is shown only if there is nothing else. What a user states, what a tool reports and what is said of
+  another thing is new: "ticket 102 is Marta's, too" stays true when ticket 101 is no longer hers.
 - Of chunks that *ask the same* the newest with an answer of its own is a candidate, and those that say far more.
 
 Two questions are the same if the cosine of their words is at least `SAME_QUESTION_COSINE`. It is computed from text, so
@@ -35,7 +35,6 @@ from memd.caching import cached
 from memd.entries import Entry, Speaker
 from memd.recall.ranking import Candidate, Verdict
 from memd.store.lexical.analyzer import analyze_query
-from memd.store.lexical.entities import entities_of
 
 ECHO_SHARE = 0.9
 RETOLD_SHARE = 0.5
@@ -47,7 +46,7 @@ REPEATED_SHARE = 2 / 3
 TOLD_MIN = 3
 """Fewer words that a user puts beside a question tell nothing ("Hi!", "Sorry to bother you.")."""
 ELSE_MIN = 6
-"""Fewer words of its own beside an old value only wrap it ("You type 5432 into the field of pgAdmin")."""
+"""A sentence of fewer other words, none of which is about the old chunk, may answer a question that is."""
 FAR_MORE = 2
 """An older answer with more than so many times the own words of a newer one stays a candidate beside it."""
 SOURCE_MIN = 4
@@ -130,12 +129,6 @@ class _Read:
             found = self._said[entry.uuid] = spoken.answered - spoken.asked - _EMPTY
         return found
 
-    def repeatable(self, entry: Entry) -> frozenset[str]:
-        """All but those that its user states and that a tool reports."""
-        said = _said_by(entry.content, () if entry.speakers is UNSET else entry.speakers)
-        reported = "\n".join(text for role, text in said if role not in ("user", "assistant"))
-        return self.words(entry) - self.spoken(entry).told - _words(reported)
-
     def is_told(self, entry: Entry) -> bool:
         """Whether the user tells something in it: that is no echo, whatever is answered."""
         spoken = self.spoken(entry)
@@ -215,8 +208,7 @@ def without_echoes(
         if superseded:
             known = sources[one.entry.uuid] = superseded.keys() & _shown(one.entry)
             known.update(*(sources[source.entry.uuid] for source in shown))
-            words = read.repeatable(one.entry) if known else frozenset[str]()
-            if any(_retells(one.entry, words, superseded[uuid], read) for uuid in known):
+            if any(_retells(one.entry, superseded[uuid], read) for uuid in known):
                 one = _held(one, RETOLD_SHARE, Verdict.RETELLS)
         if repeated and one.score > 0:
             best = max(source.score for source in repeated)
@@ -248,9 +240,10 @@ def _own_share(entry: Entry) -> float:
 
 
 def _said_by(content: str, speakers: Sequence[Speaker]) -> list[tuple[str, str]]:
-    """The role and the text of each stretch."""
+    """The role and the text of each stretch; without speakers all is the model's."""
     ends = [speaker.offset for speaker in speakers[1:]] + [len(content)]
-    return [(one.role, content[one.offset : end]) for one, end in zip(speakers, ends, strict=False)]
+    stretches = [(one.role, content[one.offset : end]) for one, end in zip(speakers, ends, strict=False)]
+    return stretches or [("assistant", content)]
 
 
 def _repeating(content: str, asked: Collection[str]) -> float:
@@ -281,34 +274,48 @@ def _adds_nothing(entry: Entry, repeated: Sequence[Candidate], read: _Read) -> b
     return read.said(entry).issubset(frozenset[str]().union(*(read.words(one.entry) for one in repeated)))
 
 
-def _retells(entry: Entry, repeatable: frozenset[str], old: Superseded, read: _Read) -> bool:
-    """Whether an answer repeats what a correction took out: a number or name that differs, else half of the words.
+def _retells(entry: Entry, old: Superseded, read: _Read) -> bool:
+    """Whether an entry repeats what a correction took out: a number or name that differs, else half of the words.
 
     Of a chunk that was taken out as a whole it has to have half of the numbers and names: many share one of them.
     """
-    kept = _words(old.replacement) if old.replacement is not None else read.asked
-    gone = _words(old.content) - kept - _EMPTY
+    former = _words(old.content) - _EMPTY
+    present = _words(old.replacement) if old.replacement is not None else frozenset[str]()
+    gone = former - (present or read.asked)
     codes = _codes(gone)
     gone = codes or gone
-    least = 1 if codes and old.replacement is not None else len(gone) / 2
-    return bool(gone) and len(gone & repeatable) >= least and not _is_about_else(entry, repeatable, old, read)
+    if gone.isdisjoint(read.words(entry)):
+        return False
+    repeated = len(gone & _repeatable(entry, former, present, read.spoken(entry).told))
+    return repeated > 0 and (bool(codes and present) or 2 * repeated >= len(gone))
 
 
-def _is_about_else(entry: Entry, repeatable: frozenset[str], old: Superseded, read: _Read) -> bool:
-    """Whether an answer has numbers or names of its own and none of those that stayed (the ticket is another one), or
-    mostly other words."""
-    former, present = _names(old.content), _names(old.replacement or "")
-    subject = _codes(former & present) or former & present
-    if subject and subject.isdisjoint(read.words(entry)) and not _names(entry.content) <= former | present:
-        return True
-    said = read.said(entry) & repeatable
-    own = len(said - _words(old.content))
-    return own >= ELSE_MIN and 2 * own > len(said)
+def _repeatable(entry: Entry, former: frozenset[str], present: frozenset[str], told: frozenset[str]) -> frozenset[str]:
+    """The words of what the model says and its user asks in an entry, without sentences that are about something else
+    than the chunk with the words `former`, which are `present` now. What a user states, and what a tool reports, is
+    new, and so is an answer that says it again."""
+    kept, found = former & (present or former), set[str]()
+    for role, text in _said_by(entry.content, () if entry.speakers is UNSET else entry.speakers):
+        for sentence in _LINE_END.split(text) if role in ("user", "assistant") else ():
+            if role == "user" and not sentence.endswith(_QUESTION_MARKS):
+                continue
+            words = _words(sentence)
+            gone = words & former - kept
+            is_user_s = gone <= told and words & kept <= told
+            if not is_user_s and not _is_about_another(words, former, present, kept):
+                found |= words
+    return frozenset(found)
 
 
-def _names(text: str) -> frozenset[str]:
-    """The words with digits, and those of names."""
-    return _codes(_words(text)) | _words("\n".join(entities_of(text)))
+def _is_about_another(
+    words: frozenset[str], former: frozenset[str], present: frozenset[str], kept: frozenset[str]
+) -> bool:
+    """Whether a sentence says the like of another thing (ticket 102, where `former` is about ticket 101), or much and
+    nothing of this one ("Marta waters the plants")."""
+    subject, frame = _codes(kept), kept - _codes(kept)
+    if subject and not subject & words and _codes(words) - former - present:
+        return 2 * len(words & frame) >= len(frame)
+    return not _codes(words & former) and not words & kept and len(words - former) >= ELSE_MIN
 
 
 def _codes(words: frozenset[str]) -> frozenset[str]:
@@ -375,7 +382,7 @@ def _size_of_spoken(spoken: _Spoken) -> int:
 def _spoken(content: str, speakers: tuple[Speaker, ...]) -> _Spoken:
     said = _said_by(content, speakers)
     asked = [text for role, text in said if role == "user"]
-    answered = [text for role, text in said if role != "user"] if speakers else [content]
+    answered = [text for role, text in said if role != "user"]
     sentences = [sentence for text in asked for sentence in _SENTENCE.findall(text)]
     told = [sentence for sentence in sentences if not sentence.endswith(_QUESTION_MARKS)]
     is_question = len(told) < len(sentences)
