@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,7 @@ class House:
         self.loop, self.search, self.model = (
             ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("loop", "memd-search", "memd-embed")
         )
+        self.pools = self.loop, self.search, self.model
         self.one_core = self.loop.submit(lambda: OneCore(self.others)).result()
         self.now = 1000.0
 
@@ -134,7 +138,7 @@ class House:
 
     def cores(self) -> tuple[set[int], ...]:
         """Where the three may run."""
-        return tuple(cores_of(pool) for pool in (self.loop, self.search, self.model))
+        return tuple(map(cores_of, self.pools))
 
 
 def cores_of(pool: ThreadPoolExecutor) -> set[int]:
@@ -145,8 +149,9 @@ def cores_of(pool: ThreadPoolExecutor) -> set[int]:
 def house() -> Iterator[House]:
     made = House()
     yield made
-    made.loop.submit(made.one_core._hold, None).result()
-    for pool in (made.loop, made.search, made.model):
+    made.loop.submit(made.one_core.let_go).result()
+    made.one_core._ended.set()
+    for pool in made.pools:
         pool.shutdown()
 
 
@@ -196,7 +201,7 @@ class TestHeldThreads:
             child.communicate()
 
     @pytest.mark.parametrize("is_held", [True, False])
-    def test_who_sets_the_cores_of_the_process_is_obeyed(self, house: House, is_held: bool) -> None:
+    def test_who_sets_the_cores_of_the_loop_s_thread_is_obeyed(self, house: House, is_held: bool) -> None:
         house.cores()
         if is_held:
             house.hold()
@@ -205,9 +210,26 @@ class TestHeldThreads:
         house.look()
         house.look()
         assert house.one_core.held is None
-        assert house.cores()[0] == {CORES[1]}
-        if is_held:
-            assert house.cores()[1] == {CORES[1]}, "what was held is not left on the core of before"
+        assert house.cores() == ({CORES[1]}, set(CORES), set(CORES))
+
+    @pytest.mark.parametrize("core", CORES[:2])
+    def test_who_sets_the_cores_of_all_threads_is_obeyed_also_if_that_is_the_one_held(
+        self, house: House, core: int
+    ) -> None:
+        house.hold()
+        never_held = house.one_core._never_held.native_id
+        for thread in never_held, *(one.submit(threading.get_native_id).result() for one in house.pools):
+            os.sched_setaffinity(thread or 0, {core})
+        house.others.free(*set(CORES) - {core})
+        house.look()
+        house.look()
+        assert house.one_core.held is None
+        assert house.cores() == ({core},) * 3
+        for thread in never_held, *(one.submit(threading.get_native_id).result() for one in house.pools):
+            os.sched_setaffinity(thread or 0, set(CORES))
+        house.others.free(CORES[0])
+        house.look()
+        house.hold()
 
     def test_where_the_system_refuses_nothing_is_held_and_it_is_tried_again_later(
         self, house: House, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +259,20 @@ class TestHeldThreads:
         house.look()
         assert house.cores() == (set(CORES),) * 3
 
-    def test_what_is_not_known_yet_holds_nothing_and_costs_no_time(self, house: House) -> None:
+    def test_what_could_not_be_let_go_is_let_go_later(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(process: str) -> list[int]:
+            raise OSError(errno.EMFILE, "no descriptor")
+
+        house.hold()
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1, "memd-ingest") as late:
+            house.loop.submit(cores_of, late).result()
+            patched.setattr(one_core, "_threads", fail)
+            house.look()
+            patched.undo()
+            house.look()
+            assert (*house.cores(), cores_of(late)) == (set(CORES),) * 4
+
+    def test_what_is_not_known_yet_holds_nothing(self, house: House) -> None:
         house.cores()
         house.others.told = {}
         house.look()
@@ -245,27 +280,30 @@ class TestHeldThreads:
         house.others.free(CORES[0])
         house.hold()
 
-    def test_at_its_end_the_process_is_as_it_was(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        house.cores()
+    @pytest.mark.parametrize("share", [0.0, 1e9], ids=["at its end", "once it has little to do"])
+    def test_a_daemon_lets_go(self, house: House, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+        house.hold()
+        monkeypatch.setattr(one_core, "IDLE_SHARE", share)
+        monkeypatch.setattr(one_core, "LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(one_core, "IDLE_LOOK_SECONDS", 0.0)
 
-        async def live(look: Callable[[float], None]) -> None:
+        def tell(work: Callable[..., None], looked: asyncio.Event, *arguments: float) -> None:
+            work(*arguments)
+            looked.set()
+
+        async def live() -> None:
             looked = asyncio.Event()
-
-            def look_and_tell(now: float) -> None:
-                look(now)
-                looked.set()
-
-            monkeypatch.setattr(house.one_core, "look", look_and_tell)
-            monkeypatch.setattr(one_core, "LOOK_SECONDS", 0.0)
-            monkeypatch.setattr(one_core, "IDLE_LOOK_SECONDS", 0.0)
+            for name in "look", "let_go":
+                work = getattr(house.one_core, name)
+                monkeypatch.setattr(house.one_core, name, partial(tell, work, looked))
             tending = asyncio.ensure_future(house.one_core.tend())
             await looked.wait()
-            assert os.sched_getaffinity(0) == {CORES[0]}
+            assert (house.one_core.held is None) is (share > 0)
             tending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await tending
 
-        house.loop.submit(asyncio.run, live(house.one_core.look)).result()
+        house.loop.submit(asyncio.run, live()).result()
         assert house.cores() == (set(CORES),) * 3
 
 

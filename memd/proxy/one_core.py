@@ -38,6 +38,8 @@ throughput."""
 APART_SECONDS = 30.0
 """For so long nothing is held after others wanted the core, or after it could not be done."""
 
+ALL_CORES = range(4096)
+"""The system takes those of them that there are."""
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)
 """Of a line of /proc/stat: user, nice, system, irq, softirq, and steal, the work of other virtual machines."""
 _UTIME, _STIME, _CORE = 11, 12, 36
@@ -97,64 +99,88 @@ class OneCore:
         self.held: int | None = None
         """The core that they are on alone."""
         self._loop_thread = threading.get_native_id()
-        self._allowed = os.sched_getaffinity(0)
         self._others = others or OthersUsage()
         self._apart_until = 0.0
+        self._inherited: set[int] = set()
+        """Cores that other threads may have from a held one."""
+        self._ended = threading.Event()
+        self._never_held = threading.Thread(target=self._ended.wait, name="memd-cores", daemon=True)
+        self._never_held.start()
 
     async def tend(self) -> None:
-        """Look each second while memd works, until cancelled; then nothing is held."""
+        """Look each second while memd works, and let go while it does not, until cancelled."""
         used, seconds = 0.0, LOOK_SECONDS
         try:
             while True:
                 await asyncio.sleep(seconds)
                 before, used = used, time.process_time()
-                is_at_work = used - before >= IDLE_SHARE * seconds
-                seconds = LOOK_SECONDS if is_at_work else IDLE_LOOK_SECONDS
-                if is_at_work:
+                is_idle = used - before < IDLE_SHARE * seconds
+                seconds = IDLE_LOOK_SECONDS if is_idle else LOOK_SECONDS
+                if is_idle:
+                    self.let_go()
+                else:
                     self.look(time.monotonic())
         finally:
-            with suppress(OSError):
-                self._hold(None)
+            self.let_go()
+            self._ended.set()
 
     def look(self, now: float) -> None:
         """Hold the threads, move them, or let them go."""
         try:
-            present = os.sched_getaffinity(self._loop_thread)
-            if present != (self._allowed if self.held is None else {self.held}):
-                self._allowed = present  # somebody else wants it so
-                self._hold(None)
-            others = self._others.since_last(now)
-            known = {core: others[core] for core in self._allowed if core in others}
-            is_wanted = now >= self._apart_until and len(known) > 1
-            core = core_to_hold(known, self.held) if is_wanted else None
-            self._hold(core)
-            if is_wanted and core is None:
-                self._apart_until = now + APART_SECONDS
+            allowed, others = self._allowed(), self._others.since_last(now)
+            known = {core: others[core] for core in allowed if core in others}
+            core = None
+            if now >= self._apart_until and len(known) > 1 and not self._is_put_elsewhere(allowed):
+                core = core_to_hold(known, self.held)
+                self._apart_until = now if core is not None else now + APART_SECONDS
+            self._hold(core, allowed)
         except (OSError, ValueError, IndexError) as error:
             log.debug("memd's threads are not held on one core", extra={"error": error})
             self._apart_until = now + APART_SECONDS
-            with suppress(OSError):
-                self._hold(None)
+            self.let_go()
 
-    def _hold(self, core: int | None) -> None:
-        """Put the threads on a core; None: on all that are allowed. So is put who inherited the core.
+    def let_go(self) -> None:
+        """Hold nothing; where the system does not let that be done now, the next look tries again."""
+        with suppress(OSError):
+            self._hold(None, self._allowed())
+
+    def _allowed(self) -> set[int]:
+        """The cores of the process, whoever set them: where a held thread may be does not tell."""
+        return os.sched_getaffinity(self._never_held.native_id or 0)
+
+    def _is_put_elsewhere(self, allowed: set[int]) -> bool:
+        """Whether somebody has set the cores of the event loop's thread alone."""
+        return os.sched_getaffinity(self._loop_thread) not in (allowed, {self.held})
+
+    def _hold(self, core: int | None, allowed: set[int]) -> None:
+        """Put the threads on a core; None: on all that are allowed. There all others are put that inherited a core.
 
         Raises:
-            OSError: the system does not let the event loop's thread be put there.
+            OSError: the system does not tell the threads, or does not let them be put there.
         """
-        former, wanted = {self.held} - {None}, self._allowed if core is None else {core}
-        if core is None and not former:
+        if core is None and not self._inherited:
             return
-        os.sched_setaffinity(self._loop_thread, wanted)
+        threads, names = _threads("self"), {one.native_id: one.name for one in threading.enumerate()}
+        if not self._is_put_elsewhere(allowed):
+            _put(self._loop_thread, core, allowed)
         self.held = core
-        ours = {one.native_id for one in threading.enumerate() if one.name.startswith(TAKING_TURNS)}
-        ours.add(self._loop_thread)
-        for thread in (*_threads("self"), *(thread for child in _children() for thread in _threads(child))):
-            with suppress(OSError):  # it has ended
-                if thread in ours:
-                    os.sched_setaffinity(thread, wanted)
-                elif os.sched_getaffinity(thread) in ({core}, former):
-                    os.sched_setaffinity(thread, self._allowed)
+        self._inherited |= set() if core is None else {core}
+        ours = {one for one in threads if names.get(one, "").startswith(TAKING_TURNS)}
+        late = [one for one in threads if one not in ours and one != self._loop_thread and self._has_inherited(one)]
+        children = [one for parent in (self._loop_thread, *ours, *late) for one in _children(parent)]
+        late += [one for child in children for one in _threads(child) if self._has_inherited(one)]
+        for thread in (*ours, *late):
+            with suppress(ProcessLookupError):  # it has ended
+                _put(thread, core if thread in ours else None, allowed)
+        if core is None and not late:
+            self._inherited.clear()
+
+    def _has_inherited(self, thread: int) -> bool:
+        try:
+            [core, *others] = os.sched_getaffinity(thread)
+        except ProcessLookupError:
+            return False
+        return not others and core in self._inherited
 
 
 @contextmanager
@@ -170,15 +196,25 @@ def on_one_core(tasks: Tasks, *, is_wanted: bool) -> Iterator[None]:
         tending.cancel()
 
 
+def _put(thread: int, core: int | None, allowed: set[int]) -> None:
+    """Put a thread on a core; None: on all that are allowed. Where that is all that the cpuset has, no limit is set, so
+    that the thread also has what the cpuset gets later."""
+    os.sched_setaffinity(thread, ALL_CORES if core is None else {core})
+    if core is None and os.sched_getaffinity(thread) != allowed:
+        os.sched_setaffinity(thread, allowed)
+
+
 def _threads(process: str) -> list[int]:
-    """The ids of a process' threads."""
-    with suppress(OSError):
+    """The ids of a process' threads; none of one that has ended."""
+    try:
         return [int(one.name) for one in Path(f"/proc/{process}/task").iterdir()]
-    return []
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
-def _children() -> Iterator[str]:
-    """The processes that threads of this one started."""
-    for thread in _threads("self"):
-        with suppress(OSError):  # not every kernel tells
-            yield from Path(f"/proc/self/task/{thread}/children").read_text().split()
+def _children(thread: int) -> list[str]:
+    """The processes that a thread started; none where the kernel does not tell."""
+    try:
+        return Path(f"/proc/self/task/{thread}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
