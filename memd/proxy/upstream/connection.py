@@ -30,8 +30,10 @@ HEADERS_MAX = 1000
 REASON_CHARACTERS_MAX = 300
 WAIT_STEPS = 8
 """A limit is counted in so many steps; one that ends later by a quarter tells that the event loop was held."""
+HALVED_MAX = 4
+"""So often the last step is made shorter."""
 HELD_TIMES_MAX = 30
-"""An event loop that is held all the time waits so many times as long, and the steps of one limit."""
+"""An event loop that is held all the time waits so many times as long."""
 TRUST_IT = "name the file of its certificate, or of who signed it, in the environment variable SSL_CERT_FILE"
 
 Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
@@ -152,17 +154,19 @@ async def time_of_others(seconds: float) -> AsyncIterator[None]:
     """Limit how long the block waits for others, as `asyncio.timeout` does, by time in which they could be heard.
 
     A loop that was held by other work sees that a timer is due before it has taken in what came meanwhile. So each step
-    counts once, however late its end is noticed, and one that was noticed late is not the last, but for a loop that is
-    held all the time.
+    counts once, however late its end is noticed. If that of the last one is noticed late, there is one more, half as
+    long: a loop that is held again and again is free for less than a step in between.
     """
     loop, step, left = asyncio.get_running_loop(), seconds / WAIT_STEPS, WAIT_STEPS
-    end = loop.time() + seconds * HELD_TIMES_MAX
+    late, shortest, end = step / 4, step / 2**HALVED_MAX, loop.time() + seconds * HELD_TIMES_MAX
     counting: asyncio.TimerHandle
 
     def count(due: float) -> None:
-        nonlocal left, counting
+        nonlocal left, counting, step
         now = loop.time()
-        left = max(left - 1, due + step / 4 < now < end)
+        left -= 1
+        if not left and due + late < now < end:
+            left, step = 1, max(step / 2, shortest)
         if left:
             counting = loop.call_at(now + step, count, now + step)
         else:
