@@ -86,6 +86,17 @@ def test_a_core_that_came_since_is_not_judged(tmp_path: Path) -> None:
     assert set(usage.since_last(2.0)) == {0, 1}
 
 
+def test_what_others_took_while_nobody_looked_does_not_count(tmp_path: Path) -> None:
+    proc, usage = Proc(tmp_path), OthersUsage(tmp_path)
+    proc.tell((1000, 2000), {7: (500, 0)})
+    usage.since_last(1.0)
+    usage.forget()
+    proc.tell((9000, 9000), {7: (500, 0)})
+    assert usage.since_last(60.0) == {}
+    proc.tell((9000, 9000), {7: (500, 0)})
+    assert usage.since_last(61.0) == {0: 0.0, 1: 0.0}
+
+
 @pytest.mark.linux
 def test_the_system_tells_what_others_take_of_each_core() -> None:
     usage = OthersUsage()
@@ -285,7 +296,6 @@ class TestHeldThreads:
         house.hold()
         monkeypatch.setattr(one_core, "IDLE_SHARE", share)
         monkeypatch.setattr(one_core, "LOOK_SECONDS", 0.001)
-        monkeypatch.setattr(one_core, "IDLE_LOOK_SECONDS", 0.0)
 
         def tell(work: Callable[..., None], looked: asyncio.Event, *arguments: float) -> None:
             work(*arguments)

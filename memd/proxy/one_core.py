@@ -29,7 +29,7 @@ log = logging.getLogger("memd")
 
 TAKING_TURNS = ("memd-search", "memd-cut", "memd-write")
 """Beside the event loop's thread; the beginnings of their names."""
-LOOK_SECONDS, IDLE_LOOK_SECONDS = 1.0, 5.0
+LOOK_SECONDS = 1.0
 IDLE_SHARE = 0.05
 """Of a core: a process that uses less is not looked after."""
 OTHERS_MAX = 0.25
@@ -67,6 +67,10 @@ class OthersUsage:
         self._at = 0.0
         self._busy: dict[int, int] = {}
         self._used: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: what they took meanwhile does not count."""
+        self._busy = {}
 
     def since_last(self, now: float) -> dict[int, float]:
         """Return the share of each core that others took since this was asked last; nothing the first time.
@@ -109,17 +113,16 @@ class OneCore:
 
     async def tend(self) -> None:
         """Look each second while memd works, and let go while it does not, until cancelled."""
-        used, seconds = 0.0, LOOK_SECONDS
+        used = 0.0
         try:
             while True:
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(LOOK_SECONDS)
                 before, used = used, time.process_time()
-                is_idle = used - before < IDLE_SHARE * seconds
-                seconds = IDLE_LOOK_SECONDS if is_idle else LOOK_SECONDS
-                if is_idle:
-                    self.let_go()
-                else:
+                if used - before >= IDLE_SHARE * LOOK_SECONDS:
                     self.look(time.monotonic())
+                else:
+                    self._others.forget()
+                    self.let_go()
         finally:
             self.let_go()
             self._ended.set()
