@@ -1,13 +1,13 @@
 """The threads that take turns on the interpreter, held on one core as long as nobody else wants it.
 
 One of them runs at a time. Left to itself the system gives each a core of its own, so that each turn wakes a core that
-sleeps and moves what the last one had in its cache: eight clients cost a quarter more processor so (bench/NOTES.md,
-2026-11-26).
+sleeps and moves what the last one had in its cache: on one core eight clients get an eighth more answers a second
+(bench/NOTES.md, 2026-11-26).
 
 Rule: the model's threads and all others stay free, and so do child processes: what a held thread starts inherits its
 core, and is let go at the next look. Whoever sets the cores of the process from outside (taskset, a cpuset) is obeyed.
-Where others take part of the core and none is freer, nothing is held for a while. Linux only: elsewhere a thread cannot
-be told where to run.
+Where others take part of the core and none is freer, nothing is held for a while, and nothing while memd is idle. Linux
+only: elsewhere a thread cannot be told where to run.
 """
 
 from __future__ import annotations
