@@ -47,13 +47,6 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator[RawUpstream]:
-    """A server that answers at once, in a thread of its own."""
-    with raw_upstream() as upstream:
-        yield upstream
-
-
-@pytest.fixture(scope="module")
 def mute() -> Iterator[RawUpstream]:
     """A server that reads requests and answers none."""
     with raw_upstream() as upstream:
@@ -150,10 +143,10 @@ Question = Callable[[str], Coroutine[Any, Any, bool]]
 
 
 @pytest.mark.parametrize("question", [connects, is_healthy, tells, is_there])
-def test_who_has_answered_while_the_loop_was_held_is_heard(run: Run, peer: RawUpstream, question: Question) -> None:
+def test_who_has_answered_while_the_loop_was_held_is_heard(run: Run, raw: RawUpstream, question: Question) -> None:
     async def ask() -> bool:
         with held():
-            return await question(peer.url)
+            return await question(raw.url)
 
     assert run(ask())
 

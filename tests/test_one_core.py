@@ -25,6 +25,7 @@ MUCH = 2 * OTHERS_MAX
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 holds_threads = [
     pytest.mark.linux,
+    # They see threads move from one core to another, and be on one but not on the other: that takes two.
     pytest.mark.skipif(len(CORES) < 2, reason="with one core there is nothing to choose"),
 ]
 
