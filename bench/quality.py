@@ -173,7 +173,7 @@ async def answers(talk: Talk, config: Config) -> Answers:
             told.tokens.append(daemon.counter.count(block))
             budget = Budget(daemon.config.injection.budget_tokens)
             retrieved = await daemon.retriever.retrieve(question.text, [topic.log], budget)
-            told.ranked.append([one.candidate.entry.content for one in retrieved.candidates])
+            told.ranked.append([one.entry.content for one in retrieved.candidates])
     return told
 
 

@@ -174,7 +174,7 @@ async def test_with_all_weights_at_0_recall_is_the_plain_formula(
         cosine = float(np.dot(embedder.embed(text), query))
         plain.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(steps), text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
-    weights = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
+    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
     found = await asked(topic, question, EVERYTHING, question="model", **weights)
     silent = max(float(np.dot(embedder.embed(text), query)) for text in TALK) < 0.397
     scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
@@ -399,7 +399,12 @@ async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not
     topic = store.topic("default")
     topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
     counted: list[str] = []
-    monkeypatch.setattr(f"{__name__}._words", lambda text: counted.append(text) or len(text.split()))
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text.split())
+
+    monkeypatch.setattr(f"{__name__}._words", count)
     found = await asked(topic, "Where is the spare key?")
     pairs = [(one.entry, one.topic_id) for one in found.shown]
     placed = render(pairs, own_topic_id="default", header="Excerpts.", taken=(), tokens=0)

@@ -76,7 +76,5 @@ def test_this_version_writes_the_same_log_byte_for_byte(tmp_path: Path) -> None:
     names = {str(path.relative_to(golden)) for path in golden.rglob("*") if path.is_file()}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == names
     for name in names:
-        if not name.endswith(
-            (".hnsw", ".meta", ".words")
-        ):  # another processor may round otherwise
+        if not name.endswith((".hnsw", ".meta", ".words")):  # another processor may round otherwise
             assert (tmp_path / name).read_bytes() == (golden / name).read_bytes(), name

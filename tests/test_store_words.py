@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 
-from memd.entries import Draft, Erased
+from memd.entries import Draft, Entry, Erased
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.disk import DiskFiles
@@ -216,7 +216,7 @@ def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
 
 def _written_at_random(topic: TopicLog, chosen: random.Random, count: int) -> None:
     words = ["bicycle", "tyre", "river", "walk", "lamp", "ERR_7421", "sailing", "bread"]
-    known = []
+    known: list[Entry] = []
     for number in range(count):
         act = chosen.random()
         if known and act < 0.15:
