@@ -1,0 +1,299 @@
+"""How much of what a question needs is in the prompt, and what comes up where nothing should.
+
+    python bench/recall.py --store DIR [--locomo FILE] [--beam FOLDER] [--memd FOLDER] [--parts evidence,…] [--json FILE]
+
+Backs the claims about what is found. Reads the files of two public benchmarks (quality_data.py). `--store` keeps what was
+stored: a second run, of another version (`--memd`, its source tree), only asks a copy of it, so that both read the same
+data directory. All goes through a daemon over HTTP, with the settings as they come but for the budget; each question is
+asked in a fresh read-only chat, and the block is read out of the prompt that is forwarded. The parts:
+
+    evidence  share of the turns of an answer that are shown within 500, 1,000, 2,000 and 4,000 tokens: at least half of a
+              turn, by whole sentences; of BEAM's long messages (1,000 to 4,000) a sentence of them. How often the
+              model was asked for an embedding (`embed` in Server-Timing); how many questions brought nothing
+    beside    the same in 2,000 tokens, with 1.8 KB of code or prose before or after the question
+    three     the same where three questions are asked in one message
+    silence   small talk and questions about nothing stored, of data/silence.json and data/small_talk.json: no block
+    copies    texts that differ in one value, by two authors: found by their own question; notes by their whole text
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import random
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import daemons
+from quality_data import NOTHING_TO_FIND, Question, Talk, read
+
+PARTS = ("evidence", "beside", "three", "silence", "copies")
+BUDGETS = {"locomo": (500, 1000, 2000, 4000), "beam": (1000, 2000, 4000)}
+BESIDE_CHARACTERS = 1800
+BEAM_CHATS = 10
+SILENCE_TALKS = 3
+"""Of each set; small talk is the same in the others."""
+SENTENCE_CHARACTERS_MIN = 30
+COPIES, COPIES_BUDGET = 40, 500
+NOTES = 50
+DATA = Path(__file__).parent / "data"
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
+Figures = dict[str, Any]
+
+
+# -- what is found ---------------------------------------------------------------------------------------------------
+
+
+def half_of(turn: str, shown: str) -> bool:
+    """Whether at least half of a turn, by whole sentences, is shown."""
+    sentences = [sentence.strip() for sentence in _SENTENCE.findall(turn) if sentence.strip()]
+    total = sum(map(len, sentences))
+    return sum(len(sentence) for sentence in sentences if sentence in shown) * 2 >= total > 0
+
+
+def some_of(message: str, shown: str) -> bool:
+    """Whether a sentence of a message, of a length that is its own, is shown; all of a message that has none."""
+    sentences = [sentence.strip() for sentence in _SENTENCE.findall(message)]
+    own = [sentence for sentence in sentences if len(sentence) >= SENTENCE_CHARACTERS_MIN]
+    return any(sentence in shown for sentence in own) if own else message.strip() in shown
+
+
+FOUND: dict[str, Callable[[str, str], bool]] = {"locomo": half_of, "beam": some_of}
+
+
+class Asked(NamedTuple):
+    """A message, and the evidence of each question in it."""
+
+    topic: str
+    text: str
+    evidence: tuple[tuple[str, ...], ...]
+
+
+def alone(talks: Sequence[Talk]) -> list[Asked]:
+    """All questions that have an answer."""
+    return [Asked(talk.topic, one.text, (one.evidence,)) for talk in talks for one in answered(talk)]
+
+
+def answered(talk: Talk) -> list[Question]:
+    """Its questions that have an answer."""
+    return [one for one in talk.questions if one.category != NOTHING_TO_FIND]
+
+
+def in_threes(talks: Sequence[Talk]) -> Iterator[Asked]:
+    """The same questions, three of a conversation in one message, in an order by chance."""
+    for talk in talks:
+        questions = answered(talk)
+        random.Random(7).shuffle(questions)
+        for at in range(0, len(questions) - 2, 3):
+            three = questions[at : at + 3]
+            yield Asked(talk.topic, " ".join(one.text for one in three), tuple(one.evidence for one in three))
+
+
+def pasted() -> dict[str, str]:
+    """Long texts of Python's own: code, and its manual."""
+    from pydoc_data.topics import topics
+
+    code = "\n".join(inspect.getsource(module) for module in (argparse, tempfile, shutil, inspect))
+    return {"code": code, "prose": "\n".join(topics[name] for name in sorted(topics))}
+
+
+def with_pasted(asked: Sequence[Asked], text: str, *, is_before: bool) -> Iterator[Asked]:
+    """The same questions, each with another piece of a text before or after it."""
+    chosen = random.Random(11)
+    for one in asked:
+        at = chosen.randrange(len(text) - BESIDE_CHARACTERS)
+        piece = text[at : at + BESIDE_CHARACTERS]
+        yield one._replace(text=f"{piece}\n\n{one.text}" if is_before else f"{one.text}\n\n{piece}")
+
+
+def shares(daemon: daemons.Daemon, asked: Sequence[Asked], is_found: Callable[[str, str], bool]) -> Figures:
+    """Ask, and what share of the evidence was shown, over questions; how often the model was asked."""
+    told: dict[str, list[float]] = {"found": [], "model": [], "silent": [], "characters": [], "embed": [], "search": []}
+    for one in asked:
+        shown = daemon.ask(one.topic, one.text)
+        for evidence in one.evidence:
+            told["found"].append(fmean(is_found(turn, shown.block) for turn in evidence))
+        told["model"].append(shown.asked_model)
+        told["silent"].append(not shown.block)
+        told["characters"].append(len(shown.block))
+        for name in ("embed", "search"):
+            told[name].append(shown.ms.get(name, 0.0))
+    means = {name: fmean(values) for name, values in told.items()}
+    percent = {name: round(100 * means[name], 1) for name in ("found", "model", "silent")}
+    rest = {"characters": round(means["characters"]), **{f"{one}_ms": round(means[one], 2) for one in ("embed", "search")}}
+    return {"questions": len(told["found"]), **percent, **rest}
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """One version, over a copy of what was stored."""
+
+    tree: Path
+    data_dir: Path
+    talks: dict[str, list[Talk]]
+
+    def within(self, budget: int) -> Any:
+        """The daemon with a budget of tokens."""
+        return daemons.serving(self.tree, daemons.settings_of(self.data_dir, injection={"budget_tokens": budget}))
+
+
+def evidence(run: Run) -> Iterator[tuple[str, Figures]]:
+    """Each question alone."""
+    for name, talks in run.talks.items():
+        for budget in BUDGETS[name]:
+            with run.within(budget) as daemon:
+                daemon.settled()
+                yield f"{name} within {budget}", shares(daemon, alone(talks), FOUND[name])
+
+
+def beside(run: Run) -> Iterator[tuple[str, Figures]]:
+    """Each question with something pasted."""
+    for name, talks in run.talks.items():
+        if name != "locomo":
+            continue
+        with run.within(2000) as daemon:
+            for kind, text in pasted().items():
+                for is_before in (True, False):
+                    asked = list(with_pasted(alone(talks), text, is_before=is_before))
+                    where = "before" if is_before else "after"
+                    yield f"{name}, {kind} {where} it", shares(daemon, asked, FOUND[name])
+
+
+def three(run: Run) -> Iterator[tuple[str, Figures]]:
+    """Three questions in one message."""
+    for name, talks in run.talks.items():
+        for budget in (1000, 2000, 4000) if name == "locomo" else ():
+            with run.within(budget) as daemon:
+                yield f"{name}, three within {budget}", shares(daemon, list(in_threes(talks)), FOUND[name])
+
+
+def silence(run: Run) -> Iterator[tuple[str, Figures]]:
+    """What has nothing to find, by its kind."""
+    asked = [(one["kind"], one["ask"]) for one in json.loads((DATA / "silence.json").read_text())]
+    for language, lines in json.loads((DATA / "small_talk.json").read_text()).items():
+        asked += [(f"small talk, {language}", line) for line in lines]
+    for name, talks in run.talks.items():
+        quiet: dict[str, list[bool]] = {}
+        models = []
+        with run.within(2000) as daemon:
+            for talk in talks[:SILENCE_TALKS]:
+                for kind, text in asked:
+                    shown = daemon.ask(talk.topic, text)
+                    models.append(shown.asked_model)
+                    quiet.setdefault(kind, []).append(not shown.block)
+                    is_eight = kind.startswith("small talk,")
+                    quiet.setdefault("eight languages" if is_eight else "the 200", []).append(not shown.block)
+        rows = {kind: round(100 * fmean(values), 1) for kind, values in quiet.items()}
+        yield f"{name}, silent", rows | {"model": round(100 * fmean(models), 1)}
+
+
+def copies(run: Run) -> Iterator[tuple[str, Figures]]:
+    """Texts that are alike but for a value, told by two people; notes that are alike, asked by their text."""
+    with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
+        data_dir = Path(name) / "memory"
+        config = Path(name) / "config.yaml"
+        config.write_text(f"data_dir: {data_dir}\n")
+        tokens = [_token(run.tree, data_dir, who) for who in ("ann", "ben")]
+        settings = daemons.settings_of(data_dir, injection={"budget_tokens": COPIES_BUDGET}, buffer={"store_after_seconds": 0})
+        with daemons.serving(run.tree, settings) as daemon:
+            rooms = random.Random(3).sample(range(100, 999), COPIES)
+            texts = [f"The key of room {room} hangs in the grey box behind the porter's desk on floor {room % 9}." for room in rooms]
+            for number, text in enumerate(texts):
+                token = tokens[number % 2]
+                daemon.chat("chats", [{"role": "user", "content": text}], "full", token)
+                daemon.own("/memd/notes", {"topic_id": "notes", "notes": [{"content": text}]}, token)
+            notes = [
+                f"{what} of the {which} line is {number} since the rebuild in spring, says the plan of the works."
+                for what in ("The belt speed", "The oil pressure", "The shift length", "The scrap rate", "The crew size")
+                for number, which in enumerate("north south east west upper lower inner outer old new".split(), 3)
+            ]
+            daemon.own("/memd/notes", {"topic_id": "alike", "notes": [{"content": note} for note in notes]})
+            time.sleep(3)
+            daemon.settled()
+            figures: Figures = {}
+            for topic in ("chats", "notes"):
+                found = 0
+                for room, text in zip(rooms, texts, strict=True):
+                    found += text in daemon.ask(topic, f"Where does the key of room {room} hang?").block
+                figures[f"{topic}, of {COPIES}"] = found
+            first = shown = 0
+            for note in notes:
+                ranked = daemon.own("/memd/search?" + _query(q=note, topic="alike"))["chunks"]
+                first += bool(ranked) and ranked[0]["content"] == note
+                shown += note in daemon.ask("alike", note).block
+            yield "near copies", figures | {f"first, of {NOTES}": first, f"shown, of {NOTES}": shown}
+
+
+def _query(**asked: str) -> str:
+    from urllib.parse import urlencode
+
+    return urlencode(asked)
+
+
+def _token(tree: Path, data_dir: Path, who: str) -> str:
+    return daemons.command(tree, data_dir, "token", "add", who, "--topics", "*", "--rights", "read,write").split()[-1]
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def store(tree: Path, data_dir: Path, talks: dict[str, list[Talk]]) -> None:
+    """Store what is not there yet, each conversation in a topic."""
+    for talk in (talk for several in talks.values() for talk in several):
+        done = data_dir.parent / f"{talk.topic}.stored"
+        if done.exists():
+            continue
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            for number, session in enumerate(talk.sessions):
+                file.write(json.dumps({"id": f"{talk.topic}-{number}", "messages": session}) + "\n")
+            file.flush()
+            print(daemons.command(tree, data_dir, "import", "--format", "openai", "--topic", talk.topic, file.name).strip())
+        done.touch()
+
+
+def main() -> None:
+    """Measure, print, and write the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--store", type=Path, required=True, help="a folder, in which what is stored stays")
+    parser.add_argument("--locomo", type=Path, help="LoCoMo's file")
+    parser.add_argument("--beam", type=Path, help="a folder of BEAM's chats; the first ten are asked")
+    parser.add_argument("--memd", type=Path, default=daemons.HERE, help="the source tree of the version that is asked")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of these")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    talks: dict[str, list[Talk]] = {}
+    if asked.locomo is not None:
+        talks["locomo"] = read(asked.locomo)
+    if asked.beam is not None:
+        talks["beam"] = read(asked.beam, set(range(BEAM_CHATS)))
+    talks = {name: [one._replace(topic=f"{name}-{one.topic}") for one in several] for name, several in talks.items()}
+    asked.store.mkdir(parents=True, exist_ok=True)
+    tree = asked.memd.resolve()
+    store(tree, asked.store / "memory", talks)
+    told: Figures = {}
+    with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
+        data_dir = Path(name) / "memory"
+        if talks:
+            shutil.copytree(asked.store / "memory", data_dir)
+        run = Run(tree, data_dir, talks)
+        for part in asked.parts.split(","):
+            started = time.perf_counter()
+            for what, figures in {"evidence": evidence, "beside": beside, "three": three, "silence": silence, "copies": copies}[part](run):
+                told[what] = figures
+                print(f"{what:28}", "  ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+                if asked.json is not None:
+                    asked.json.write_text(json.dumps(told, indent=1))
+            print(f"  ({part}: {time.perf_counter() - started:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
