@@ -143,7 +143,7 @@ def settings_of(data_dir: Path, **changed: dict[str, Any]) -> dict[str, Any]:
 def command(tree: Path, data_dir: Path, *arguments: str) -> str:
     """The output of a command of memd in a source tree."""
     asked = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(data_dir)]
-    done = subprocess.run(asked, env=_environment(tree), cwd=tree, text=True, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(asked, env=_environment(tree), cwd=tree, text=True, capture_output=True, check=True)
     return done.stdout
 
 

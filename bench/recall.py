@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import daemons
 from quality_data import NOTHING_TO_FIND, Question, Talk, read
@@ -42,7 +43,19 @@ SILENCE_TALKS = 3
 """Of each set; small talk is the same in the others."""
 SENTENCE_CHARACTERS_MIN = 30
 COPIES, COPIES_BUDGET = 40, 500
+COPY = (
+    "The spare key hangs in the grey box behind the porter's desk on the ground floor. Whoever takes it signs in the"
+    " blue book beside the box, with name and time, and brings it back before the evening shift begins; the porter counts"
+    " the keys at eight and calls whoever has not signed out. A second key is with the caretaker, who lives next door."
+    " Nobody takes a key home, nobody lends one on, and whoever loses one pays for the lock. Written down for room {}."
+)
 NOTES = 50
+MEASURES = ("belt speed", "oil pressure", "shift length", "scrap rate", "crew size")
+PLAN = (
+    "The {0} of the northern line was chosen after two weeks"
+    " of trials, in which the foreman and the people of the early shift wrote down each stop with its reason, and it stays"
+    " as it is until the audit in autumn, when the figures of all four lines are laid side by side. Set: {1}."
+)
 DATA = Path(__file__).parent / "data"
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
 Figures = dict[str, Any]
@@ -206,37 +219,27 @@ def copies(run: Run) -> Iterator[tuple[str, Figures]]:
         settings = daemons.settings_of(data_dir, injection={"budget_tokens": COPIES_BUDGET}, buffer={"store_after_seconds": 0})
         with daemons.serving(run.tree, settings) as daemon:
             rooms = random.Random(3).sample(range(100, 999), COPIES)
-            texts = [f"The key of room {room} hangs in the grey box behind the porter's desk on floor {room % 9}." for room in rooms]
+            texts = [COPY.format(room) for room in rooms]
             for number, text in enumerate(texts):
                 token = tokens[number % 2]
                 daemon.chat("chats", [{"role": "user", "content": text}], "full", token)
                 daemon.own("/memd/notes", {"topic_id": "notes", "notes": [{"content": text}]}, token)
-            notes = [
-                f"{what} of the {which} line is {number} since the rebuild in spring, says the plan of the works."
-                for what in ("The belt speed", "The oil pressure", "The shift length", "The scrap rate", "The crew size")
-                for number, which in enumerate("north south east west upper lower inner outer old new".split(), 3)
-            ]
+            notes = [PLAN.format(what, value) for what in MEASURES for value in range(30, 30 + NOTES // len(MEASURES))]
             daemon.own("/memd/notes", {"topic_id": "alike", "notes": [{"content": note} for note in notes]})
+            for number, note in enumerate(notes):
+                daemon.chat("alike-said", [{"role": "user", "content": note}], "full", tokens[number % 2])
             time.sleep(3)
             daemon.settled()
-            figures: Figures = {}
             for topic in ("chats", "notes"):
-                found = 0
-                for room, text in zip(rooms, texts, strict=True):
-                    found += text in daemon.ask(topic, f"Where does the key of room {room} hang?").block
-                figures[f"{topic}, of {COPIES}"] = found
-            first = shown = 0
-            for note in notes:
-                ranked = daemon.own("/memd/search?" + _query(q=note, topic="alike"))["chunks"]
-                first += bool(ranked) and ranked[0]["content"] == note
-                shown += note in daemon.ask("alike", note).block
-            yield "near copies", figures | {f"first, of {NOTES}": first, f"shown, of {NOTES}": shown}
-
-
-def _query(**asked: str) -> str:
-    from urllib.parse import urlencode
-
-    return urlencode(asked)
+                asked = [(daemon.ask(topic, f"Where is the spare key of room {room}?").block, room) for room in rooms]
+                yield f"alike, {topic}", {f"found, of {COPIES}": sum(COPY.format(room) in block for block, room in asked)}
+            for topic, asking in (("alike", ""), ("alike-said", "Is this still so? ")):  # what is in the prompt is not shown
+                first = shown = 0
+                for note in notes:
+                    ranked = daemon.own("/memd/search?" + urlencode({"q": asking + note, "topic": topic}))["chunks"]
+                    first += bool(ranked) and note in ranked[0]["content"]
+                    shown += note in daemon.ask(topic, asking + note).block
+                yield f"asked by its text, {topic}", {f"first, of {NOTES}": first, f"shown, of {NOTES}": shown}
 
 
 def _token(tree: Path, data_dir: Path, who: str) -> str:
