@@ -247,11 +247,13 @@ def wait_until_quiet(pid: int, seconds: float = QUIET_SECONDS, seconds_max: floa
 
 
 @contextlib.contextmanager
-def memd_serving(folder: Path, *upstreams: str, tree: Path = HERE) -> Iterator[tuple[str, int]]:
+def memd_serving(
+    folder: Path, *upstreams: str, tree: Path = HERE, settings: dict[str, dict[str, int]] | None = None
+) -> Iterator[tuple[str, int]]:
     """memd on `folder`, of a source tree, before one model server or several; its URL and process id."""
     config = folder / "config.yaml"
-    buffer = {"soft_tokens": WINDOW_TOKENS // 4, "hard_tokens": WINDOW_TOKENS // 2}
-    config.write_text(yaml.safe_dump({"data_dir": str(folder / "memory"), "buffer": buffer, "log": {"level": "error"}}))
+    told = {"data_dir": str(folder / "memory"), "log": {"level": "error"}, "admin": {"port": 0}, **(settings or {})}
+    config.write_text(yaml.safe_dump(told))
     before = [part for url in upstreams for part in ("--upstream", url)]
     command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", "0", *before]
     own = {**os.environ, "PYTHONPATH": str(tree)}

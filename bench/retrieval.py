@@ -1,10 +1,11 @@
 """What one retrieval takes of the processor beside the embedding model, and how many Python calls, over stores of each size.
 
-    python bench/retrieval.py --store DIR [--chunks 200,5000,100000] [--json FILE]
+    python bench/retrieval.py --store DIR [--chunks 200,5000,100000] [--talk FOLDER --locomo FILE] [--json FILE]
 
 Backs the claim that recall cannot be felt. The daemon's own retriever is asked in this process, one question at a time,
 each after another that was not measured; the model has read all of them before, so that it takes no part. Calls are
-counted in a second run, in all threads. `--store` keeps the stores; another version is measured with PYTHONPATH set to
+counted in a second run, in all threads. Words and vectors of the stores are made (prose.py, vectors.py); `--talk`, where
+recall.py stored LoCoMo's file, is real: its second conversation, asked its own questions. `--store` keeps the stores; another version is measured with PYTHONPATH set to
 its source tree, over a copy of them.
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from prose import question
+from quality_data import NOTHING_TO_FIND, read
 
 from memd.embedding.loading import load_embedder
 from memd.proxy.app import running
@@ -72,12 +74,13 @@ def remember_embeddings() -> None:
             setattr(kind, name, looked_up)
 
 
-async def asked(folder: Path, measure: Callable[[Asking, list[str]], Awaitable[dict[str, float]]]) -> dict[str, float]:
-    """A measurement over the store in a folder."""
+async def asked(
+    folder: Path, name: str, questions: list[str], measure: Callable[[Asking, list[str]], Awaitable[dict[str, float]]]
+) -> dict[str, float]:
+    """A measurement over a topic of the store in a folder."""
     config = Config(listen=ListenSettings(port=0), data_dir=folder, log=LogSettings(level="error"))
-    questions = [question(np.random.default_rng(number)) for number in range(QUESTIONS)]
     async with running(config) as daemon:
-        topic = await daemon.topics.get("default")
+        topic = await daemon.topics.get(name)
 
         async def ask(text: str) -> object:
             return await daemon.retriever.retrieve(text, [topic.log], Budget(BUDGET_TOKENS))
@@ -109,16 +112,17 @@ async def calls(ask: Asking, questions: list[str], counter: Calls) -> dict[str, 
     return {"python_calls": counter.python / len(questions), "builtin_calls": counter.builtin / len(questions)}
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """All about the store in a folder."""
+def measured(folder: Path, topic: str, questions: list[str]) -> dict[str, float]:
+    """All about a topic of the store in a folder."""
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
         shutil.copytree(folder, Path(name) / "memory")
-        figures = asyncio.run(asked(Path(name) / "memory", processor))
+        figures = asyncio.run(asked(Path(name) / "memory", topic, questions, processor))
         counter = Calls()
         threading.setprofile(counter)
         sys.setprofile(counter)
         try:
-            figures |= asyncio.run(asked(Path(name) / "memory", functools.partial(calls, counter=counter)))
+            counting = functools.partial(calls, counter=counter)
+            figures |= asyncio.run(asked(Path(name) / "memory", topic, questions, counting))
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]  # typeshed has no None
@@ -130,6 +134,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", type=Path, required=True, help="a folder, in which the stores stay")
     parser.add_argument("--chunks", default=SIZES, help="comma-separated numbers of chunks")
+    parser.add_argument("--talk", type=Path, help="the --store of recall.py")
+    parser.add_argument("--locomo", type=Path, help="LoCoMo's file, with --talk")
     parser.add_argument("--fill", action="store_true", help="make the stores that are not there, and ask nothing")
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
@@ -144,10 +150,15 @@ def main() -> None:
     if told.fill:
         return
     remember_embeddings()
+    made = [question(np.random.default_rng(number)) for number in range(QUESTIONS)]
+    runs = {f"{size:,} chunks": (told.store / str(size), "default", made) for size in sizes}
+    if told.talk is not None:
+        real = [one.text for one in read(told.locomo)[1].questions if one.category != NOTHING_TO_FIND][:QUESTIONS]
+        runs["a conversation"] = told.talk / "memory", "locomo-talk-1", real
     figures = {}
-    for size in sizes:
-        figures[size] = measured(told.store / str(size))
-        print(f"{size:>9,} chunks ", "  ".join(f"{name} {value:,.2f}" for name, value in figures[size].items()), flush=True)
+    for name, run in runs.items():
+        figures[name] = measured(*run)
+        print(f"{name:>16} ", "  ".join(f"{one} {value:,.2f}" for one, value in figures[name].items()), flush=True)
     if told.json is not None:
         told.json.write_text(json.dumps(figures, indent=1))
 
