@@ -95,7 +95,9 @@ class Daemon:
         self._own = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=SECONDS_MAX)
         self.stand_in = stand_in
 
-    def chat(self, topic: str, messages: list[Message], mode: str = "readonly", token: str = OWNER, **members: Any) -> Shown:
+    def chat(
+        self, topic: str, messages: list[Message], mode: str = "readonly", token: str = OWNER, **members: Any
+    ) -> Shown:
         """One chat request."""
         headers = {"Content-Type": "application/json", "X-Memory-Mode": mode, "X-Memory-Token": token}
         body = json.dumps({"model": "stub", "messages": messages, **members})
@@ -127,7 +129,9 @@ class Daemon:
         """Wait until nothing that was stored waits for the embedding model."""
         until = time.monotonic() + SECONDS_MAX
         while time.monotonic() < until:
-            lines = [line for line in self.own("/memd/metrics").splitlines() if line.startswith("memd_embedding_backlog")]
+            lines = [
+                line for line in self.own("/memd/metrics").splitlines() if line.startswith("memd_embedding_backlog")
+            ]
             if not any(float(line.rsplit(" ", 1)[1]) for line in lines):
                 return
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What memd adds to a request: the first byte in five shapes of real use, requests and relayed chunks a second, processor.
+"""What memd adds to a request: the first byte in five shapes of real use, requests and relayed chunks a second.
 
     python bench/overhead.py [--memd NAME=FOLDER …] [--chunks 5000] [--stores FOLDER] [--parts shapes,…] [--json FILE]
 
@@ -7,9 +7,9 @@ the stub itself, a bare aiohttp pass-through, nginx and mnemonic-proxy where the
 source tree or of several (`--memd before=../before`), with mode `off` and with memory over that many chunks. While one
 is measured the others stand still. `--stores` keeps the stores (see retrieval.py --fill). The parts:
 
-    shapes    milliseconds added to the first byte, each request a new conversation: one sentence; 2 KB of talk; a question
-              under 8 KB of pasted code; a tool loop whose last result has 50 KB; a history of 200 KB with a new question
-    rate      requests of one sentence over 32 connections, and the processor of one, where it is stored and where not
+    shapes    milliseconds added to the first byte, each request a new conversation: one sentence; 2 KB of talk; a
+              question under 8 KB of pasted code; a tool loop whose last result has 50 KB; a history of 200 KB
+    rate      requests of one sentence over 32 connections, and the processor of one, stored and not stored
     relay     chunks a second of one stream, and the processor of one
     backlog   10,000 requests of 200 characters: seconds, and how long it is stored after them
 """
@@ -57,9 +57,10 @@ RELAY_ROUNDS = 5
 BACKLOG_REQUESTS, BACKLOG_CHARACTERS = 10_000, 200
 ANSWER_SECONDS_MAX = 120.0
 CODE = "\n\n".join(Path(module.__file__ or "").read_text() for module in (argparse, shutil, tempfile, selectors))
-WORDS = """the deployment script our parser login page build server cache layer garden shed invoice tool payment queue
+_WORDS = """the deployment script our parser login page build server cache layer garden shed invoice tool payment queue
 database index weather model train to Lisbon release branch cold start pull request night shift fails when there is was
-rewritten because of needs depends on was replaced by talks to ignores retries prefers forgot logs blocks renames""".split()
+rewritten because of needs depends on was replaced by talks to ignores retries prefers forgot logs"""
+WORDS = _WORDS.split()
 Row = dict[str, float]
 
 
@@ -70,7 +71,9 @@ _numbers = itertools.count(1)
 
 def talk(characters: int, seed: int) -> str:
     """Words, others for each seed."""
-    told = (WORDS[(seed * 7919 + number * 104_729 + number * number * seed) % len(WORDS)] for number in itertools.count())
+    told = (
+        WORDS[(seed * 7919 + number * 104_729 + number * number * seed) % len(WORDS)] for number in itertools.count()
+    )
     return " ".join(itertools.islice(told, 1 + characters // 5))[:characters]
 
 
@@ -88,7 +91,11 @@ def body(shape: str, *, stream: bool = False) -> bytes:
     elif shape == "8 KB of code":
         messages = [{"role": "user", "content": f"{pasted(8000, number)}\n\n{question}"}]
     elif shape == "50 KB result":
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": f'{{"path": "{number}.py"}}'}}
+        call = {
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "read", "arguments": f'{{"path": "{number}.py"}}'},
+        }
         messages += [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": pasted(50_000, number)},
@@ -166,7 +173,9 @@ class Connection:
         return taken
 
 
-def at_once(target: Target, mode: str, contents: Iterator[bytes], seconds: float, most: int = 1 << 40) -> tuple[int, float]:
+def at_once(
+    target: Target, mode: str, contents: Iterator[bytes], seconds: float, most: int = 1 << 40
+) -> tuple[int, float]:
     """Requests over all connections, each as soon as the one before is answered: how many, in how many seconds."""
     connections = [Connection(target, mode) for _ in range(CONNECTIONS)]
     done = sent = 0
@@ -194,7 +203,7 @@ def at_once(target: Target, mode: str, contents: Iterator[bytes], seconds: float
 
 
 def rounds(targets: Sequence[Target], number: int, measure: Callable[[Target], Any]) -> dict[str, list[Any]]:
-    """What was measured of each target in each round; in every second one in the other order, the others standing still."""
+    """What was measured of each target in each round, every second in the other order; the others stand still."""
     told: dict[str, list[Any]] = {target.name: [] for target in targets}
     for at in range(number):
         for target in targets[:: -1 if at % 2 else 1]:
@@ -274,7 +283,11 @@ def backlog_rows(targets: Sequence[Target]) -> dict[str, Row]:
                 contents = iter(lambda: body("200 characters"), b"")
                 _, seconds = at_once(target, "full", contents, 1e9, BACKLOG_REQUESTS)
                 later = wait_until_quiet(target.pid)
-            rows[target.name] = {"seconds": seconds, "stored after, seconds": later, "MB": resident_bytes(target.pid) / 1e6}
+            rows[target.name] = {
+                "seconds": seconds,
+                "stored after, seconds": later,
+                "MB": resident_bytes(target.pid) / 1e6,
+            }
     return rows
 
 

@@ -1,19 +1,19 @@
 """How much of what a question needs is in the prompt, and what comes up where nothing should.
 
-    python bench/recall.py --store DIR [--locomo FILE] [--beam FOLDER] [--memd FOLDER] [--parts evidence,…] [--json FILE]
+    python bench/recall.py --store DIR [--data NAME=PATH …] [--memd FOLDER] [--parts evidence,…] [--json FILE]
 
-Backs the claims about what is found. Reads the files of two public benchmarks (quality_data.py). `--store` keeps what was
-stored: a second run, of another version (`--memd`, its source tree), only asks a copy of it, so that both read the same
-data directory. All goes through a daemon over HTTP, with the settings as they come but for the budget; each question is
-asked in a fresh read-only chat, and the block is read out of the prompt that is forwarded. The parts:
+Backs the claims about what is found. Reads files and folders of public benchmarks (quality_data.py). `--store` keeps
+what was stored: a second run, of another version (`--memd`, its source tree), only asks a copy of it, so that both read
+the same data directory. All goes through a daemon over HTTP, with the settings as they come but for the budget; each
+question is asked in a fresh read-only chat, and the block is read out of the prompt that is forwarded. The parts:
 
-    evidence  share of the turns of an answer that are shown within 500, 1,000, 2,000 and 4,000 tokens: at least half of a
-              turn, by whole sentences; of BEAM's long messages (1,000 to 4,000) a sentence of them. How often the
-              model was asked for an embedding (`embed` in Server-Timing); how many questions brought nothing
-    beside    the same in 2,000 tokens, with 1.8 KB of code or prose before or after the question
-    three     the same where three questions are asked in one message
+    evidence  share of the turns of an answer that are shown within a budget of tokens: at least half of a turn, by
+              whole sentences; of a folder's long messages a sentence. How often the embedding model read the question
+              (`embed` in Server-Timing, where it takes time), how many questions brought nothing
+    beside    the same within 2,000 tokens, with 1.8 KB of code or prose before or after the question; of files
+    three     the same where three questions are asked in one message; of files
     silence   small talk and questions about nothing stored, of data/silence.json and data/small_talk.json: no block
-    copies    texts that differ in one value, by two authors: found by their own question; notes by their whole text
+    copies    texts that differ in one value, by two authors: found by their own question, and by their whole text
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -36,25 +37,25 @@ import daemons
 from quality_data import NOTHING_TO_FIND, Question, Talk, read
 
 PARTS = ("evidence", "beside", "three", "silence", "copies")
-BUDGETS = {"locomo": (500, 1000, 2000, 4000), "beam": (1000, 2000, 4000)}
+BUDGETS = {"turns": (500, 1000, 2000, 4000), "messages": (1000, 2000, 4000)}
+"""Of a file's short turns, and of a folder's long messages."""
 BESIDE_CHARACTERS = 1800
-BEAM_CHATS = 10
 SILENCE_TALKS = 3
 """Of each set; small talk is the same in the others."""
 SENTENCE_CHARACTERS_MIN = 30
 COPIES, COPIES_BUDGET = 40, 500
 COPY = (
     "The spare key hangs in the grey box behind the porter's desk on the ground floor. Whoever takes it signs in the"
-    " blue book beside the box, with name and time, and brings it back before the evening shift begins; the porter counts"
-    " the keys at eight and calls whoever has not signed out. A second key is with the caretaker, who lives next door."
+    " blue book beside the box, with name and time, and brings it back before the evening shift begins; the porter"
+    " counts the keys at eight and calls whoever has not signed out. A second key is with the caretaker next door."
     " Nobody takes a key home, nobody lends one on, and whoever loses one pays for the lock. Written down for room {}."
 )
 NOTES = 50
 MEASURES = ("belt speed", "oil pressure", "shift length", "scrap rate", "crew size")
 PLAN = (
     "The {0} of the northern line was chosen after two weeks"
-    " of trials, in which the foreman and the people of the early shift wrote down each stop with its reason, and it stays"
-    " as it is until the audit in autumn, when the figures of all four lines are laid side by side. Set: {1}."
+    " of trials, in which the foreman and the people of the early shift wrote down each stop with its reason, and it"
+    " stays as it is until the audit in autumn, when the figures of all four lines are laid side by side. Set: {1}."
 )
 DATA = Path(__file__).parent / "data"
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
@@ -78,7 +79,7 @@ def some_of(message: str, shown: str) -> bool:
     return any(sentence in shown for sentence in own) if own else message.strip() in shown
 
 
-FOUND: dict[str, Callable[[str, str], bool]] = {"locomo": half_of, "beam": some_of}
+FOUND: dict[str, Callable[[str, str], bool]] = {"turns": half_of, "messages": some_of}
 
 
 class Asked(NamedTuple):
@@ -140,11 +141,23 @@ def shares(daemon: daemons.Daemon, asked: Sequence[Asked], is_found: Callable[[s
             told[name].append(shown.ms.get(name, 0.0))
     means = {name: fmean(values) for name, values in told.items()}
     percent = {name: round(100 * means[name], 1) for name in ("found", "model", "silent")}
-    rest = {"characters": round(means["characters"]), **{f"{one}_ms": round(means[one], 2) for one in ("embed", "search")}}
+    rest = {
+        "characters": round(means["characters"]),
+        **{f"{one}_ms": round(means[one], 2) for one in ("embed", "search")},
+    }
     return {"questions": len(told["found"]), **percent, **rest}
 
 
 # -- the parts --------------------------------------------------------------------------------------------------------
+
+
+class Data(NamedTuple):
+    """Conversations, under the name that they were given."""
+
+    name: str
+    kind: str
+    """A key of BUDGETS."""
+    talks: list[Talk]
 
 
 class Run(NamedTuple):
@@ -152,7 +165,7 @@ class Run(NamedTuple):
 
     tree: Path
     data_dir: Path
-    talks: dict[str, list[Talk]]
+    data: list[Data]
 
     def within(self, budget: int) -> Any:
         """The daemon with a budget of tokens."""
@@ -161,32 +174,29 @@ class Run(NamedTuple):
 
 def evidence(run: Run) -> Iterator[tuple[str, Figures]]:
     """Each question alone."""
-    for name, talks in run.talks.items():
-        for budget in BUDGETS[name]:
+    for name, kind, talks in run.data:
+        for budget in BUDGETS[kind]:
             with run.within(budget) as daemon:
                 daemon.settled()
-                yield f"{name} within {budget}", shares(daemon, alone(talks), FOUND[name])
+                yield f"{name} within {budget}", shares(daemon, alone(talks), FOUND[kind])
 
 
 def beside(run: Run) -> Iterator[tuple[str, Figures]]:
     """Each question with something pasted."""
-    for name, talks in run.talks.items():
-        if name != "locomo":
-            continue
+    for name, kind, talks in run.data:
         with run.within(2000) as daemon:
-            for kind, text in pasted().items():
-                for is_before in (True, False):
-                    asked = list(with_pasted(alone(talks), text, is_before=is_before))
-                    where = "before" if is_before else "after"
-                    yield f"{name}, {kind} {where} it", shares(daemon, asked, FOUND[name])
+            for (what, text), is_before in product(pasted().items(), (True, False)) if kind == "turns" else ():
+                asked = list(with_pasted(alone(talks), text, is_before=is_before))
+                where = "before" if is_before else "after"
+                yield f"{name}, {what} {where} it", shares(daemon, asked, FOUND[kind])
 
 
 def three(run: Run) -> Iterator[tuple[str, Figures]]:
     """Three questions in one message."""
-    for name, talks in run.talks.items():
-        for budget in (1000, 2000, 4000) if name == "locomo" else ():
+    for name, kind, talks in run.data:
+        for budget in (1000, 2000, 4000) if kind == "turns" else ():
             with run.within(budget) as daemon:
-                yield f"{name}, three within {budget}", shares(daemon, list(in_threes(talks)), FOUND[name])
+                yield f"{name}, three within {budget}", shares(daemon, list(in_threes(talks)), FOUND[kind])
 
 
 def silence(run: Run) -> Iterator[tuple[str, Figures]]:
@@ -194,7 +204,7 @@ def silence(run: Run) -> Iterator[tuple[str, Figures]]:
     asked = [(one["kind"], one["ask"]) for one in json.loads((DATA / "silence.json").read_text())]
     for language, lines in json.loads((DATA / "small_talk.json").read_text()).items():
         asked += [(f"small talk, {language}", line) for line in lines]
-    for name, talks in run.talks.items():
+    for name, _, talks in run.data:
         quiet: dict[str, list[bool]] = {}
         models = []
         with run.within(2000) as daemon:
@@ -216,7 +226,9 @@ def copies(run: Run) -> Iterator[tuple[str, Figures]]:
         config = Path(name) / "config.yaml"
         config.write_text(f"data_dir: {data_dir}\n")
         tokens = [_token(run.tree, data_dir, who) for who in ("ann", "ben")]
-        settings = daemons.settings_of(data_dir, injection={"budget_tokens": COPIES_BUDGET}, buffer={"store_after_seconds": 0})
+        settings = daemons.settings_of(
+            data_dir, injection={"budget_tokens": COPIES_BUDGET}, buffer={"store_after_seconds": 0}
+        )
         with daemons.serving(run.tree, settings) as daemon:
             rooms = random.Random(3).sample(range(100, 999), COPIES)
             texts = [COPY.format(room) for room in rooms]
@@ -232,8 +244,14 @@ def copies(run: Run) -> Iterator[tuple[str, Figures]]:
             daemon.settled()
             for topic in ("chats", "notes"):
                 asked = [(daemon.ask(topic, f"Where is the spare key of room {room}?").block, room) for room in rooms]
-                yield f"alike, {topic}", {f"found, of {COPIES}": sum(COPY.format(room) in block for block, room in asked)}
-            for topic, asking in (("alike", ""), ("alike-said", "Is this still so? ")):  # what is in the prompt is not shown
+                yield (
+                    f"alike, {topic}",
+                    {f"found, of {COPIES}": sum(COPY.format(room) in block for block, room in asked)},
+                )
+            for topic, asking in (
+                ("alike", ""),
+                ("alike-said", "Is this still so? "),
+            ):  # what is in the prompt is not shown
                 first = shown = 0
                 for note in notes:
                     ranked = daemon.own("/memd/search?" + urlencode({"q": asking + note, "topic": topic}))["chunks"]
@@ -249,9 +267,18 @@ def _token(tree: Path, data_dir: Path, who: str) -> str:
 # -- the run ----------------------------------------------------------------------------------------------------------
 
 
-def store(tree: Path, data_dir: Path, talks: dict[str, list[Talk]]) -> None:
+WORK: dict[str, Callable[[Run], Iterator[tuple[str, Figures]]]] = {
+    "evidence": evidence,
+    "beside": beside,
+    "three": three,
+    "silence": silence,
+    "copies": copies,
+}
+
+
+def store(tree: Path, data_dir: Path, talks: Sequence[Talk]) -> None:
     """Store what is not there yet, each conversation in a topic."""
-    for talk in (talk for several in talks.values() for talk in several):
+    for talk in talks:
         done = data_dir.parent / f"{talk.topic}.stored"
         if done.exists():
             continue
@@ -259,40 +286,41 @@ def store(tree: Path, data_dir: Path, talks: dict[str, list[Talk]]) -> None:
             for number, session in enumerate(talk.sessions):
                 file.write(json.dumps({"id": f"{talk.topic}-{number}", "messages": session}) + "\n")
             file.flush()
-            print(daemons.command(tree, data_dir, "import", "--format", "openai", "--topic", talk.topic, file.name).strip())
+            asked = ("import", "--format", "openai", "--topic", talk.topic, file.name)
+            print(daemons.command(tree, data_dir, *asked).strip(), flush=True)
         done.touch()
+
+
+def read_data(given: str) -> Data:
+    """What NAME=PATH names."""
+    name, _, path = given.partition("=")
+    talks = [one._replace(topic=f"{name}-{one.topic}") for one in read(Path(path))]
+    return Data(name, "messages" if Path(path).is_dir() else "turns", talks)
 
 
 def main() -> None:
     """Measure, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", type=Path, required=True, help="a folder, in which what is stored stays")
-    parser.add_argument("--locomo", type=Path, help="LoCoMo's file")
-    parser.add_argument("--beam", type=Path, help="a folder of BEAM's chats; the first ten are asked")
+    parser.add_argument("--data", type=read_data, action="append", default=[], help="NAME=PATH; may be given again")
     parser.add_argument("--memd", type=Path, default=daemons.HERE, help="the source tree of the version that is asked")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of these")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    talks: dict[str, list[Talk]] = {}
-    if asked.locomo is not None:
-        talks["locomo"] = read(asked.locomo)
-    if asked.beam is not None:
-        talks["beam"] = read(asked.beam, set(range(BEAM_CHATS)))
-    talks = {name: [one._replace(topic=f"{name}-{one.topic}") for one in several] for name, several in talks.items()}
     asked.store.mkdir(parents=True, exist_ok=True)
     tree = asked.memd.resolve()
-    store(tree, asked.store / "memory", talks)
+    store(tree, asked.store / "memory", [talk for one in asked.data for talk in one.talks])
     told: Figures = {}
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
         data_dir = Path(name) / "memory"
-        if talks:
+        if asked.data:
             shutil.copytree(asked.store / "memory", data_dir)
-        run = Run(tree, data_dir, talks)
         for part in asked.parts.split(","):
             started = time.perf_counter()
-            for what, figures in {"evidence": evidence, "beside": beside, "three": three, "silence": silence, "copies": copies}[part](run):
+            for what, figures in WORK[part](Run(tree, data_dir, asked.data)):
                 told[what] = figures
-                print(f"{what:28}", "  ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+                row = "  ".join(f"{name} {value}" for name, value in figures.items())
+                print(f"{what:28} {row}", flush=True)
                 if asked.json is not None:
                     asked.json.write_text(json.dumps(told, indent=1))
             print(f"  ({part}: {time.perf_counter() - started:.0f} s)")

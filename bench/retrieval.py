@@ -1,12 +1,12 @@
-"""What one retrieval takes of the processor beside the embedding model, and how many Python calls, over stores of each size.
+"""What one retrieval takes of the processor beside the embedding model, and how many calls, over stores of each size.
 
-    python bench/retrieval.py --store DIR [--chunks 200,5000,100000] [--talk FOLDER --locomo FILE] [--json FILE]
+    python bench/retrieval.py --store DIR [--chunks 200,5000,100000] [--talk FOLDER --data NAME=PATH] [--json FILE]
 
 Backs the claim that recall cannot be felt. The daemon's own retriever is asked in this process, one question at a time,
 each after another that was not measured; the model has read all of them before, so that it takes no part. Calls are
-counted in a second run, in all threads. Words and vectors of the stores are made (prose.py, vectors.py); `--talk`, where
-recall.py stored LoCoMo's file, is real: its second conversation, asked its own questions. `--store` keeps the stores; another version is measured with PYTHONPATH set to
-its source tree, over a copy of them.
+counted in a second run, in all threads. Words and vectors of the stores are made (prose.py, vectors.py); `--talk`,
+where recall.py stored `--data`, is real: its second conversation, asked its own questions. `--store` keeps the stores,
+and `--fill` makes them; another version is measured over a copy of them, with PYTHONPATH set to its source tree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from prose import question
-from quality_data import NOTHING_TO_FIND, read
+from recall import answered, read_data
 
 from memd.embedding.loading import load_embedder
 from memd.proxy.app import running
@@ -53,6 +53,7 @@ class Calls:
         self.python = self.builtin = 0
 
     def __call__(self, _: FrameType, event: str, __: Any) -> None:
+        """One of them, as sys.setprofile tells it."""
         if self.is_counting:
             self.python += event == "call"
             self.builtin += event == "c_call"
@@ -63,7 +64,8 @@ def remember_embeddings() -> None:
     kind: Any = type(load_embedder(EmbeddingSettings()))
     for name in ("embed", "embed_query"):
         if hasattr(kind, name):
-            read, known = getattr(kind, name), {}
+            read: Any = getattr(kind, name)
+            known: dict[str, Any] = {}
 
             @functools.wraps(read)
             def looked_up(self: Any, text: str, *rest: Any, read: Any = read, known: Any = known, **more: Any) -> Any:
@@ -125,7 +127,7 @@ def measured(folder: Path, topic: str, questions: list[str]) -> dict[str, float]
             figures |= asyncio.run(asked(Path(name) / "memory", topic, questions, counting))
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]  # typeshed has no None
+            threading.setprofile(None)
     return figures
 
 
@@ -135,7 +137,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True, help="a folder, in which the stores stay")
     parser.add_argument("--chunks", default=SIZES, help="comma-separated numbers of chunks")
     parser.add_argument("--talk", type=Path, help="the --store of recall.py")
-    parser.add_argument("--locomo", type=Path, help="LoCoMo's file, with --talk")
+    parser.add_argument("--data", type=read_data, help="NAME=PATH, with --talk")
     parser.add_argument("--fill", action="store_true", help="make the stores that are not there, and ask nothing")
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
@@ -153,8 +155,8 @@ def main() -> None:
     made = [question(np.random.default_rng(number)) for number in range(QUESTIONS)]
     runs = {f"{size:,} chunks": (told.store / str(size), "default", made) for size in sizes}
     if told.talk is not None:
-        real = [one.text for one in read(told.locomo)[1].questions if one.category != NOTHING_TO_FIND][:QUESTIONS]
-        runs["a conversation"] = told.talk / "memory", "locomo-talk-1", real
+        talk = told.data.talks[1]
+        runs["a conversation"] = told.talk / "memory", talk.topic, [one.text for one in answered(talk)][:QUESTIONS]
     figures = {}
     for name, run in runs.items():
         figures[name] = measured(*run)
