@@ -7,7 +7,7 @@ An assistant's answer to a question about the past contains what memory showed i
 matches the next such question better than the fact does. So:
 
 - An *echo* answers nothing, or what one of the chunks that its prompt showed says, and its user tells nothing: it
-  scores at most `ECHO_SHARE` of the best of those. (Measured with `bench/quality.py`: all shown chunks together have
+  scores at most `ECHO_SHARE` of the best of those. (Measured with `bench/recall.py`: all shown chunks together have
   most words of anything, which cost 3 points, and a user's own words are no echo, which cost 1.)
 - A chunk in which the model *retells* what was corrected since (words of a shown chunk that its replacement has not)
   counts half, and is shown only if there is nothing else. What a user states, what a tool reports and what is said of

@@ -152,7 +152,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
         """The value compared with `retrieval.min_score`: the score, or the score by meaning alone where that is higher.
 
         Words only reorder: a chunk that passes by meaning alone is not dropped because other chunks have the words.
-        Measured (bench/quality.py): 3 points more of what a question needs in 2,000 tokens, 6 in 4,000.
+        Measured (bench/recall.py): 3 points more of what a question needs in 2,000 tokens, 6 in 4,000.
         """
         words = self.words_alone * self.multiplier * self.echo
         return max(self.score, self.similarity * self.multiplier * self.echo, words)
