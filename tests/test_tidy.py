@@ -24,6 +24,7 @@ WORDS = {
     "documents",
     "errors",
     "entries",
+    "idle",
     "messages",
     "notes",
     "patterns",
@@ -39,6 +40,7 @@ MIDDLE = LOWER | {"conversation", "recall", "ingest"}
 
 MAY_IMPORT = {
     "errors": set[str](),
+    "idle": set[str](),
     "entries": {"errors"},
     "messages": {"errors"},
     "speech": {"messages"},

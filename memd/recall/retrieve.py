@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
 from memd.entries import Entry
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, StoreError
+from memd.idle import yield_to_others
 from memd.recall import block
 from memd.recall.columns import Searchable, TopicColumns
 from memd.recall.question import PART_TOKENS, parts_of
@@ -45,10 +46,10 @@ from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
-SILENCE_COSINE = 0.397
-"""Where the model was asked and nothing is this near to a part, nothing stored is about it. Chosen on other
-conversations than those that it was measured on: loses 1.5 % of true questions, silent for 93 to 100 % of small
-talk."""
+SILENCE_COSINE = 0.38
+"""Where the model was asked and nothing is this near to a part, nothing stored is about it. Of 383 true questions 0.8 %
+are lost, of 200 about nothing stored and small talk 95 % are silent, of small talk in eight languages 98 %; at 0.397 it
+is 1.6, 97 and 98 %, at 0.36 0.5, 94 and 98 %."""
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched."""
 LINE_TOKENS_MIN = 8
@@ -171,6 +172,7 @@ class Retriever:
         self._tokens_of = lru_cache(maxsize=4096)(count)
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
+        self._words = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-words", initializer=yield_to_others)
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
     async def retrieve(
@@ -238,11 +240,16 @@ class Retriever:
             self.reranker.close()
         self._searches.shutdown(wait=True, cancel_futures=True)
         self._loads.shutdown(wait=True, cancel_futures=True)
+        self._words.shutdown(wait=True, cancel_futures=True)
 
     def _loaded(self, topic: TopicLog, done: asyncio.Future[None]) -> None:
         del self._loading[topic]
-        if not done.cancelled() and (error := done.exception()) is not None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
             log.error("indexes cannot be loaded", extra={"topic": topic.topic_id, "error": error})
+        elif topic.wordless:
+            self._words.submit(_complete, topic)
 
     def _answer(
         self,
@@ -390,6 +397,14 @@ class Filling(NamedTuple):
     raw_tokens: int
     ratio: float
     worth_showing: int
+
+
+def _complete(topic: TopicLog) -> None:
+    """Make the columns of words that a log of an old version lacks; until then its chunks are found by meaning alone."""
+    try:
+        topic.complete_words()
+    except StoreError as error:
+        log.error("words cannot be completed", extra={"topic": topic.topic_id, "error": error})
 
 
 def _load(topic: TopicLog) -> None:
