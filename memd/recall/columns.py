@@ -19,7 +19,15 @@ from memd.recall.times import Span
 from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers
-from memd.store.lexical.postings import MEAN_LENGTH, GrowingColumns, Keys, SealedColumns, query_keys, rarity
+from memd.store.lexical.postings import (
+    MEAN_LENGTH,
+    GrowingColumns,
+    Keys,
+    SealedColumns,
+    identifier_keys,
+    query_keys,
+    rarity,
+)
 from memd.store.log.columns import Records, digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun, UnstoredText
@@ -31,6 +39,8 @@ FOUND_MAX = 48
 """Chunks that an index finds for a part by meaning, and as many by words; their neighbours come with them."""
 POSTINGS_MAX = 60_000
 """Of a large source: a word that so many chunks have finds none by itself, but counts for those that others find."""
+IDENTIFIER_WEIGHT = 3
+"""So many words an identifier counts for as a whole; its parts count besides."""
 FEW_CHUNKS = 25
 """The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
 PENDING_SEGMENT = -1
@@ -140,12 +150,19 @@ class TopicColumns:
         """The terms that a part asks this topic for."""
         return query_keys(part, frozenset().union(*(one.languages for one in self._columns)))
 
+    def is_named(self, part: str) -> bool:
+        """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
+        keys = identifier_keys(part)
+        return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
+
     def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
         columns = self._columns
         keys = [self.keys_of(part) for part in parts]
         total = sum(one.count for one in columns)
         rarities = [rarity(np.sum([one.having(some) for one in columns], axis=0), total) for some in keys]
+        for part, some, rare in zip(parts, keys, rarities, strict=True):
+            rare[np.isin(some, identifier_keys(part))] *= IDENTIFIER_WEIGHT
         terms = [(some[rare > 0], rare[rare > 0]) for some, rare in zip(keys, rarities, strict=True)]
         mean_length = sum(one.length_sum for one in columns) / total if total else MEAN_LENGTH
         found = [self._of_growing(view, terms, vectors, utility, max(1.0, mean_length)) for view in self._growing]

@@ -113,6 +113,12 @@ def query_keys(text: str, languages: Iterable[str]) -> Keys:
     return np.unique(np.fromiter(map(key_of, terms), np.uint32, len(terms)))
 
 
+def identifier_keys(text: str) -> Keys:
+    """The terms of a question that can only be names: whole identifiers, versions, codes, hashes."""
+    found = [key_of(term) for term, is_exact in analyze_query(text).items() if is_exact]
+    return np.array(found, np.uint32)
+
+
 def rarity(having: NDArray[np.intp], chunks: int) -> Floats:
     """The inverse document frequency of terms that so many of a topic's chunks have; 0 for one that none has."""
     found = np.log(1 + np.maximum(chunks - having + 0.5, 0.5) / (having + 0.5))
