@@ -400,7 +400,7 @@ class Filling(NamedTuple):
 
 
 def _complete(topic: TopicLog) -> None:
-    """Make the columns of words that a log of an old version lacks; until then its chunks are found by meaning alone."""
+    """Make the columns of words that an old log lacks; until then its chunks are found by meaning alone."""
     try:
         topic.complete_words()
     except StoreError as error:
