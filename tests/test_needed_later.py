@@ -33,7 +33,7 @@ TASK = (
     f"Solve this issue in our repository.\nISSUE: gauges are rounded down.\n{SNIPPET}\nINSTRUCTIONS:\n{RULES}\n"
     f"(Current directory: /harbour)\nWhen all is done, report the release code of the {THING}."
 )
-STEPS = 14
+STEPS = 18
 
 
 def thought(number: int) -> str:

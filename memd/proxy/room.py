@@ -77,7 +77,9 @@ class RoomMaker:
         limits = await self._limits(received)
         await self._limit_instructions(received, limits.window)
         await self._let_blocks_leave(received, limits)
-        reserved = max(0, limits.injection_min - self._current_tokens(received))
+        # A step whose turn has its block may fill the room; what leaves makes room for another block.
+        has_block = received.prompt.has_block and not received.needs_block
+        reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
         fits = await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:
@@ -149,15 +151,16 @@ class RoomMaker:
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
 
     async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
-        """Compact until the prompt takes no more than `hard`; False if that cannot be reached.
+        """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
 
-        What the upstream would refuse, because it takes more than the room, loses of the open turn's last units too.
+        What the upstream would refuse, because it takes more than the room, loses of the open turn's last unit too.
         """
         used = await self._used_tokens(received, limits, hard)
+        kept = min(hard, limits.hard)
         for _ in range(HARD_ROUNDS_MAX):
             if used <= hard:
                 return True
-            if not await self._take_oldest(received, used - hard):
+            if not await self._take_oldest(received, used - kept):
                 break
             used = await self._used_tokens(received, limits, hard)
         if used > limits.room and await self._take_oldest(received, used - limits.room, forced=True):
