@@ -133,6 +133,27 @@ def departure(
     return chosen.departure
 
 
+def return_position(
+    conversation: Conversation, opened: Sequence[int], first: int, *, whole_max: float, part_max: float
+) -> int | None:
+    """Where the part begins that comes back into the prompt of a branch, which takes over what another one left out.
+
+    All of it, where that takes no more than `whole_max` tokens (raw); else the newest turns that `part_max` has room
+    for. None if the prompt shows as much already.
+
+    Args:
+        opened: the positions at which turns begin, ascending.
+        first: what stands before it is not in the request.
+    """
+    if conversation.tokens_between(first, len(conversation)) <= whole_max:
+        start = first
+    else:
+        starts = (one for one in opened if conversation.tokens_between(one, len(conversation)) <= part_max)
+        start = next(starts, len(conversation))
+    returning = conversation.tokens_between(start, len(conversation))
+    return start if start < len(conversation) and returning > conversation.visible_tokens() else None
+
+
 def shown_of(conversation: Conversation) -> Shown:
     """The messages that are in the prompt now."""
     return Shown(conversation.changes, conversation.visible_positions(), dict(conversation.lines))

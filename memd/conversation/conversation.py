@@ -288,6 +288,15 @@ class Conversation:
         self.kept = {position for position in self.kept if position < left_out}
         self.stored, self.left_out = min(stored, self.stored), min(left_out, self.left_out)
 
+    def mark_returned(self, left_out: int, messages: Mapping[int, Message]) -> None:
+        """Bring everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
+        self.changes += 1
+        self.left_out = min(left_out, self.left_out)
+        self.kept = {position for position in self.kept if position < self.left_out}
+        self.gone, self.lines = set(), {}
+        for position, message in messages.items():
+            self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+
     def mark_heard(self, messages: Mapping[int, Message]) -> None:
         """Take in texts that were lost, by position: to be stored, and visible again if nothing behind them left."""
         for position, message in messages.items():

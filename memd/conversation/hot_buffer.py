@@ -35,6 +35,7 @@ from memd.conversation.events import (
     Placed,
     PlacedBefore,
     Removed,
+    Returned,
 )
 from memd.conversation.index import ConversationIndex
 from memd.conversation.lowering import heard_again, lowered_marks
@@ -60,6 +61,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """The position behind the request's last message, where the reply goes."""
     opened: bool
     head: int = 0
+    branched: bool = False
+    """It goes back to before the end of another conversation, or rewrites it."""
     leaves_unstored: bool = False
     """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
     former: Conversation | None = None
@@ -111,13 +114,14 @@ class HotBuffer:
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
-            return Arrival(branch, 0, len(branch), opened=False, leaves_unstored=leaves_unstored)
+            return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = stamped(messages[kept:], said_at, author)
         self._append(conversation, added, content_digests[kept:], tokens[kept:], now)
         end = found.offset + len(messages)
-        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head)
-        if parent is None or parent is conversation:
+        branched = parent is not None and parent is not conversation
+        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
+        if parent is None or not branched:
             return arrival
         if found.known < len(messages):
             position = found.offset + kept
@@ -143,10 +147,11 @@ class HotBuffer:
         if parent is not None and found.runs:
             way = rewriting_to(parent, found.runs, messages, content_digests, tokens)
             branch = parent.rewritten("glance", session, way)
-            return Arrival(branch, 0, len(branch), opened=False)
+            return Arrival(branch, 0, len(branch), opened=False, branched=True)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
         copy.messages += as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
-        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
+        branched = parent is not None and found.offset + kept < len(parent)
+        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, branched=branched)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that holds it.
@@ -245,6 +250,10 @@ class HotBuffer:
     def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
         """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
         self._record(Departed(conversation.id, list(positions), dict(lines)))
+
+    def bring_back(self, conversation: Conversation, left_out: int, messages: Mapping[int, Message]) -> None:
+        """Put everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
+        self._record(Returned(conversation.id, left_out, dict(messages)))
 
     def take_note(self, note_id: bytes, note: Note) -> None:
         """Take a note; it must be made durable before anybody is told so."""
@@ -433,6 +442,8 @@ class HotBuffer:
             conversation.mark_gone(event.positions, event.lines)
         elif isinstance(event, Lowered):
             conversation.mark_lost(event.stored, event.left_out, event.lost)
+        elif isinstance(event, Returned):
+            conversation.mark_returned(event.left_out, event.messages)
         elif isinstance(event, Heard):
             conversation.mark_heard(event.messages)
         elif isinstance(event, Arrived):

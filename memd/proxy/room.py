@@ -75,6 +75,7 @@ class RoomMaker:
             received, limits, limits.hard
         )  # may tell what the system prompt and the tools really take
         limits = await self._limits(received)
+        self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
         await self._let_blocks_leave(received, limits)
         # A step whose turn has its block may fill the room; what leaves makes room for another block.
@@ -149,6 +150,21 @@ class RoomMaker:
         prompt = received.prompt
         block = prompt.turn_block
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
+
+    def _bring_back(self, received: Received, limits: window.Thresholds) -> None:
+        """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
+
+        Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes.
+        """
+        prompt, factor = received.prompt, self._counter.drift.factor(received.request.model)
+        position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
+        if position is None:
+            return
+        texts = prompt.texts_from(position)
+        if received.is_traced:
+            received.topic.buffer.bring_back(prompt.conversation, position, texts)
+        else:
+            prompt.conversation.mark_returned(position, texts)
 
     async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
         """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
