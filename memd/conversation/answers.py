@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.conversation.conversation import Conversation
-from memd.messages import Message, canonical_arguments
+from memd.messages import Message
 
 
 def answer_start(conversation: Conversation, position: int) -> int | None:
@@ -34,13 +34,9 @@ def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequen
     if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
         return False
     parts = [one for one in takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
-    told = Counter(call for part in parts for call in _calls(part))
+    told = Counter(call.form for part in parts for call in part.tool_calls)
     is_said = not answer.said.strip() or any(part.said.strip() == answer.said.strip() for part in parts)
-    return is_said and Counter(_calls(answer)) <= told and not answer.attachments
-
-
-def _calls(message: Message) -> list[tuple[str, str, str]]:
-    return [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls]
+    return is_said and Counter(call.form for call in answer.tool_calls) <= told and not answer.attachments
 
 
 def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:

@@ -93,7 +93,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):
-    """What had left the prompt from here on is in it again, because it fits."""
+    """Messages that had left the prompt are in it again, because they fit."""
 
     conversation: str
     left_out: int

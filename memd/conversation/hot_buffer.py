@@ -39,7 +39,7 @@ from memd.conversation.events import (
 )
 from memd.conversation.index import ConversationIndex
 from memd.conversation.lowering import heard_again, lowered_marks
-from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
+from memd.conversation.matching import LAST_EXCHANGE, SHARED_MIN, Match, kept_count, match
 from memd.conversation.placed import PlacedBlocks
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting_to, shortened_answer
@@ -95,6 +95,7 @@ class HotBuffer:
         said_at: int | UnsetType = UNSET,
         author: str = "",
         thin: bool = False,
+        stored_as: Callable[[], Sequence[bytes]] = tuple,
     ) -> Arrival:
         """Find or open the conversation of a request and append the request's new messages.
 
@@ -104,20 +105,25 @@ class HotBuffer:
             now: see `memd.clock.steady_now`.
             said_at, author: of new messages, see `stamped`; the others keep theirs.
             thin: the client sends only new messages.
+            stored_as: for each message the digest under which the log of an earlier version has it, or none; asked
+                for a history of which more than an exchange is not known here.
         """
         found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, kept_count(found, messages)
+        known_as = stored_as() if len(messages) - found.known > LAST_EXCHANGE or found.runs else ()
         if parent is not None and (heard := heard_again(found, messages)):
             self._record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
         if parent is not None and found.runs:
-            way = rewriting_to(parent, found.runs, stamped(messages, said_at, author), content_digests, tokens)
+            way = rewriting_to(
+                parent, found.runs, stamped(messages, said_at, author), content_digests, tokens, known_as
+            )
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = stamped(messages[kept:], said_at, author)
-        self._append(conversation, added, content_digests[kept:], tokens[kept:], now)
+        self._append(conversation, added, content_digests[kept:], tokens[kept:], now, known_as[kept:])
         end = found.offset + len(messages)
         branched = parent is not None and parent is not conversation
         arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
@@ -378,8 +384,9 @@ class HotBuffer:
         content_digests: Sequence[bytes],
         tokens: Sequence[int],
         now: float,
+        stored_as: Sequence[bytes] = (),
     ) -> None:
-        added = as_buffered(conversation, messages, content_digests, tokens)
+        added = as_buffered(conversation, messages, content_digests, tokens, stored_as)
         self._record(Appended(conversation.id, added, now))
 
     def _record(self, event: BufferEvent) -> None:

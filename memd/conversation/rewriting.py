@@ -23,12 +23,11 @@ def rewriting_to(
     messages: Sequence[Message],
     content_digests: Sequence[bytes],
     tokens: Sequence[int],
+    stored_as: Sequence[bytes] = (),
 ) -> Rewriting:
     """The way from `parent` to the history of a request; the lists are parallel. See `rewriting`."""
-    items = [
-        Buffered(b"", content_digest, count, message)
-        for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
-    ]
+    nothing = [b""] * len(messages)
+    items = list(map(Buffered, nothing, content_digests, tokens, messages, stored_as or nothing))
     return rewriting(parent, runs, items)
 
 
@@ -102,7 +101,7 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
     """Whether a message is what a client left of a former one in the same place."""
     if message is None or former is None or message.role != former.role:
         return False
-    if message.attachments or message.tool_calls != former.tool_calls:
+    if message.attachments or [one.form for one in message.tool_calls] != [one.form for one in former.tool_calls]:
         return False
     if message.role == "assistant" and message.said == former.said:
         return True  # the client gave the answer its agent's name: LangGraph does

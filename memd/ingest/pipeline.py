@@ -279,7 +279,7 @@ def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
 
 def _unless_forbidden(topic: TopicLog, digest: bytes, message: Message | None) -> Message | None:
     """The message; None for one that is never to be stored again."""
-    if message is None or topic.forbidden.has_message(digest, message.content_digest):
+    if message is None or topic.forbidden.has_message(digest, message):
         return None
     return message
 

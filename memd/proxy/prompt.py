@@ -75,7 +75,7 @@ class Prompt:
         for position in reversed(self._visible()):
             item, sent = self.conversation.messages[position], self._message(position)
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
-            if is_gone or forbidden.has_message(item.identity, item.content_digest):
+            if is_gone or forbidden.has_message(item.identity, sent):
                 return True
             texts -= sent.role == "user" and bool(sent.said.strip()) and not sent.answers_call
             if not texts:
