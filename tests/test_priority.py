@@ -42,7 +42,7 @@ def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypat
     storing = threading.Thread(target=encoder.embed_texts, args=[["a turn", "another"]])
     with encoder.priority.held(), encoder.priority.held():
         storing.start()
-        encoder.embed_query("a question")
+        encoder.embed_parts(["a question"], 60)
     storing.join()
     encoder.close()
     assert model.order == ["a question", "a turn", "another"]
@@ -71,14 +71,14 @@ def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_ver
     long = "Why? " * QUESTION_CHARACTERS_MAX
     try:
         with pytest.raises(EmbeddingError):
-            encoder.embed_query("Where?")
+            encoder.embed_parts(["Where?"], 60)
         model.fails = False
-        found = [encoder.embed_query(text) for text in ("Where?", "Where?", long, long)]
+        found = [encoder.embed_parts([text], 60) for text in ("Where?", "Where?", long, long)]
         assert model.order == ["Where?", "Where?", long, long]
         assert np.array_equal(found[0], found[1])
         for number in range(QUESTIONS_MAX):
-            encoder.embed_query(str(number))
-        encoder.embed_query("Where?")
+            encoder.embed_parts([str(number)], 60)
+        encoder.embed_parts(["Where?"], 60)
         assert model.order[-1] == "Where?", "the oldest ones are forgotten"
     finally:
         encoder.close()

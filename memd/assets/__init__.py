@@ -15,6 +15,11 @@ def model_dir() -> Path:
     return _HERE / "minilm"
 
 
+def question_table_dir() -> Path:
+    """The folder of the question table (`embedding.table`), and the fingerprint of the model that it is of."""
+    return _HERE / "question_table"
+
+
 def ranks_bytes() -> bytes:
     """The file `cl100k_base.tiktoken` (1.7 MB): a line per token, its bytes in base64, a space, its rank.
 
@@ -27,9 +32,3 @@ def ranks_bytes() -> bytes:
 def calibration_pairs() -> bytes:
     """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
     return (_HERE / "calibration_pairs.json").read_bytes()
-
-
-def calibration_questions() -> bytes:
-    """A JSON object: language code to `memory`, questions about what somebody said or stored, and `world`, questions
-    that need none of it, requests and small talk; the same ones in each. None of them is in `bench/data`."""
-    return (_HERE / "calibration_questions.json").read_bytes()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder, Prior
+from memd.embedding.embedder import Embedder
 from memd.embedding.priority import Priority
+from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -42,9 +44,6 @@ class Encoder:
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._questions_lock = threading.Lock()
-        self._early = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-embed")
-        self._begun: dict[str, Future[NDArray[np.float32]]] = {}
-        """By question: what `begin` was told of and nobody asked for yet."""
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -60,39 +59,48 @@ class Encoder:
         """See `Embedder.same_cosine`."""
         return self._embedder.same_cosine(cosine)
 
-    def finds_across_languages(self) -> bool:
-        """See `Embedder.finds_across_languages`."""
-        return self._embedder.finds_across_languages()
+    @property
+    def dimension(self) -> int:
+        """Components of every vector."""
+        return self._embedder.dimension
 
-    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
-        """See `Embedder.prior`; None without vectors."""
-        return self._embedder.prior(queries) if len(queries) else None
+    @property
+    def table(self) -> QuestionTable | None:
+        """The question table of the model; None if it has none."""
+        return table_of(self.fingerprint)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Embedder.scale`."""
+        return self._embedder.scale
+
+    @property
+    def tells_apart(self) -> bool:
+        """See `Embedder.tells_apart`."""
+        return self._embedder.tells_apart
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return self._embedder.cut(text, tokens)
+
+    def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
+        """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
+        least one.
+
+        Raises:
+            EmbeddingError: the model failed.
+        """
+        until, found = time.monotonic() + seconds, [self._embedded(parts[0])[0]]
+        for part in parts[1:]:
+            if time.monotonic() > until:
+                break
+            found.append(self._embedded(part)[0])
+        return np.stack(found)
 
     @property
     def works(self) -> bool:
         """Whether the model gave the vectors that it was last asked for."""
         return self._trouble is None
-
-    def begin(self, text: str) -> Future[NDArray[np.float32]] | None:
-        """Embed a question in another thread, once for all who ask it meanwhile; None: its vectors are known already.
-
-        Called on the event loop, before `embed_query`, which a long question's vectors are to be given to.
-        """
-        begun = self._begun.get(text)
-        if begun is None and text not in self._questions:
-            begun = self._begun[text] = self._early.submit(self._embedded, text)
-            begun.add_done_callback(lambda _: self._begun.pop(text, None))
-        return begun
-
-    def embed_query(self, text: str, begun: Future[NDArray[np.float32]] | None = None) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority.
-
-        `begun`: as `begin` gave it; without it what is being embedded is looked for.
-        """
-        begun = begun or self._begun.get(text)
-        if begun is not None and not begun.cancel():  # else it has not begun: nobody waits for another's question
-            return begun.result()
-        return self._embedded(text)
 
     def _embedded(self, text: str) -> NDArray[np.float32]:
         with self._questions_lock:
@@ -123,7 +131,6 @@ class Encoder:
     def close(self) -> None:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
         self._is_closing = True
-        self._early.shutdown(wait=True, cancel_futures=True)
         self._embedder.close()
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +68,19 @@ class PiecewiseEmbedder(Embedder):
         joined they give `text`."""
         if text.isascii() and len(text) < self._words_max:
             return [text]  # most questions: a token has a character at least, and one more may open the text
-        encoding = self._tokenizer.encode(_readable(text), add_special_tokens=False)
+        encoding = self._tokenizer.encode(readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]
         offsets = encoding.offsets
         cuts = [0, *(offsets[token][0] for token in _piece_starts(encoding, self._words_max)), len(text)]
         return [text[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        if len(text) <= tokens:
+            return text
+        offsets = self._tokenizer.encode(readable(text), add_special_tokens=False).offsets
+        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
@@ -94,13 +102,22 @@ class PiecewiseEmbedder(Embedder):
 
     def _vector(self, piece: str) -> Vector:
         try:
-            vector = self._embed_piece(_readable(piece))
+            vector = self._embed_piece(readable(piece))
         except Exception as error:  # onnxruntime's errors share no class below Exception
             raise EmbeddingError(
                 f"embedding model {self.name!r} failed on a text of {len(piece)} characters: {error}; "
                 "if it happens again, run `memd check` and look at free memory"
             ) from error
         return _unit(np.asarray(vector, dtype=np.float32))
+
+
+@lru_cache(maxsize=4)
+def tokenizer_in(folder: Path) -> Tokenizer:
+    """The tokenizer of the model in a folder, which neither truncates nor pads; loaded once, as it takes 15 MB."""
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
@@ -131,7 +148,7 @@ def _head_and_tail(text: str) -> str:
     return text[:half] + text[-half:]
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
     """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
     return _LONE_SURROGATES.sub("\ufffd", text)
 
