@@ -324,8 +324,8 @@ def unstored_runs(
         kept = redactor.message(message)
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
-        author = authors[position]
-        utterances[position] = Utterance(stored_text(kept), kept.role, digest, name, shown, kept.said_at, author)
+        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls)
+        utterances[position] = Utterance(stored_text(kept), kept.role, digest, *told)
     starts = compaction.part_starts([message for _, message in messages])
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

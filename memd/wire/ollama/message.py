@@ -1,8 +1,8 @@
 """One message of Ollama's `/api/chat`: parsing and encoding it.
 
 Rule: as in `wire/chat/message.py`, from whose messages these differ in three members: `images` holds the attachments,
-`tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an object. Ollama's own clients do not send
-the ids of calls back, so a call has none here and is known by its arguments.
+`tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an object. Ollama's own clients do not
+send the ids of calls back, so a call has none here and is known by its arguments.
 """
 
 from __future__ import annotations
