@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -331,6 +331,20 @@ def storable_end(conversation: Conversation) -> int:
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
     return (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
+
+
+def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int, list[int]]:
+    """Return `stored` and `left_out` as far as the log bears them out, and the positions of what only a client has."""
+    told: list[int] = []
+    untold: list[int] = []
+    for position, item in enumerate(conversation.messages[: min(conversation.stored, conversation.wanted_end)]):
+        if item.message is None:
+            is_vouched_for, lost = position < conversation.settled, untold
+        else:
+            is_vouched_for, lost = is_stored_kind(item.message), told
+        if is_vouched_for and not is_in_log(item.identity):
+            lost.append(position)
+    return min([conversation.stored, *told]), min([conversation.left_out, *untold]), untold
 
 
 def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:

@@ -7,12 +7,12 @@ same buffer and byte for byte the same prompts. This module knows no clock, no t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from memd.conversation.answers import answer_start, is_sent_in_parts, joined, prefill
+from memd.conversation.compaction import lowered_marks
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey, as_buffered
 from memd.conversation.events import (
     Abandoned,
@@ -38,15 +38,26 @@ from memd.conversation.events import (
     Returned,
 )
 from memd.conversation.index import ConversationIndex
-from memd.conversation.lowering import heard_again, lowered_marks
-from memd.conversation.matching import LAST_EXCHANGE, SHARED_MIN, Match, kept_count, match
-from memd.conversation.placed import PlacedBlocks
+from memd.conversation.matching import (
+    LAST_EXCHANGE,
+    SHARED_MIN,
+    Match,
+    answer_start,
+    heard_again,
+    is_sent_in_parts,
+    joined,
+    kept_count,
+    match,
+    prefill,
+)
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting_to, shortened_answer
 from memd.entries import digits_of_id
 from memd.messages import Block, BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
 
+PLACED_KEPT = 1024
+"""Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation; a client retries fewer at once."""
 
@@ -67,6 +78,26 @@ class Arrival(msgspec.Struct, frozen=True):
     """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
     former: Conversation | None = None
     """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
+
+
+class PlacedBlocks:
+    """The latest blocks that stood in prompts: they tell memd's own, which a client sends back, from likenesses."""
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, text: str) -> bool:
+        return block_digest(text) in self._digests
+
+    def note(self, digests: Iterable[bytes]) -> None:
+        """Remember blocks; beyond `PLACED_KEPT` the oldest are forgotten."""
+        self._digests.update((digest, None) for digest in digests)
+        while len(self._digests) > PLACED_KEPT:
+            self._digests.popitem(last=False)
+
+    def as_events(self) -> list[PlacedBefore]:
+        """The journal that rebuilds it."""
+        return [PlacedBefore(list(self._digests))] if self._digests else []
 
 
 class HotBuffer:

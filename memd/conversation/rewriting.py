@@ -25,18 +25,12 @@ def rewriting_to(
     tokens: Sequence[int],
     stored_as: Sequence[bytes] = (),
 ) -> Rewriting:
-    """The way from `parent` to the history of a request; the lists are parallel. See `rewriting`."""
+    """The way from `parent` to the history of a request that has these runs in common with it; the lists are parallel.
+
+    `stored_as`: see `Buffered`.
+    """
     nothing = [b""] * len(messages)
     items = list(map(Buffered, nothing, content_digests, tokens, messages, stored_as or nothing))
-    return rewriting(parent, runs, items)
-
-
-def rewriting(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> Rewriting:
-    """The way from `parent` to a history that has these runs in common with it.
-
-    Args:
-        items: all messages of the history; their chained digests are not looked at.
-    """
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
     kept = list(_with_texts(parent, runs, left_out))
