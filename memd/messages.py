@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from memd.normal_form import canonical_arguments, normal_text
 
 DIGEST_BYTES = 16
 ROOT_DIGEST = bytes(DIGEST_BYTES)
@@ -34,8 +34,6 @@ _USERS_WORDS = re.compile(r"<(?:task|feedback|user_message|answer)>")
 """How Cline and Roo Code open the result of a call that the model wrote as text (`pushToolResult` in both), and
 the tags around what a user says to it."""
 
-_EXACT_IN_DOUBLE_MAX = 2**53
-
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -46,6 +44,11 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     name: str
     arguments: str
     """As the client or model wrote them, usually JSON text."""
+
+    @property
+    def form(self) -> tuple[str, ...]:
+        """The part that is hashed: a call that has an id is known by that, any other by its arguments."""
+        return (self.name, "", self.id) if self.id else (self.name, canonical_arguments(self.arguments))
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -100,9 +103,17 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def content_digest(self) -> bytes:
-        """16-byte BLAKE2b of the normalised form: what stays the same when a client re-serialises the message."""
-        calls = [[call.name, canonical_arguments(call.arguments)] for call in self.tool_calls]
-        form = [self.role, self.said.strip(), list(self.attachments), self.name, calls, self.tool_call_id]
+        """16-byte BLAKE2b of the normal form: what stays the same when a client writes the message back."""
+        return self._digest(normal_text(self.said), [call.form for call in self.tool_calls])
+
+    @property
+    def former_digest(self) -> bytes:
+        """The same of the form before there was a normal one: logs and lists of forbidden messages have such."""
+        calls = [(call.name, canonical_arguments(call.arguments)) for call in self.tool_calls]
+        return self._digest(self.said.strip(), calls)
+
+    def _digest(self, text: str, calls: Sequence[tuple[str, ...]]) -> bytes:
+        form = [self.role, text, list(self.attachments), self.name, calls, self.tool_call_id]
         return hashlib.blake2b(_encoder.encode(form), digest_size=DIGEST_BYTES).digest()
 
 
@@ -200,25 +211,3 @@ def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: T
             continue
         swallow_blank = False
     return "\n".join(kept + block)
-
-
-def canonical_arguments(arguments: str) -> str:
-    """Tool arguments in one form for all serialisations of the same JSON value (none at all: `{}`); else unchanged."""
-    try:
-        value = _as_javascript(json.loads(arguments.strip() or "{}"))
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
-    except (ValueError, OverflowError, RecursionError):  # not JSON, a number or a nesting that no client can parse
-        return arguments
-
-
-def _as_javascript(value: Any) -> Any:
-    """`value` with its numbers as a JavaScript client reads and writes them: doubles, 1.0 without its fraction."""
-    if isinstance(value, int) and abs(value) > _EXACT_IN_DOUBLE_MAX:
-        return int(float(value))
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_as_javascript(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _as_javascript(item) for key, item in value.items()}
-    return value

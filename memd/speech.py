@@ -15,15 +15,13 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from memd.messages import RESULT_ROLES, Message, without_memory_blocks
+from memd.normal_form import without_thinking
 
 SAID_GROUP = "said"
 """Of a pattern with a group of this name the group was said; only what is around it is left out. It is a pattern for
 messages, not for results."""
 SEARCHED_CHARACTERS_MAX = 1_000_000
 """A longer text is a dump of data and is taken as it is: the user's own patterns may be slower than linear."""
-
-_THINKING = "<think>", "</think>"
-"""The marks of DeepSeek-R1, Qwen 3 and others; clients and chat templates take the thinking out of old answers."""
 
 
 class Speech:
@@ -45,7 +43,7 @@ class Speech:
 
     def said(self, role: str, text: str) -> str | None:
         """The part of a text that was said by `role`; None if that is all of it."""
-        rest = _without_thinking(text) if role == "assistant" else text
+        rest = without_thinking(text) if role == "assistant" else text
         if role != "assistant" and len(rest) <= SEARCHED_CHARACTERS_MAX:
             for pattern in self._patterns:
                 rest = _without_at_ends(pattern, rest) if role in RESULT_ROLES else _without(pattern, rest)
@@ -54,16 +52,6 @@ class Speech:
 
 THINKING_ALONE = Speech()
 """Without patterns: nothing but an assistant's thinking is left out."""
-
-
-def _without_thinking(text: str) -> str:
-    """`text` without the thinking that it begins with; an open end is an interrupted reply's, and stays."""
-    opening, closing = _THINKING
-    begun = text[:64].lstrip()
-    if not begun.startswith(opening):
-        return text
-    _, end, answer = text.partition(closing)
-    return answer.strip() if end else text
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:

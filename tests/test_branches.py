@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
+from daemon_process import DaemonProcess
 from histories import receive, said, talk
+from recording_upstream import recording_upstream
 
 from memd.conversation.hot_buffer import Arrival
 from memd.ingest.topics import Topic
@@ -267,3 +271,51 @@ async def test_an_answer_of_which_a_client_sends_a_part_only_is_stored_whole(sta
     text = await stored_texts(stage, topic)
     assert_each_once(text, [*DOCUMENT, "a:I look.", "t:The first list.", "u:Stop."])
     assert text.count("[call look {}]") == 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("mode", "restarts"), [("full", False), ("full", True), ("readonly", False)])
+def test_going_back_shows_all_that_fits_whatever_another_branch_left_out(
+    tmp_path: Path, mode: str, restarts: bool
+) -> None:
+    words = iter(range(100_000))
+
+    def turn(count: int) -> list[dict[str, str]]:
+        asked = " ".join(f"word{next(words)}" for _ in range(count // 3))
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": "Noted."}]
+
+    with recording_upstream(window=8192) as upstream:
+        daemon = DaemonProcess(tmp_path, upstream.url).start()
+        try:
+            messages = [message for _ in range(4) for message in turn(300)]
+            kept = list(messages)
+            for _ in range(7):
+                messages += turn(1_500)
+                daemon.chat(messages[:-1])
+            assert len(json.loads(upstream.prompts[-1])) < len(messages) - 1, "the oldest turns have left"
+            daemon.wait_stored(messages[-4]["content"][:100])
+            if restarts:
+                daemon.restart()
+            went_back = [*kept, {"role": "user", "content": "And the first of all words?"}]
+            daemon.chat(went_back, headers={"X-Memory-Mode": mode})
+            assert [one["role"] for one in json.loads(upstream.prompts[-1])] == [one["role"] for one in went_back]
+        finally:
+            daemon.discard()
+
+
+@pytest.mark.process
+def test_a_branch_that_does_not_fit_shows_its_newest_half(tmp_path: Path) -> None:
+    with recording_upstream(window=8192) as upstream:
+        daemon = DaemonProcess(tmp_path, upstream.url).start()
+        try:
+            messages: list[dict[str, str]] = []
+            for number in range(14):
+                asked = " ".join(f"word{number}x{place}" for place in range(200))
+                messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": f"Noted {number}."}]
+                daemon.chat(messages[:-1])
+            shown = len(json.loads(upstream.prompts[-1]))
+            went_back = [*messages[:20], {"role": "user", "content": "And the first of all words?"}]
+            daemon.chat(went_back)
+            assert 4 <= len(json.loads(upstream.prompts[-1])) < len(went_back), shown
+        finally:
+            daemon.discard()

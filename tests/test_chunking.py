@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from effort import scaled
 from hypothesis import given, settings
@@ -180,6 +181,13 @@ def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
     assert shown(chunk) == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
     assert chunk.speakers == (Speaker(0, "user"), Speaker(12, "assistant"), Speaker(18, "user"))
     assert chunk.digests == tuple(source.digest for source in sources)
+
+
+def test_a_chunk_does_not_end_between_a_call_and_the_beginning_of_its_result() -> None:
+    call = msgspec.structs.replace(source("assistant", f"{PROSE * 2}\n[call read {{'path': 'pier.txt'}}]"), calls=True)
+    first, second, *_ = chunked([source("user", "Look."), call, source("tool", f"{PROSE * 3}\n\n" * 6)])
+    assert [speaker.role for speaker in first.speakers] == ["user", "assistant", "tool"]
+    assert [speaker.role for speaker in second.speakers] == ["tool"]
 
 
 def test_texts_without_a_speaker_are_put_together_as_they_are() -> None:

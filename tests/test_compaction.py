@@ -201,21 +201,36 @@ def test_a_unit_is_an_assistants_message_with_all_its_results() -> None:
 
 
 def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
-    stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.2, excess_tokens=300))
+    stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.1, excess_tokens=250))
     assert stay == ["u:q", "c:#1", "-", "c:#2", "t:r2", "c:#3", "t:r3", "c:#4", "t:r4"]
 
 
-def test_where_lines_do_not_free_enough_whole_units_of_the_open_turn_leave_but_never_the_last_two() -> None:
+def test_it_gives_way_down_to_half_of_what_it_may_keep() -> None:
+    conversation = weighed("u:q", *(one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")))
+    taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_100))
+    assert 1_500 <= conversation.visible_tokens() <= 2_000, "of 5,110 it may keep 4,010"
+
+
+def test_where_lines_do_not_free_enough_whole_units_of_the_open_turn_leave_but_never_the_newest() -> None:
     conversation = weighed(*LOOP, c=400)
-    assert taken(conversation, departure(conversation, fraction=0.37, excess_tokens=1_200)) == [
-        "u:q", "c:#2", "-", "c:#3", "t:r3", "c:#4", "t:r4",
+    assert taken(conversation, departure(conversation, fraction=0.1, excess_tokens=1_700)) == [
+        "u:q", "c:#3", "-", "c:#4", "t:r4",
     ]  # fmt: skip
-    assert taken(conversation, departure(conversation, fraction=0.4, excess_tokens=9_000))[-4:] == [
-        "c:#3", "t:r3", "c:#4", "t:r4",
-    ]  # fmt: skip
+    assert taken(conversation, departure(conversation, fraction=0.4, excess_tokens=9_000)) == ["u:q", "c:#4", "t:r4"]
 
 
-def test_results_of_the_last_two_units_become_lines_only_where_the_request_would_be_refused() -> None:
+def test_calls_leave_down_to_half_of_that_half_so_that_they_leave_seldom() -> None:
+    steps = [one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")]
+    conversation = weighed("u:q", *steps, c=300)
+    taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_000))
+    assert conversation.visible_tokens() <= 7_010 // 4 + 310
+
+
+def test_nothing_moves_in_the_background_where_hardly_anything_may_leave() -> None:
+    assert departure(weighed("u:hello", "a:hi", *LOOP), fraction=0.5).is_empty
+
+
+def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be_refused() -> None:
     conversation = weighed("u:q", "c:f#1", "t:huge#1", t=9_000)
     assert departure(conversation, fraction=0.5, excess_tokens=5_000).is_empty
     assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=5_000, forced=True)) == [
@@ -228,7 +243,7 @@ TWO_UNITS = ("u:q", "c:f#1", "t:r1#1", "c:f#2", "t:r2#2")
 
 def test_the_newest_result_stays_whole_where_the_one_before_it_frees_enough() -> None:
     conversation = weighed(*TWO_UNITS)
-    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300, forced=True)) == [
+    assert taken(conversation, departure(conversation, fraction=0.2, excess_tokens=300, forced=True)) == [
         "u:q", "c:#1", "-", "c:#2", "t:r2",
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from daemon_process import DaemonProcess
 from histories import block, new_buffer, receive, replayed
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
-from memd.conversation.placed import PLACED_KEPT
+from memd.conversation.hot_buffer import PLACED_KEPT
 from memd.messages import NO_BLOCK
 
 FACT, QUESTION = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"

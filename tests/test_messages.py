@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from memd.messages import (
     Message,
     ToolCall,
     block_digest,
-    canonical_arguments,
     chain,
     chain_all,
     leading_count,
     stored_text,
     without_memory_blocks,
 )
+from memd.normal_form import canonical_arguments, without_thinking
+from memd.speech import THINKING_ALONE
 from memd.wire.chat.message import parse_message
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
@@ -32,7 +34,7 @@ def digest(role: str = "user", text: str = "", **members: Any) -> bytes:
     return Message(role, text, **members).content_digest
 
 
-def called(arguments: str, call_id: str = "c1", name: str = "search") -> Message:
+def called(arguments: str, call_id: str = "", name: str = "search") -> Message:
     return Message("assistant", "", tool_calls=(ToolCall(call_id, name, arguments),))
 
 
@@ -115,6 +117,64 @@ def test_reserialised_tool_arguments_have_one_digest(first: str, second: str) ->
 )
 def test_other_tool_arguments_have_another_digest(first: str, second: str) -> None:
     assert called(first).content_digest != called(second).content_digest
+
+
+def test_a_call_that_has_an_id_is_known_by_it_whatever_a_client_makes_of_its_arguments() -> None:
+    edit = called('{"path":"a"}', "c1")
+    assert edit.content_digest == called('{"path": "a", "replace_all": false}', "c1").content_digest
+    assert len({edit.content_digest, called('{"path":"a"}', "c2").content_digest, called("{}").content_digest}) == 3
+
+
+def test_calls_that_share_one_id_are_told_apart_by_what_was_said_before() -> None:
+    first, second = (digest("tool", text, tool_call_id="call_1") for text in ("one", "two"))
+    call = called('{"path":"a"}', "call_1").content_digest
+    assert len(set(chain_all([call, first, call, second]))) == 4
+
+
+WRITTEN_BACK = {
+    "CRLF": ("one\r\ntwo", "one\ntwo"),
+    "ends of lines": ("one  \ntwo\t\n\nthree", "one\ntwo\n\nthree"),
+    "NFD": ("Gr\u00fc\u00dfe, caf\u00e9", "Gru\u0308\u00dfe, cafe\u0301"),
+    "a link in Markdown": (
+        "see https://a.example/x?y=1 now",
+        "see [https://a.example/x?y=1](https://a.example/x?y=1) now",
+    ),
+    "a link without its scheme": ("see a.example now", "see [a.example](https://a.example/) now"),
+    "a link in angles": ("see https://a.example now", "see <https://a.example> now"),
+    "a mail address": ("ask ann@a.example", "ask [ann@a.example](mailto:ann@a.example)"),
+}
+
+
+@pytest.mark.parametrize(("said", "came_back"), WRITTEN_BACK.values(), ids=WRITTEN_BACK)
+def test_what_clients_write_back_has_the_same_digest(said: str, came_back: str) -> None:
+    assert digest(text=said) == digest(text=came_back)
+    assert said != came_back and stored_text(Message("user", said)) == said, "it is stored as it was said"
+
+
+@pytest.mark.parametrize("other", ["see [this](https://a.example)", "see https://b.example", "see  https://a.example"])
+def test_what_says_something_else_has_another_digest(other: str) -> None:
+    assert digest(text="see https://a.example") != digest(text=other)
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    [
+        "<think>Hm.\nSo.</think>",
+        '<details type="reasoning" done="true" duration="3">\n<summary>Thought</summary>\n> Hm.\n</details>',
+        '<details type="reasoning">\n> Hm.\n</details>\n\n<think>And</think>',
+    ],
+)
+def test_thinking_is_left_out_in_whatever_form_it_comes_back(thinking: str) -> None:
+    assert THINKING_ALONE.said("assistant", f"{thinking}\n\nYes.") == "Yes."
+    assert THINKING_ALONE.said("assistant", thinking.replace("</", "<")) is None, "it goes on"
+
+
+def test_the_normal_form_takes_no_longer_for_a_text_that_is_made_of_its_marks() -> None:
+    for mark in ("<think></think>", "[x](", "[[", "<https://", " \n", "<think>"):
+        text = mark * (400_000 // len(mark))
+        started = time.perf_counter()
+        assert digest("assistant", text) and without_thinking(text) is not None
+        assert time.perf_counter() - started < 5, mark
 
 
 @given(st.text(max_size=40) | st.recursive(st.none() | st.booleans() | st.floats() | st.integers(), st.lists).map(str))

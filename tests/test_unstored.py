@@ -276,7 +276,8 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
     rounds = [one for n in range(8) for one in (f"c:read#{n}", f"t:berth {n} has the number {n * 7}#{n}")]
     messages = [said(one) for one in ("u:Look.", *rounds)]
     digests = [message.content_digest for message in messages]
-    conversation = topic.buffer.receive(messages, digests, [500] * len(messages), session=None, now=0.0).conversation
+    sizes = [500 if message.role == "tool" else 20 for message in messages]
+    conversation = topic.buffer.receive(messages, digests, sizes, session=None, now=0.0).conversation
     topic.unstored().chunks()
     stage.archiver.store_later(topic, other, 2)
     try:

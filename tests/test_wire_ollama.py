@@ -126,7 +126,7 @@ def test_images_and_the_names_of_tools_count() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Message("assistant", "On it.", tool_calls=(ToolCall("call_1", "read", '{"path": "log"}'),)),
+        Message("assistant", "On it.", tool_calls=(ToolCall("", "read", '{"path": "log"}'),)),
         Message("assistant", "", tool_calls=(ToolCall("", "read", "not an object"), ToolCall("", "list", "{}"))),
         Message("tool", "A lamp.", name="look"),
         Message("user", "Hi", name="ada"),

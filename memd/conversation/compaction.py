@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
 from memd.conversation.conversation import Conversation, Line, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
 
-OPEN_UNITS_KEPT = 2
-"""Units at the end of the open turn that stay whole: the model is at work with them."""
 LINE_TOKENS = 40
 """About the tokens of the line that takes a result's place; a result of no more than twice as many stays."""
 LINE_IDS_MAX = 6
@@ -101,32 +99,59 @@ def departure(
     upto: int | None = None,
     forced: bool = False,
 ) -> Departure:
-    """Choose what leaves next: at least `fraction` of the visible tokens and `excess_tokens`, where that may leave.
+    """Choose what leaves next: `excess_tokens` and `fraction` of what the prompt may keep, where that may leave.
+
+    Where the last turn must give way, the results that the model has read become lines, as many as it takes; only where
+    all of them do not suffice, whole units leave, and then down to half of that again: the calls that stay are what the
+    model knows of its work, and each time that one leaves, all behind it is read anew.
 
     Args:
-        excess_tokens: the tokens (raw) by which the prompt is too long; 0 if no request waits for room.
+        excess_tokens: the tokens (raw) that the prompt has beyond what it may keep; 0 if no request waits for room.
         upto: only what stands before this position may leave, for what is not durable.
-        forced: the request would be refused otherwise: of the open turn's last units, too, as much leaves as must.
+        forced: the request would be refused otherwise: of the open turn's last unit, too, as much leaves as must.
     """
     visible = turns(conversation)
     if not visible:
         return Departure()
     limit = len(conversation) if upto is None else upto
-    wanted = max(math.ceil(conversation.visible_tokens() * fraction), excess_tokens)
+    kept_max = max(0, conversation.visible_tokens() - excess_tokens)
+    wanted = excess_tokens + math.ceil(kept_max * fraction)
     chosen = _Chosen(conversation, wanted, limit)
     *finished, last = visible
     for turn in finished:
         chosen.take_turn(turn)
-    is_answered = finished_end(conversation) == len(conversation)
-    if chosen.is_short and (excess_tokens or is_answered):
-        kept = last.units[-1:] if is_answered else last.units[-OPEN_UNITS_KEPT:]
-        free = last.units[: len(last.units) - len(kept)]
-        chosen.replace_results(free)
-        if chosen.freed < max(excess_tokens, wanted // 2):  # else the calls may stay a while longer
-            chosen.take_units(free)
+    if chosen.is_short and (excess_tokens or finished_end(conversation) == len(conversation)):
+        *read, newest = last.units or (range(0),)
+        chosen.replace_results(read)
+        if chosen.is_short:
+            chosen.wanted += math.ceil(kept_max * (1 - fraction) * fraction)
+            chosen.take_units(read)
         if forced:
-            chosen.take_what_must(kept, excess_tokens)
+            chosen.take_what_must(newest, excess_tokens)
+    if not excess_tokens and chosen.freed < wanted // 2:
+        return Departure()  # nobody waits for it, and the model would read all behind it anew
     return chosen.departure
+
+
+def return_position(
+    conversation: Conversation, opened: Sequence[int], first: int, *, whole_max: float, part_max: float
+) -> int | None:
+    """Where the part begins that comes back into the prompt of a branch, which takes over what another one left out.
+
+    All of it, where that takes no more than `whole_max` tokens (raw); else the newest turns that `part_max` has room
+    for. None if the prompt shows as much already.
+
+    Args:
+        opened: the positions at which turns begin, ascending.
+        first: what stands before it is not in the request.
+    """
+    if conversation.tokens_between(first, len(conversation)) <= whole_max:
+        start = first
+    else:
+        starts = (one for one in opened if conversation.tokens_between(one, len(conversation)) <= part_max)
+        start = next(starts, len(conversation))
+    returning = conversation.tokens_between(start, len(conversation))
+    return start if start < len(conversation) and returning > conversation.visible_tokens() else None
 
 
 def shown_of(conversation: Conversation) -> Shown:
@@ -150,7 +175,7 @@ class _Chosen:
 
     def __init__(self, conversation: Conversation, wanted: int, limit: int) -> None:
         self._conversation = conversation
-        self._wanted = wanted
+        self.wanted = wanted
         self._limit = limit
         self._left_out = conversation.left_out
         self._gone: set[int] = set()
@@ -160,7 +185,7 @@ class _Chosen:
     @property
     def is_short(self) -> bool:
         """Whether more has to leave."""
-        return self.freed < self._wanted
+        return self.freed < self.wanted
 
     @property
     def departure(self) -> Departure:
@@ -172,7 +197,7 @@ class _Chosen:
     def take_turn(self, turn: Turn) -> None:
         """Take a finished turn, or only as many units of it as are wanted, if all of it is more."""
         places = range(turn.start, turn.end)
-        if self.freed + sum(self._tokens(place) for place in places) > self._wanted:
+        if self.freed + sum(self._tokens(place) for place in places) > self.wanted:
             self.take_units(turn.units[:-1])  # without the last, its user's message would stand alone
         if self.is_short and turn.end <= self._limit and turn.start == self._left_out:
             self.freed += sum(self._tokens(place) for place in places if place not in self._gone)
@@ -199,16 +224,11 @@ class _Chosen:
                     self._replaced.add(place)
                     self.freed += self._saved(place)
 
-    def take_what_must(self, units: Sequence[range], excess_tokens: int) -> None:
-        """Take of units that the model is at work with what a request must lose to be accepted, and no more.
-
-        The newest unit's results, which the model has not read yet, are the last to go.
-        """
-        self._wanted = excess_tokens
-        self.replace_results(units[:-1])
-        self.take_units(units[:-1])
-        self.replace_results(units[-1:])
-        self.replace_results(units[-1:], longer_than=LINE_TOKENS)
+    def take_what_must(self, newest: range, excess_tokens: int) -> None:
+        """Take of the unit that the model has not read yet what a request must lose to be accepted, and no more."""
+        self.wanted = excess_tokens
+        self.replace_results([newest])
+        self.replace_results([newest], longer_than=LINE_TOKENS)
 
     def _is_long_result(self, position: int, longer_than: int) -> bool:
         item = self._conversation.messages[position]
@@ -304,13 +324,27 @@ def is_finished(conversation: Conversation) -> bool:
 def storable_end(conversation: Conversation) -> int:
     """The end of what can be stored while the conversation goes on, the open turn's earlier units included."""
     visible = turns(conversation)
-    done = visible[-1].units[:-OPEN_UNITS_KEPT] if visible else ()
+    done = visible[-1].units[:-1] if visible else ()
     return max([finished_end(conversation), *(unit.stop for unit in done)])
 
 
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
     return (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
+
+
+def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int, list[int]]:
+    """Return `stored` and `left_out` as far as the log bears them out, and the positions of what only a client has."""
+    told: list[int] = []
+    untold: list[int] = []
+    for position, item in enumerate(conversation.messages[: min(conversation.stored, conversation.wanted_end)]):
+        if item.message is None:
+            is_vouched_for, lost = position < conversation.settled, untold
+        else:
+            is_vouched_for, lost = is_stored_kind(item.message), told
+        if is_vouched_for and not is_in_log(item.identity):
+            lost.append(position)
+    return min([conversation.stored, *told]), min([conversation.left_out, *untold]), untold
 
 
 def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:

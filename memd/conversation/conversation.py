@@ -44,7 +44,8 @@ class Buffered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None once the message is stored and out of the prompt: then only its identity matters. Out of the prompt but not
     stored it keeps its text, which is still to be stored and meanwhile found by its words."""
     stored_as: bytes = b""
-    """The digest under which it was first said, where a client has rewritten the history before it."""
+    """The digest under which it was first said, where a client has rewritten the history before it, or under which the
+    log of an earlier version has it."""
     is_pruned: bool = False
     """The client sends less of it than was said: the text here, and what is stored, is not in the prompt."""
     is_repeat: bool = False
@@ -288,6 +289,15 @@ class Conversation:
         self.kept = {position for position in self.kept if position < left_out}
         self.stored, self.left_out = min(stored, self.stored), min(left_out, self.left_out)
 
+    def mark_returned(self, left_out: int, messages: Mapping[int, Message]) -> None:
+        """Bring everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
+        self.changes += 1
+        self.left_out = min(left_out, self.left_out)
+        self.kept = {position for position in self.kept if position < self.left_out}
+        self.gone, self.lines = set(), {}
+        for position, message in messages.items():
+            self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+
     def mark_heard(self, messages: Mapping[int, Message]) -> None:
         """Take in texts that were lost, by position: to be stored, and visible again if nothing behind them left."""
         for position, message in messages.items():
@@ -402,11 +412,13 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
 
 
 def as_buffered(
-    conversation: Conversation, messages: Sequence[Message], content_digests: Sequence[bytes], tokens: Sequence[int]
+    conversation: Conversation,
+    messages: Sequence[Message],
+    content_digests: Sequence[bytes],
+    tokens: Sequence[int],
+    stored_as: Sequence[bytes] = (),
 ) -> list[Buffered]:
-    """New messages as they stand behind a conversation's end; the lists are parallel."""
+    """New messages as they stand behind a conversation's end; the lists are parallel. `stored_as`: see `Buffered`."""
     digests = chain_all(content_digests, conversation.end_digest)
-    return [
-        Buffered(digest, content_digest, count, message)
-        for digest, content_digest, count, message in zip(digests, content_digests, tokens, messages, strict=True)
-    ]
+    known_as = stored_as or [b""] * len(messages)
+    return list(map(Buffered, digests, content_digests, tokens, messages, known_as))

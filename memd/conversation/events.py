@@ -92,6 +92,15 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     messages: dict[int, Message]
 
 
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """Messages that had left the prompt are in it again, because they fit."""
+
+    conversation: str
+    left_out: int
+    messages: dict[int, Message]
+    """By position: the texts that were not here any more."""
+
+
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     """A request arrived for the first time."""
 
@@ -157,7 +166,7 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
     conversation: str
 
 
-ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Arrived | Placed | Removed
+ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Returned | Arrived | Placed | Removed
 """The events of one conversation that leave the others alone."""
 
 BufferEvent = (

@@ -7,12 +7,12 @@ same buffer and byte for byte the same prompts. This module knows no clock, no t
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from memd.conversation.answers import answer_start, is_sent_in_parts, joined, prefill
+from memd.conversation.compaction import lowered_marks
 from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey, as_buffered
 from memd.conversation.events import (
     Abandoned,
@@ -35,17 +35,29 @@ from memd.conversation.events import (
     Placed,
     PlacedBefore,
     Removed,
+    Returned,
 )
 from memd.conversation.index import ConversationIndex
-from memd.conversation.lowering import heard_again, lowered_marks
-from memd.conversation.matching import SHARED_MIN, Match, kept_count, match
-from memd.conversation.placed import PlacedBlocks
+from memd.conversation.matching import (
+    LAST_EXCHANGE,
+    SHARED_MIN,
+    Match,
+    answer_start,
+    heard_again,
+    is_sent_in_parts,
+    joined,
+    kept_count,
+    match,
+    prefill,
+)
 from memd.conversation.retelling import retold
 from memd.conversation.rewriting import rewriting_to, shortened_answer
 from memd.entries import digits_of_id
 from memd.messages import Block, BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
 
+PLACED_KEPT = 1024
+"""Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
 ARRIVALS_KEPT = 16
 """Recent requests remembered per conversation; a client retries fewer at once."""
 
@@ -60,10 +72,32 @@ class Arrival(msgspec.Struct, frozen=True):
     """The position behind the request's last message, where the reply goes."""
     opened: bool
     head: int = 0
+    branched: bool = False
+    """It goes back to before the end of another conversation, or rewrites it."""
     leaves_unstored: bool = False
     """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
     former: Conversation | None = None
     """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
+
+
+class PlacedBlocks:
+    """The latest blocks that stood in prompts: they tell memd's own, which a client sends back, from likenesses."""
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, text: str) -> bool:
+        return block_digest(text) in self._digests
+
+    def note(self, digests: Iterable[bytes]) -> None:
+        """Remember blocks; beyond `PLACED_KEPT` the oldest are forgotten."""
+        self._digests.update((digest, None) for digest in digests)
+        while len(self._digests) > PLACED_KEPT:
+            self._digests.popitem(last=False)
+
+    def as_events(self) -> list[PlacedBefore]:
+        """The journal that rebuilds it."""
+        return [PlacedBefore(list(self._digests))] if self._digests else []
 
 
 class HotBuffer:
@@ -92,6 +126,7 @@ class HotBuffer:
         said_at: int | UnsetType = UNSET,
         author: str = "",
         thin: bool = False,
+        stored_as: Callable[[], Sequence[bytes]] = tuple,
     ) -> Arrival:
         """Find or open the conversation of a request and append the request's new messages.
 
@@ -101,23 +136,29 @@ class HotBuffer:
             now: see `memd.clock.steady_now`.
             said_at, author: of new messages, see `stamped`; the others keep theirs.
             thin: the client sends only new messages.
+            stored_as: for each message the digest under which the log of an earlier version has it, or none; asked
+                for a history of which more than an exchange is not known here.
         """
         found = self._found(messages, content_digests, session, thin)
         parent, kept = found.conversation, kept_count(found, messages)
+        known_as = stored_as() if len(messages) - found.known > LAST_EXCHANGE or found.runs else ()
         if parent is not None and (heard := heard_again(found, messages)):
             self._record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
         if parent is not None and found.runs:
-            way = rewriting_to(parent, found.runs, stamped(messages, said_at, author), content_digests, tokens)
+            way = rewriting_to(
+                parent, found.runs, stamped(messages, said_at, author), content_digests, tokens, known_as
+            )
             branch = self._branch(parent, session, way, now)
             self._record(Abandoned(parent.id))
             leaves_unstored = branch.departed_end > branch.stored
-            return Arrival(branch, 0, len(branch), opened=False, leaves_unstored=leaves_unstored)
+            return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = stamped(messages[kept:], said_at, author)
-        self._append(conversation, added, content_digests[kept:], tokens[kept:], now)
+        self._append(conversation, added, content_digests[kept:], tokens[kept:], now, known_as[kept:])
         end = found.offset + len(messages)
-        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head)
-        if parent is None or parent is conversation:
+        branched = parent is not None and parent is not conversation
+        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
+        if parent is None or not branched:
             return arrival
         if found.known < len(messages):
             position = found.offset + kept
@@ -143,10 +184,11 @@ class HotBuffer:
         if parent is not None and found.runs:
             way = rewriting_to(parent, found.runs, messages, content_digests, tokens)
             branch = parent.rewritten("glance", session, way)
-            return Arrival(branch, 0, len(branch), opened=False)
+            return Arrival(branch, 0, len(branch), opened=False, branched=True)
         copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
         copy.messages += as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
-        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head)
+        branched = parent is not None and found.offset + kept < len(parent)
+        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, branched=branched)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that holds it.
@@ -245,6 +287,10 @@ class HotBuffer:
     def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
         """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
         self._record(Departed(conversation.id, list(positions), dict(lines)))
+
+    def bring_back(self, conversation: Conversation, left_out: int, messages: Mapping[int, Message]) -> None:
+        """Put everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
+        self._record(Returned(conversation.id, left_out, dict(messages)))
 
     def take_note(self, note_id: bytes, note: Note) -> None:
         """Take a note; it must be made durable before anybody is told so."""
@@ -369,8 +415,9 @@ class HotBuffer:
         content_digests: Sequence[bytes],
         tokens: Sequence[int],
         now: float,
+        stored_as: Sequence[bytes] = (),
     ) -> None:
-        added = as_buffered(conversation, messages, content_digests, tokens)
+        added = as_buffered(conversation, messages, content_digests, tokens, stored_as)
         self._record(Appended(conversation.id, added, now))
 
     def _record(self, event: BufferEvent) -> None:
@@ -433,6 +480,8 @@ class HotBuffer:
             conversation.mark_gone(event.positions, event.lines)
         elif isinstance(event, Lowered):
             conversation.mark_lost(event.stored, event.left_out, event.lost)
+        elif isinstance(event, Returned):
+            conversation.mark_returned(event.left_out, event.messages)
         elif isinstance(event, Heard):
             conversation.mark_heard(event.messages)
         elif isinstance(event, Arrived):

@@ -1,14 +1,18 @@
 """Which conversation a request belongs to, and how much of it is known already.
 
 Rule: digests decide, nothing else: equal chained digests at one position mean equal histories up to there. A client
-that trims its own history, or rewrites its middle, is recognised by runs of content digests.
+that trims its own history, or rewrites its middle, is recognised by runs of content digests. An answer that is given
+anew or in parts is recognised by what it says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
+from msgspec import UNSET
 
 from memd.conversation import aligning
 from memd.conversation.aligning import Run
@@ -85,6 +89,20 @@ def kept_count(found: Match, messages: Sequence[Message]) -> int:
     while opened > 0 and not messages[opened].opens_turn:
         opened -= 1
     return min(found.known, opened) if found.head <= opened < visible_from else found.known
+
+
+def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]:
+    """Return, by their positions in the conversation, those messages of a request whose text was lost."""
+    conversation = found.conversation
+    if conversation is None or not (conversation.gone or conversation.lost):
+        return {}
+    places = {found.offset + i: i for i in range(found.head, found.known)} | {i: i for i in range(found.head)}
+    if found.runs:
+        places = {place + i: start + i for start, place, length in found.runs for i in range(length)}
+    textless = {position for position in conversation.gone if conversation.messages[position].message is None}
+    return {
+        position: messages[places[position]] for position in sorted(textless | conversation.lost) if position in places
+    }
 
 
 def _by_runs(
@@ -173,3 +191,48 @@ def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -
     if [buffered.content_digest for buffered in conversation.messages[offset:]] == list(content_digests):
         return Match(conversation, offset, len(content_digests))
     return Match(conversation, len(conversation), 0)
+
+
+# -- answers that are given anew or in parts ------------------------------------------------------------------------
+
+
+def answer_start(conversation: Conversation, position: int) -> int | None:
+    """Where the answer behind `position` begins that is dropped once the model has answered anew: behind the results of
+    its calls, which nobody says again. None if there is no answer, or if somebody spoke after it."""
+    tail = [None if item.message is None else item.message.role for item in conversation.messages[position:]]
+    if tail[:1] != ["assistant"] or None in tail or "user" in tail:
+        return None
+    start = max((place + 1 for place, role in enumerate(tail) if role != "assistant"), default=0)
+    return position + start if start < len(tail) else None
+
+
+def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
+    """Whether these messages, with which a client goes on at `position`, have all that the answer there says.
+
+    Some clients send each of an answer's calls with its result behind it, as a message of its own.
+    """
+    if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
+        return False
+    parts = [one for one in takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
+    told = Counter(call.form for part in parts for call in part.tool_calls)
+    is_said = not answer.said.strip() or any(part.said.strip() == answer.said.strip() for part in parts)
+    return is_said and Counter(call.form for call in answer.tool_calls) <= told and not answer.attachments
+
+
+def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
+    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued.
+
+    llama.cpp goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so.
+    """
+    last = conversation.messages[position - 1].message if position else None
+    if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
+        return None
+    return last
+
+
+def joined(beginning: Message, message: Message) -> Message:
+    """An answer with its beginning; some servers repeat that one themselves."""
+    if message.text.startswith(beginning.text):
+        return message
+    said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
+    return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said)

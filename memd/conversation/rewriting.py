@@ -23,21 +23,14 @@ def rewriting_to(
     messages: Sequence[Message],
     content_digests: Sequence[bytes],
     tokens: Sequence[int],
+    stored_as: Sequence[bytes] = (),
 ) -> Rewriting:
-    """The way from `parent` to the history of a request; the lists are parallel. See `rewriting`."""
-    items = [
-        Buffered(b"", content_digest, count, message)
-        for content_digest, count, message in zip(content_digests, tokens, messages, strict=True)
-    ]
-    return rewriting(parent, runs, items)
+    """The way from `parent` to the history of a request that has these runs in common with it; the lists are parallel.
 
-
-def rewriting(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> Rewriting:
-    """The way from `parent` to a history that has these runs in common with it.
-
-    Args:
-        items: all messages of the history; their chained digests are not looked at.
+    `stored_as`: see `Buffered`.
     """
+    nothing = [b""] * len(messages)
+    items = list(map(Buffered, nothing, content_digests, tokens, messages, stored_as or nothing))
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
     kept = list(_with_texts(parent, runs, left_out))
@@ -102,7 +95,7 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
     """Whether a message is what a client left of a former one in the same place."""
     if message is None or former is None or message.role != former.role:
         return False
-    if message.attachments or message.tool_calls != former.tool_calls:
+    if message.attachments or [one.form for one in message.tool_calls] != [one.form for one in former.tool_calls]:
         return False
     if message.role == "assistant" and message.said == former.said:
         return True  # the client gave the answer its agent's name: LangGraph does

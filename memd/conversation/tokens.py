@@ -214,5 +214,8 @@ class Drift:
 
 
 def _key(message: Message, content_digest: bytes) -> tuple[bytes, int, int]:
-    # The digest ignores outer white space, which may be long, and what was not said, which may be anything.
-    return content_digest, len(message.text), 0 if message.own_words is UNSET else hash(message.text)
+    # The digest ignores white space and arguments, which may be long, and what was not said, which may be anything.
+    length = len(message.text)
+    if message.tool_calls:
+        length += sum([len(call.arguments) for call in message.tool_calls])
+    return content_digest, length, 0 if message.own_words is UNSET else hash(message.text)

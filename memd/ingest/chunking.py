@@ -4,10 +4,10 @@ Rule: verbatim, and the same text is always cut the same way: the chunks of a me
 text. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where. Limits count the text as
 it is shown, with the roles that are written in front of messages.
 
-A chunk ends with the first piece with which it has `min_tokens`. Setting boundaries where the cosine of neighbouring
-pieces falls below a threshold, as an earlier version did, finds no more and cost a sixth of all processor time
-(measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar enough to be joined. Cutting takes
-0.5 s per megabyte.
+A chunk ends with the first piece with which it has `min_tokens`, but not between a call and its result. Setting
+boundaries where the cosine of neighbouring pieces falls below a threshold, as an earlier version did, finds no more and
+cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
+enough to be joined. Cutting takes 0.5 s per megabyte.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Utterance(msgspec.Struct, frozen=True):
     """See `Message.said_at`."""
     author: str | UnsetType = UNSET
     """See `Message.author`."""
+    calls: bool = False
+    """It calls a tool, and what follows is the result: no chunk ends between the two where both fit."""
 
     @property
     def opening(self) -> str:
@@ -73,6 +75,8 @@ class _Piece(msgspec.Struct, frozen=True):
     """On the first piece of a message: the role shown in front of it ("" without a speaker). None on the others."""
     tokens: int
     """Its share in a chunk, a joint and the opening before it included."""
+    calls: bool = False
+    """It is the end of a message that calls a tool."""
 
     @property
     def shown(self) -> str:
@@ -83,7 +87,8 @@ class _Piece(msgspec.Struct, frozen=True):
 def split(messages: Sequence[Utterance], *, settings: ChunkingSettings, count: Count) -> tuple[Chunk, ...]:
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
 
-    A chunk takes piece after piece until it has `min_tokens`, and ends in any case before `max_tokens`. A chunk that is
+    A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the beginning of its
+    result, and ends in any case before `max_tokens`. A chunk that is
     short because its neighbour cannot be taken in is joined to the one before it, if the two fit.
 
     Args:
@@ -110,6 +115,8 @@ def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Co
         for position, text in enumerate(texts or [""]):
             opening = message.opening if position == 0 else None
             pieces.append(_piece(text, number, opening, count))
+        if message.calls:
+            pieces[-1] = msgspec.structs.replace(pieces[-1], calls=True)
     return pieces
 
 
@@ -125,7 +132,8 @@ def _groups(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count) 
     tokens = 0
     for piece in pieces:
         joined = _tokens_with(group, tokens, piece, settings.max_tokens, count)
-        is_full = tokens >= settings.min_tokens and count(_shown(group)) >= settings.min_tokens
+        is_open = bool(group) and group[-1].calls
+        is_full = not is_open and tokens >= settings.min_tokens and count(_shown(group)) >= settings.min_tokens
         if joined > settings.max_tokens or is_full:
             _close(group, groups, settings, count)
             group, joined = [], piece.tokens

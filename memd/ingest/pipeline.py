@@ -279,7 +279,7 @@ def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
 
 def _unless_forbidden(topic: TopicLog, digest: bytes, message: Message | None) -> Message | None:
     """The message; None for one that is never to be stored again."""
-    if message is None or topic.forbidden.has_message(digest, message.content_digest):
+    if message is None or topic.forbidden.has_message(digest, message):
         return None
     return message
 
@@ -324,8 +324,8 @@ def unstored_runs(
         kept = redactor.message(message)
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
-        author = authors[position]
-        utterances[position] = Utterance(stored_text(kept), kept.role, digest, name, shown, kept.said_at, author)
+        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls)
+        utterances[position] = Utterance(stored_text(kept), kept.role, digest, *told)
     starts = compaction.part_starts([message for _, message in messages])
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

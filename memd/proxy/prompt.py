@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
@@ -46,6 +47,20 @@ class Prompt:
         """The digest of the user message that opened the turn."""
         return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
 
+    def return_position(self, *, whole_max: float, part_max: float) -> int | None:
+        """See `compaction.return_position`; None where the request is no branch, or does not have the whole history."""
+        arrival, conversation = self._arrival, self.conversation
+        if not arrival.branched or arrival.head or self._mended.covered or not conversation.left_out_count():
+            return None
+        sent = range(arrival.offset, min(arrival.end, len(conversation)))
+        opened = [position for position in sent if self._message(position).opens_turn]
+        return compaction.return_position(conversation, opened, arrival.offset, whole_max=whole_max, part_max=part_max)
+
+    def texts_from(self, position: int) -> dict[int, Message]:
+        """By position: the messages from there on whose text the conversation does not have any more."""
+        messages = self.conversation.messages
+        return {one: self._message(one) for one in range(position, self._arrival.end) if messages[one].message is None}
+
     def user_texts(self) -> Iterator[str]:
         """The words of the visible user messages, newest first; messages that only programs wrote have none."""
         for message in self._newest_first():
@@ -60,7 +75,7 @@ class Prompt:
         for position in reversed(self._visible()):
             item, sent = self.conversation.messages[position], self._message(position)
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
-            if is_gone or forbidden.has_message(item.identity, item.content_digest):
+            if is_gone or forbidden.has_message(item.identity, sent):
                 return True
             texts -= sent.role == "user" and bool(sent.said.strip()) and not sent.answers_call
             if not texts:

@@ -19,7 +19,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.readable import Readable
 from memd.ingest.topics import Topic, Topics
-from memd.messages import Block, Message, leading_count
+from memd.messages import Block, Message, chain_all, leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
@@ -116,7 +116,13 @@ class Receiver:
         if asked.mode == "full":
             author = asked.who.author
             arrival = topic.buffer.receive(
-                *new, session=asked.session, now=now, said_at=at, author=author, thin=asked.is_thin
+                *new,
+                session=asked.session,
+                now=now,
+                said_at=at,
+                author=author,
+                thin=asked.is_thin,
+                stored_as=partial(_stored_as, topic, request.messages[lead:], request.digests[lead:]),
             )
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
@@ -183,6 +189,18 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     digests = [] if asked.is_thin else [item.digest for item in sent]
     trail = trail_of(asked.request, names, digests, goes_on=asked.is_thin and not arrival.opened)
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
+
+
+def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
+    """For each message the digest under which the log of a version without a normal form has it; else none."""
+    former = [message.former_digest for message in messages]
+    if former == digests:
+        return []
+    known, now = chain_all(former), chain_all(digests)
+    return [
+        old if old != new and topic.log.has_digest(old) and not topic.log.has_digest(new) else b""
+        for old, new in zip(known, now, strict=True)
+    ]
 
 
 def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:

@@ -75,9 +75,12 @@ class RoomMaker:
             received, limits, limits.hard
         )  # may tell what the system prompt and the tools really take
         limits = await self._limits(received)
+        self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
         await self._let_blocks_leave(received, limits)
-        reserved = max(0, limits.injection_min - self._current_tokens(received))
+        # A step whose turn has its block may fill the room; what leaves makes room for another block.
+        has_block = received.prompt.has_block and not received.needs_block
+        reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
         fits = await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:
@@ -148,16 +151,32 @@ class RoomMaker:
         block = prompt.turn_block
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
 
-    async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
-        """Compact until the prompt takes no more than `hard`; False if that cannot be reached.
+    def _bring_back(self, received: Received, limits: window.Thresholds) -> None:
+        """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
 
-        What the upstream would refuse, because it takes more than the room, loses of the open turn's last units too.
+        Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes.
+        """
+        prompt, factor = received.prompt, self._counter.drift.factor(received.request.model)
+        position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
+        if position is None:
+            return
+        texts = prompt.texts_from(position)
+        if received.is_traced:
+            received.topic.buffer.bring_back(prompt.conversation, position, texts)
+        else:
+            prompt.conversation.mark_returned(position, texts)
+
+    async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
+        """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
+
+        What the upstream would refuse, because it takes more than the room, loses of the open turn's last unit too.
         """
         used = await self._used_tokens(received, limits, hard)
+        kept = min(hard, limits.hard)
         for _ in range(HARD_ROUNDS_MAX):
             if used <= hard:
                 return True
-            if not await self._take_oldest(received, used - hard):
+            if not await self._take_oldest(received, used - kept):
                 break
             used = await self._used_tokens(received, limits, hard)
         if used > limits.room and await self._take_oldest(received, used - limits.room, forced=True):

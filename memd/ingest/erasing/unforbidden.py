@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Branched, BufferEvent, Heard
+from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Returned
 from memd.store.erasure.forbidden import ForbiddenText
 
 
@@ -18,7 +18,7 @@ def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEve
     def kept(items: list[Buffered]) -> list[Buffered]:
         return [
             msgspec.structs.replace(item, message=item.message.erased)
-            if item.message is not None and forbidden.has_message(item.identity, item.content_digest)
+            if item.message is not None and forbidden.has_message(item.identity, item.message)
             else item
             for item in items
         ]
@@ -28,9 +28,9 @@ def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEve
     if isinstance(event, Branched):
         way = msgspec.structs.replace(event.rewriting, added=kept(event.rewriting.added))
         return msgspec.structs.replace(event, rewriting=way)
-    if isinstance(event, Heard):
+    if isinstance(event, Heard | Returned):
         messages = {
-            position: message.erased if forbidden.has_message(b"", message.content_digest) else message
+            position: message.erased if forbidden.has_message(b"", message) else message
             for position, message in event.messages.items()
         }
         return msgspec.structs.replace(event, messages=messages)

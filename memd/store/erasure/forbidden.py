@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from memd.errors import CorruptFile
+from memd.messages import Message
 from memd.store.files import Files, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import digest_word, text_hash
@@ -34,9 +35,12 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this is the digest of a forbidden message in its place."""
         return bool(self.messages) and _hex(digest_word(digest)) in self.messages
 
-    def has_message(self, digest: bytes, content_digest: bytes) -> bool:
+    def has_message(self, digest: bytes, message: Message) -> bool:
         """Whether a message is forbidden, in its place or wherever it stands."""
-        return self.has_digest(digest) or (bool(self.contents) and _hex(digest_word(content_digest)) in self.contents)
+        if self.has_digest(digest):
+            return True
+        forms = (message.content_digest, message.former_digest) if self.contents else ()
+        return any(_hex(digest_word(one)) in self.contents for one in forms)
 
     def has_text(self, text: str) -> bool:
         """Whether this is the content of a forbidden chunk."""

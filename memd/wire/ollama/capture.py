@@ -59,7 +59,7 @@ class OllamaCapture(ChatCapture):
         self._take_delta(delta)
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
-                self._take_call({**call, "index": len(self._calls)})
+                self._take_call({**call, "id": "", "index": len(self._calls)})
         return True
 
     def take_run(self, lines: bytes) -> bool:

@@ -1,7 +1,8 @@
 """One message of Ollama's `/api/chat`: parsing and encoding it.
 
 Rule: as in `wire/chat/message.py`, from whose messages these differ in three members: `images` holds the attachments,
-`tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an object.
+`tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an object. Ollama's own clients do not
+send the ids of calls back, so a call has none here and is known by its arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def parse_message(raw: Raw | bytes) -> Message:
     Raises:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode.
     """
-    message = chat.parse_message(raw)
+    message = without_call_ids(chat.parse_message(raw))
     own = decode_or_none(_own_decoder, raw) or _OwnMembers()
     if not own.images and not own.tool_name:
         return message
@@ -43,6 +44,14 @@ def parse_message(raw: Raw | bytes) -> Message:
         attachments=(*message.attachments, *digests),
         name=message.name or own.tool_name or "",
     )
+
+
+def without_call_ids(message: Message) -> Message:
+    """The message as Ollama's own clients send it back."""
+    if not any(call.id for call in message.tool_calls):
+        return message
+    calls = tuple(msgspec.structs.replace(call, id="") for call in message.tool_calls)
+    return msgspec.structs.replace(message, tool_calls=calls)
 
 
 def encode_message(message: Message) -> bytes:

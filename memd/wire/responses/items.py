@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import Message, canonical_arguments
+from memd.messages import Message
+from memd.normal_form import canonical_arguments
 from memd.wire.chat.elements import joined_answer
 from memd.wire.chat.message import parse_message
 from memd.wire.lenient_json import UNREADABLE, is_list, is_object, is_string, lenient_text
