@@ -173,6 +173,20 @@ class SealedIndex:
             return [plain]
         return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps, utility), queries, k, dead))]
 
+    def vectors_of(self, labels: Rows) -> Floats:
+        """Return the vectors of chunks by label, shape (n, dimension), without the log; zeros where none is held.
+
+        The index must be loaded.
+        """
+        loaded = self._in_memory
+        assert loaded is not None, "a search loads it"
+        found = loaded.index.stored(labels)
+        if len(loaded.extras):
+            at = np.minimum(loaded.extras.searchsorted(labels), len(loaded.extras) - 1)
+            own = loaded.extras[at] == labels
+            found[own] = loaded.extra_matrix[at[own]]
+        return found
+
     def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))

@@ -178,6 +178,13 @@ class VectorIndex:
             found = self._index.get_items(rows, return_type="numpy") if known else []
         return rows, np.asarray(found, dtype=np.float32).reshape(len(rows), self._index.dim)
 
+    def stored(self, rows: Rows) -> Floats:
+        """Return the vectors of these rows, shape (n, dimension); zeros for one that is not indexed, or is marked."""
+        found: Floats = np.zeros((len(rows), self._index.dim), dtype=np.float32)
+        known, vectors = self.vectors(rows)
+        found[np.isin(rows, known)] = vectors
+        return found
+
     def _nearest(self, queries: Floats, k: int, **among: Callable[[int], object]) -> tuple[Rows, NDArray[np.float64]]:
         plain, added = _parted(queries, self._index.dim)
         labels, distances = self._index.knn_query(plain, k=k, num_threads=1, **among)
