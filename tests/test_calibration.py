@@ -213,7 +213,7 @@ def test_a_column_more_is_added_in_a_scan_and_in_an_index_alike() -> None:
     expected = np.minimum((3 * plain @ vectors.T + np.array([[0.25], [-0.5]])).max(axis=0), 1)
     assert cosines(vectors, moved) == pytest.approx(expected, abs=1e-5)
     assert cosines(vectors, moved[:1]) == pytest.approx(np.minimum(3 * plain[0] @ vectors.T + 0.25, 1), abs=1e-5)
-    index = VectorIndex.build(vectors, np.arange(300))
+    index = VectorIndex(vectors, np.arange(300))
     for queries in (moved, moved[:1]):
         rows, found = index.search(queries, 300)
         assert found == pytest.approx(cosines(vectors[rows], queries), abs=2e-6)

@@ -221,7 +221,7 @@ class TopicLog:
                 file = own_index_file(self._layout, sealed)
                 dead = self._snapshot.views[segment_id].dead
                 searched = SealedIndex(self._files, file, [sealed], dead=dead)
-                searched.use(index, growing.matrix)
+                searched.use(index)
             with self._state:
                 self._snapshot = after_seal(self._snapshot, sealed, uuid_index, searched)
                 self._public_ids = self._new_public_ids()

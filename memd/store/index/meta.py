@@ -196,12 +196,12 @@ def choose_merged(
     for first, last in sorted(layout.merges(files), key=lambda pair: pair[0] - pair[1]):  # the widest first
         meta = read_merged_meta(files, layout, first, last)
         if meta is None or not _fits(files, layout, (first, last), meta, segments) or covered & set(meta.segment_ids):
-            useless += [layout.merged_meta(first, last), layout.merged_hnsw(first, last)]
+            useless += layout.merged(first, last)
             continue
         covered |= set(meta.segment_ids)
         chosen.append(
             IndexFile(
-                path=layout.merged_hnsw(first, last),
+                path=layout.merged_index(first, last),
                 segment_ids=meta.segment_ids,
                 checksum=meta.checksum,
                 left_out=np.frombuffer(meta.left_out, dtype="<u4").astype(np.intp),
@@ -235,5 +235,5 @@ def _fits(
         meta.counts == tuple(len(segment.rows) for segment in covered)
         and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
         and (not len(left_out) or int(left_out.max()) < sum(meta.counts))
-        and files.size(layout.merged_hnsw(*name)) == meta.hnsw_bytes
+        and files.size(layout.merged_index(*name)) == meta.hnsw_bytes
     )
