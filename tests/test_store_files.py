@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_whole_takes_no_room(tmp_path: Path) -> No
     replace_file(FILES, tmp_path / "file", b"old")
     with pytest.raises(DiskFull):
         replace_file(Filling(), tmp_path / "file", b"new")
-    index = VectorIndex.build(np.eye(4, dtype=np.float32), np.arange(4))
+    index = VectorIndex(np.eye(4, dtype=np.float32), np.arange(4))
     with pytest.raises(DiskFull):
         write_index(Filling(), tmp_path / "index", index)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
@@ -185,5 +185,5 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
         *("disk_trouble", "tools.looked_into"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
-        *("index.vectors", "index.sealed_index", "index.sealing"),
+        *("index.vectors", "index.compact", "index.sealed_index", "index.sealing"),
     }, "the log, the journal, recovery, export and verify work on any `Files`"

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY
+from memd.store.index.compact import CompactIndex
 from memd.store.index.vectors import VectorIndex, best_rows
+from memd.store.log.columns import Floats
 from memd.store.store import TopicLog
 
 DIMENSION = 32
@@ -113,30 +115,13 @@ def test_best_rows_prefers_later_rows_among_equals() -> None:
 
 def test_an_index_with_nearly_everything_marked_still_finds_the_rest() -> None:
     matrix = np.stack([unit_vector(number, DIMENSION) for number in range(500)])
-    index = VectorIndex.build(matrix, np.arange(500))
+    index = VectorIndex(matrix, np.arange(500))
     index.mark(np.arange(497))
     rows, cosines = index.search(matrix[499][None], 10)
     assert sorted(rows.tolist()) == [497, 498, 499]
     assert cosines.max() == 1.0
     index.mark(np.arange(500))
     assert index.search(matrix[499][None], 10)[0].tolist() == []
-
-
-def test_an_index_that_falls_into_islands_still_finds_everything() -> None:
-    # Many equal vectors link only to each other: the search cannot walk from one kind to the next.
-    matrix = np.repeat(np.stack([unit_vector(number, DIMENSION) for number in range(3)]), 500, axis=0)
-    rows, cosines = VectorIndex.build(matrix, np.arange(1500)).search(matrix[:1], 1490)
-    assert len(rows) == 1500
-    assert cosines[:500].tolist() == [1.0] * 500
-
-
-def test_a_search_finds_the_same_before_and_after_a_wider_one() -> None:
-    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(3000)])
-    index = VectorIndex.build(matrix, np.arange(3000))
-    queries = [unit_vector(9000 + number, DIMENSION)[None] for number in range(50)]
-    before = [index.search(query, 10)[0].tolist() for query in queries]
-    index.search(queries[0], 2000)
-    assert [index.search(query, 10)[0].tolist() for query in queries] == before
 
 
 def test_the_same_vectors_give_the_same_index_file() -> None:
@@ -172,3 +157,67 @@ def test_the_entries_at_some_places_have_the_cosines_of_a_plain_computation(
     for entry in live:
         place = places[entry.canonical_id]
         assert hits[place].cosine == pytest.approx(float(entry.embedding @ query[0]), abs=2e-6)
+
+
+def clustered(count: int, dimension: int, seed: int = 3) -> Floats:
+    """Unit vectors around forty centres."""
+    chosen = np.random.default_rng(seed)
+    centres = chosen.normal(size=(40, dimension))
+    vectors = (centres[chosen.integers(0, 40, count)] + 0.7 * chosen.normal(size=(count, dimension))).astype(np.float32)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
+
+
+def compact(vectors: Floats, size: int) -> CompactIndex:
+    """A compact index whose labels are the odd numbers below `size`."""
+    labels = np.arange(1, size, 2)
+    return CompactIndex.build(vectors[::3], [(labels, vectors)], count=len(labels), size=size)
+
+
+def test_a_compact_index_finds_nearly_what_a_scan_does_and_tells_the_cosines() -> None:
+    vectors = clustered(20_000, 96)
+    index, right = compact(vectors, 40_000), 0
+    for query in clustered(50, 96, seed=4):
+        rows, found = index.search(query[None], 32)
+        exact = vectors @ query
+        assert found == pytest.approx(exact[rows // 2], abs=1e-3)
+        right += len(np.intersect1d(rows // 2, np.argsort(-exact)[:32]))
+    assert right / (50 * 32) > 0.98
+
+
+def test_a_compact_index_with_nearly_everything_marked_or_unwanted_still_finds_the_rest() -> None:
+    vectors = clustered(20_000, 96)
+    index, query = compact(vectors, 40_000), vectors[:1]
+    wanted = np.zeros(40_000, dtype=np.bool_)
+    wanted[[5, 6, 20_001, 39_999]] = True
+    assert sorted(index.search_among(query, 32, wanted)[0].tolist()) == [5, 20_001, 39_999]
+    index.mark(np.arange(39_990))
+    index.mark(np.arange(39_991))
+    assert sorted(index.search(query, 32)[0].tolist()) == [39_991, 39_993, 39_995, 39_997, 39_999]
+    assert index.search_among(query, 32, wanted)[0].tolist() == [39_999]
+    index.mark(np.arange(40_000))
+    assert index.search(query, 32)[0].tolist() == []
+
+
+def test_several_queries_find_each_row_once_with_its_best_cosine() -> None:
+    vectors = clustered(5_000, 96)
+    rows, found = compact(vectors, 10_000).search(vectors[:3], 20)
+    assert len(set(rows.tolist())) == len(rows) >= 20
+    assert found == pytest.approx((vectors[rows // 2] @ vectors[:3].T).max(axis=1), abs=1e-3)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_an_index_tells_the_vectors_of_its_labels_without_the_log(merges: bool) -> None:
+    vectors = clustered(400, 96)
+    topic = open_store(CrashFiles(), segment_entries_max=100, dimension=96).topic("talk")
+    for start in range(0, 400, 100):
+        entries = topic.append([_with_vector(i, vectors[i].tobytes()) for i in range(start, start + 100)])
+        if start == 0:
+            topic.append([adjusted(entries[7], 2)])
+        seal_all(topic)
+    if merges:
+        topic.merge([1, 2, 3])
+    index = topic.snapshot().indexes[0].index
+    labels = np.random.default_rng(1).permutation(np.flatnonzero(~index.dead))
+    right = np.stack([one.read(row).embedding for one in index.segments for row in one.rows])[labels]
+    assert index.vectors_of(labels) == pytest.approx(right, abs=1e-3)
+    assert index.products_of(labels, vectors[:3]) == pytest.approx(right @ vectors[:3].T, abs=1e-3)

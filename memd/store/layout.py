@@ -84,7 +84,7 @@ _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta|words)")
 _MONTH = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])\.jsonl")
-_MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta|words)")
+_MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:ivf|hnsw|meta|words)")
 
 
 def models_dir(data_dir: Path) -> Path:
@@ -157,22 +157,23 @@ class TopicLayout:
         """Return the vector index of a full segment."""
         return self.bin(segment_id).with_suffix(".hnsw")
 
-    def merged_hnsw(self, first: int, last: int) -> Path:
+    def merged_index(self, first: int, last: int) -> Path:
         """Return the merged vector index over the segments from `first` to `last`."""
-        return self.segments / f"merged_{first:04d}_{last:04d}.hnsw"
+        return self.segments / f"merged_{first:04d}_{last:04d}.ivf"
 
     def merged_meta(self, first: int, last: int) -> Path:
         """Return the `.meta` of a merged index."""
-        return self.merged_hnsw(first, last).with_suffix(".meta")
+        return self.merged_index(first, last).with_suffix(".meta")
 
     def words(self, first: int, last: int) -> Path:
         """Return the columns of words of the segments from `first` to `last`."""
-        index = self.hnsw(first) if first == last else self.merged_hnsw(first, last)
+        index = self.hnsw(first) if first == last else self.merged_index(first, last)
         return index.with_suffix(".words")
 
     def merged(self, first: int, last: int) -> list[Path]:
-        """Return the files of a merged index, first the one that vouches for the next."""
-        return [self.merged_meta(first, last), self.merged_hnsw(first, last), self.words(first, last)]
+        """Return the files of a merged index, first what vouches for it; an `.hnsw` is an older memd's."""
+        path = self.merged_index(first, last)
+        return [self.merged_meta(first, last), path, path.with_suffix(".hnsw"), self.words(first, last)]
 
     def merges(self, files: Files) -> list[tuple[int, int]]:
         """Return (first, last) of every merged index that has a file on disk, sorted."""
@@ -208,7 +209,7 @@ class TopicLayout:
 
 def is_derived(name: str) -> bool:
     """Whether a file of a topic, by its name, is built from the log: columns of a segment, or an index over some."""
-    return name.endswith((".meta", ".hnsw", ".words"))
+    return name.endswith((".meta", ".hnsw", ".ivf", ".words"))
 
 
 def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:

@@ -123,7 +123,7 @@ class Snapshot:
     def search(self, queries: Floats, k: int, known: dict[int, NDArray[np.float64]] | None = None) -> list[Hit]:
         """Return the best `k` live chunks by score, best first; of equal scores the higher canonical_id first.
 
-        Exact, but for chunks with multiplier 1 in sealed segments, where HNSW finds them (recall@50 above 0.99) and
+        Exact, but for chunks with multiplier 1 in sealed segments, where an index finds them (recall@50 above 0.98) and
         where more than `k` of one cosine, or below zero, tie in no particular order.
 
         Args:

@@ -222,7 +222,7 @@ class TopicLog:
                 file = own_index_file(self._layout, sealed)
                 dead = self._snapshot.views[segment_id].dead
                 searched = SealedIndex(self._files, file, [sealed], dead=dead)
-                searched.use(index, growing.matrix)
+                searched.use(index)
                 self._complete_growing(growing, lambda: None)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:

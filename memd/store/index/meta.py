@@ -201,7 +201,7 @@ def choose_merged(
         covered |= set(meta.segment_ids)
         chosen.append(
             IndexFile(
-                path=layout.merged_hnsw(first, last),
+                path=layout.merged_index(first, last),
                 segment_ids=meta.segment_ids,
                 checksum=meta.checksum,
                 left_out=np.frombuffer(meta.left_out, dtype="<u4").astype(np.intp),
@@ -235,5 +235,5 @@ def _fits(
         meta.counts == tuple(len(segment.rows) for segment in covered)
         and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
         and (not len(left_out) or int(left_out.max()) < sum(meta.counts))
-        and files.size(layout.merged_hnsw(*name)) == meta.hnsw_bytes
+        and files.size(layout.merged_index(*name)) == meta.hnsw_bytes
     )

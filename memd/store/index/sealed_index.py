@@ -1,6 +1,6 @@
 """A vector index over sealed segments: a file until its first search, in memory from then on.
 
-Rule: an index covers one segment (seg_NNNN.hnsw) or several neighbouring ones (merged_NNNN_MMMM.hnsw). Its labels
+Rule: an index covers one segment (seg_NNNN.hnsw) or several neighbouring ones (merged_NNNN_MMMM.ivf). Its labels
 number the rows of its segments consecutively. It finds the *plain* chunks (Active, multiplier 1). Live chunks that it
 lacks or ranks wrongly (adjusted ones, and those that were unreadable when it was built) are *extras*: they are scanned,
 so that no search misses anything.
@@ -19,6 +19,7 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
+from memd.store.index.compact import CompactIndex
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import VectorIndex, best_rows, cosines, multipliers, scores_of
 from memd.store.lexical.postings import SealedColumns
@@ -37,11 +38,19 @@ class Candidates(msgspec.Struct, frozen=True):
 
 
 class _LoadedIndex(msgspec.Struct, frozen=True):
-    index: VectorIndex
+    index: VectorIndex | CompactIndex
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
     extra_steps: NDArray[np.int8]
+
+    def with_extras(self, labels: Rows, found: Floats, of_extras: Floats) -> Floats:
+        """Put the rows of the extras among `labels` into `found`."""
+        if len(self.extras):
+            at = np.minimum(self.extras.searchsorted(labels), len(self.extras) - 1)
+            own = self.extras[at] == labels
+            found[own] = of_extras[at[own]]
+        return found
 
 
 class SealedIndex:
@@ -124,24 +133,21 @@ class SealedIndex:
         with self._loading:
             if self._in_memory is not None:
                 return []
-            return self._put_in_memory(
-                VectorIndex.load(
-                    self._files,
-                    self.path,
-                    self.file.checksum,
-                    dimension=self._dimension,
-                    size=len(self),
-                    labels=np.flatnonzero(self._held),
-                ),
-                self._read_vectors,
-            )
+            labels, size, file = np.flatnonzero(self._held), len(self), self.file
+            index: VectorIndex | CompactIndex
+            if len(self.segments) > 1:
+                index = CompactIndex.load(self._files, file.path, file.checksum, size=size, labels=labels)
+            else:
+                dimension = self._dimension
+                index = VectorIndex.load(
+                    self._files, file.path, file.checksum, dimension=dimension, size=size, labels=labels
+                )
+            return self._put_in_memory(index, self._read_vectors)
 
-    def use(self, index: VectorIndex, matrix: Floats | None = None) -> None:
-        """Use an index that was just built; `matrix` (labels, dimension) has the extras' vectors, else the log has."""
+    def use(self, index: VectorIndex) -> None:
+        """Use an index of one segment that was just built."""
         with self._loading:
-            self._put_in_memory(
-                index, self._read_vectors if matrix is None else lambda labels: (labels, matrix[labels], [])
-            )
+            self._put_in_memory(index, lambda labels: (labels, index.stored(labels), []))
 
     @property
     def starts(self) -> Rows:
@@ -156,13 +162,6 @@ class SealedIndex:
         """The segment ids and the rows of labels."""
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
-
-    def vectors_of(self, labels: Rows) -> Floats:
-        """The vectors of labels, shape (n, dimension); zeros for those that cannot be read."""
-        found = np.zeros((len(labels), self._dimension), np.float32)
-        rows, vectors, _ = self._read_vectors(np.sort(labels))
-        found[np.searchsorted(labels, rows)] = vectors
-        return found
 
     def multipliers_of(self, labels: Rows, utility: UtilitySettings) -> Floats:
         """The utility multipliers of labels."""
@@ -185,8 +184,7 @@ class SealedIndex:
         """
         if not self.is_loaded:
             self.load()
-        loaded = self._in_memory
-        assert loaded is not None, "a loaded index stays loaded"
+        loaded = self._loaded
         labels, cosine = loaded.index.search_among(queries, k, ~dead) if is_choice else loaded.index.search(queries, k)
         scanned, matrix, steps = loaded.extras, loaded.extra_matrix, loaded.extra_steps
         now = self._dead
@@ -201,11 +199,30 @@ class SealedIndex:
             return [plain]
         return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps, utility), queries, k, dead))]
 
+    def vectors_of(self, labels: Rows) -> Floats:
+        """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
+
+        Those in a merged index are exact to about 1e-4. The index must be loaded.
+        """
+        loaded = self._loaded
+        return loaded.with_extras(labels, loaded.index.stored(labels), loaded.extra_matrix)
+
+    def products_of(self, labels: Rows, vectors: Floats) -> Floats:
+        """Return `vectors_of(labels) @ vectors.T`, shape (n, m), of `vectors` (m, dimension) in a third of the time."""
+        loaded = self._loaded
+        return loaded.with_extras(labels, loaded.index.products(labels, vectors), loaded.extra_matrix @ vectors.T)
+
     def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))
         multiplier = multipliers(self._steps(labels), utility)
         return [self._candidates(*_scanned(labels, matrix, multiplier, queries, k, dead))]
+
+    @property
+    def _loaded(self) -> _LoadedIndex:
+        loaded = self._in_memory
+        assert loaded is not None, "it was loaded, and stays so"
+        return loaded
 
     @property
     def _dimension(self) -> int:
@@ -225,7 +242,7 @@ class SealedIndex:
         return held
 
     def _put_in_memory(
-        self, index: VectorIndex, vectors_of: Callable[[Rows], tuple[Rows, Floats, list[StoreError]]]
+        self, index: VectorIndex | CompactIndex, vectors_of: Callable[[Rows], tuple[Rows, Floats, list[StoreError]]]
     ) -> list[StoreError]:
         adjusted = np.asarray(self.column("utility_steps") != 0, dtype=np.bool_)
         extra = self._is_active & ~self._dead & (adjusted | ~self._held)

@@ -17,6 +17,7 @@ from memd.entries import Status
 from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, write_beside
+from memd.store.index.compact import CompactIndex
 from memd.store.index.meta import SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import VectorIndex
 from memd.store.log.columns import as_version_1, rows_from
@@ -29,7 +30,7 @@ from memd.store.shelf import Claim
 def write_sealed(
     claim: Claim, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
 ) -> tuple[SealedSegment, VectorIndex]:
-    """Build the index of a full segment and publish both files. Slow; releases the GIL for most of it.
+    """Write the index of a full segment and publish both files.
 
     Raises:
         StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
@@ -37,7 +38,7 @@ def write_sealed(
     """
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
-    index = VectorIndex.build(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
+    index = VectorIndex(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
     path = layout.bin(segment_id)
     log = files.read(path)
     written, checksum = write_index(files, layout.hnsw(segment_id), index)
@@ -78,7 +79,7 @@ def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> Segment
     return meta
 
 
-def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> tuple[Path, FileChecksum]:
+def write_index(files: LocalDisk, path: Path, index: VectorIndex | CompactIndex) -> tuple[Path, FileChecksum]:
     """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
 
     Raises:
@@ -88,7 +89,7 @@ def write_index(files: LocalDisk, path: Path, index: VectorIndex) -> tuple[Path,
     with only_whole(files, temporary):
         expected_bytes = index.save(files, temporary)
         saved_bytes = files.size(temporary) or 0
-        if saved_bytes != expected_bytes:  # hnswlib does not notice a full disk
+        if saved_bytes != expected_bytes:  # not every library notices a full disk
             raise StoreWriteFailed(
                 f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried"
                 " again"
