@@ -273,17 +273,21 @@ class Archiver:
         self._turn.give_way()
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
-        """Take what is durable out of the prompt. A turn recalls anew where its prompt is read from its beginning
-        anyway; where lines alone took the place of results its block stays, if it shows anything."""
+        """Take what is durable out of the prompt.
+
+        A turn recalls anew where its prompt is read from its beginning anyway, and when it gives way for the first
+        time; where more results become lines its block stays, if it shows anything.
+        """
         settled, opened = conversation.settled, conversation.last_user_position()
         is_moved = bool(chosen.gone) or chosen.left_out > conversation.left_out
+        is_first = opened is not None and all(place < opened for place in (*conversation.lines, *conversation.gone))
         topic.buffer.mark(conversation, left_out=chosen.left_out)
         if chosen.gone or chosen.replaced:
             topic.buffer.depart(conversation, chosen.gone, self._lines(topic, conversation, chosen))
         if opened is not None and (compaction.finished_end(conversation) <= opened or chosen.takes_behind(opened)):
             digest = conversation.messages[opened].digest
             block = conversation.blocks.get(digest)
-            if is_moved or block is None or not block.chunks:
+            if is_moved or is_first or block is None or not block.chunks:
                 topic.buffer.remove_blocks(conversation, [digest])
         if conversation.settled > settled:
             self._tasks.spawn(topic.rewrite_journal(), "journal")
