@@ -367,7 +367,7 @@ def test_indexes_that_the_bucket_has_lost_are_built_again_and_put_back(
     log.merge([1, 2])
     contents = live_contents(log)
     log.close()
-    for name in ("seg_0003.hnsw", "seg_0004.meta", "merged_0001_0002.hnsw"):
+    for name in ("seg_0003.hnsw", "seg_0004.meta", "merged_0001_0002.ivf"):
         lose(cluster, name, how)
     there = open_log(cluster.daemon("two"))
     assert live_contents(there) == contents and there.unsealed() == [3, 4]
@@ -750,7 +750,9 @@ def test_an_encrypted_cluster_is_read_by_who_has_the_key_and_by_nobody_else(encr
     log.append([draft("secret 13")])
     log.erase([entries[0].uuid], Erased(at=1, by="test"), Wiper(log.claim.files))
     listing = shelf.listing(TOPIC)
-    assert listing is not None and len(listing.objects) == 4, "the indexes over what was erased are gone"
+    assert listing is not None and len([one for one in listing.objects if not one.name.endswith(".words")]) == 4, (
+        "the indexes over what was erased are gone"
+    )
     for one in listing.objects:
         path = log.claim.layout.directory / one.name
         assert b"".join(shelf.pieces(one)) == log.claim.files.read(path)
@@ -840,7 +842,7 @@ def test_an_object_that_was_written_by_a_fenced_claim_counts_for_nothing(cluster
     assert cluster.rows("SELECT name FROM memd_object") == []
     assert len(live_contents(now)) == 3
     now.seal(1)
-    assert len(cluster.rows("SELECT name FROM memd_object")) == 3
+    assert len(cluster.rows("SELECT name FROM memd_object")) == 4
 
 
 def test_rows_are_not_trimmed_for_an_object_that_is_not_as_long(cluster: Cluster) -> None:

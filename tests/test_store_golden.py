@@ -44,12 +44,13 @@ def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Pat
     topic = store.topic(TOPIC)
     topic.load()
     assert topic.findings == [] and topic.unsealed() == []
-    assert not list(golden.rglob("merged_*"))
-    due = topic.due_merge(1e9)
-    assert due == (1, 2)
-    if merges:
-        topic.merge(due)
-    assert [view.index.segment_ids for view in topic.snapshot().indexes] == ([(1, 2)] if merges else [(1,), (2,)])
+    is_merged = any(golden.rglob("merged_*.ivf"))
+    assert is_merged or not list(golden.rglob("merged_*")), "an older memd's is removed"
+    assert topic.due_merge(1e9) == (None if is_merged else (1, 2))
+    if merges and not is_merged:
+        topic.merge((1, 2))
+        is_merged = True
+    assert [view.index.segment_ids for view in topic.snapshot().indexes] == ([(1, 2)] if is_merged else [(1,), (2,)])
     expected = {entry["canonical_id"]: entry for entry in json.loads((golden / EXPECTED).read_text())["export"]}
     for number in range(8):
         query = np.frombuffer(vector(number), dtype=np.float32)

@@ -13,8 +13,9 @@ import msgspec
 
 from memd.conversation.tokens import TokenCounter
 from memd.errors import MemdError
-from memd.messages import NO_BLOCK, Block, BlockChunk
+from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
 from memd.proxy.correct import CorrectionResult, degraded
+from memd.proxy.prompt import Prompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block
@@ -24,6 +25,10 @@ from memd.telemetry.logging import Content
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
+
+
+STEP_CHARACTERS = 400
+"""Of the model's latest step, in the question of a turn that recalls anew."""
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +126,7 @@ class Memory:
     async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
         prompt = received.prompt
         asked = Recalled(
-            question=next(iter(prompt.user_texts()), "").strip(),
+            question=_question(prompt),
             budget_tokens=room.thresholds.injection,
             room_tokens=room.block,
         )
@@ -205,6 +210,16 @@ class Memory:
             trouble=None if retrieved.trouble is None else degraded(retrieved.trouble),
         )
         return recalled, placed
+
+
+def _question(prompt: Prompt) -> str:
+    """The user's message that opened the turn; where a turn recalls anew, with what the model is at now, which tells as
+    well what is needed: by what it says, or by what it calls."""
+    asked = next(iter(prompt.user_texts()), "").strip()
+    step = prompt.latest_step()
+    if step is None:
+        return asked
+    return f"{asked}\n\n{(step.said.strip() or stored_text(step))[:STEP_CHARACTERS]}".strip()
 
 
 def forget_blocks(received: Received) -> None:

@@ -90,6 +90,7 @@ class CompactIndex:
     def build(cls, sample: Floats, batches: Iterable[tuple[Rows, Floats]], *, count: int, size: int) -> CompactIndex:
         """Index at most `count` vectors, given as (labels, vectors (n, dimension)), of which `sample` are some."""
         dimension = sample.shape[1]
+        sample = sample if len(sample) else np.zeros((1, dimension), np.float32)  # all of its chunks are adjusted
         axes = _principal_axes(sample, min(HEAD, dimension))
         centroids = _centroids(sample @ axes.T, _list_count(count))
         labels, lists = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint16)
