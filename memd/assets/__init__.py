@@ -1,4 +1,5 @@
-"""The files that memd bundles so that it works offline: the embedding model and the tokenizer ranks.
+"""The files that memd bundles so that it works offline: the embedding model, its question
+table and the tokenizer ranks.
 
 Rule: only this module knows where they lie. What they are and where they come from is in PROVENANCE.md.
 """
@@ -13,6 +14,12 @@ _HERE = Path(__file__).parent
 def model_dir() -> Path:
     """The folder of the bundled embedding model: `model.onnx`, `tokenizer.json` and their configuration."""
     return _HERE / "minilm"
+
+
+def table_dir() -> Path:
+    """The folder of the question table (`memd.embedding.table`): `rows.npy`, `scale.npy`, `idf.npy` and `table.json`,
+    which has the fingerprint of the model that it belongs to."""
+    return _HERE / "table"
 
 
 def ranks_bytes() -> bytes:

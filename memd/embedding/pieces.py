@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.prefixes import NO_PREFIXES, Prefixes
+from memd.embedding.table import readable
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -28,7 +28,6 @@ PIECES_MAX = 16
 _CHARACTERS_MAX = 32_768  # before the cut into pieces: to tokenise 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
-_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class PiecewiseEmbedder(Embedder):
@@ -67,7 +66,7 @@ class PiecewiseEmbedder(Embedder):
         joined they give `text`."""
         if text.isascii() and len(text) < self._words_max:
             return [text]  # most questions: a token has a character at least, and one more may open the text
-        encoding = self._tokenizer.encode(_readable(text), add_special_tokens=False)
+        encoding = self._tokenizer.encode(readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]
         offsets = encoding.offsets
@@ -94,7 +93,7 @@ class PiecewiseEmbedder(Embedder):
 
     def _vector(self, piece: str) -> Vector:
         try:
-            vector = self._embed_piece(_readable(piece))
+            vector = self._embed_piece(readable(piece))
         except Exception as error:  # onnxruntime's errors share no class below Exception
             raise EmbeddingError(
                 f"embedding model {self.name!r} failed on a text of {len(piece)} characters: {error}; "
@@ -129,11 +128,6 @@ def _head_and_tail(text: str) -> str:
         return text
     half = _CHARACTERS_MAX // 2
     return text[:half] + text[-half:]
-
-
-def _readable(text: str) -> str:
-    """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
-    return _LONE_SURROGATES.sub("\ufffd", text)
 
 
 def _unit(vector: NDArray[np.float32]) -> Vector:
