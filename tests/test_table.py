@@ -1,14 +1,21 @@
-"""The question table: vectors without the model, in the model's space."""
+"""The question table, which has vectors without the model, and the parts of a question that the model reads."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from memd.embedding.bundled import FINGERPRINT
 from memd.embedding.embedder import Embedder
+from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.embedding.table import QuestionTable, table_of
+from memd.embedding.table import PART_PIECES_MAX, QuestionTable, bundled_tokenizer, readable, table_of
+from memd.errors import EmbeddingError
 from memd.settings.model import EmbeddingSettings
 
 QUESTIONS = (
@@ -50,3 +57,60 @@ def test_any_text_has_a_vector_of_length_one_or_zeros(table: QuestionTable, text
     assert vector.shape == (table.dimension,) and vector.dtype == np.float32
     assert float(np.linalg.norm(vector)) == pytest.approx(1 if vector.any() else 0, abs=1e-5)
     assert (table.vectors([text])[0] == vector).all()
+
+
+@pytest.fixture(scope="module")
+def encoder(embedder: Embedder) -> Iterator[Encoder]:
+    with closing(Encoder(embedder)) as encoder:
+        yield encoder
+
+
+@pytest.mark.parametrize(
+    "text", ["w " * 500, "x" * 10_000, "这是没有空格的中文" * 1_000, "\ud800?" * 300, "🙂" * 300, ""]
+)
+def test_a_part_is_cut_at_a_character(embedder: Embedder, encoder: Encoder, text: str) -> None:
+    head = embedder.cut(text, PART_PIECES_MAX)
+    assert text.startswith(head) and bool(head) == bool(text)
+    assert len(bundled_tokenizer().encode(readable(head), add_special_tokens=False)) <= PART_PIECES_MAX
+    vectors = encoder.embed_parts([text, "a question"], 60)
+    assert vectors is not None and vectors.shape == (2, embedder.dimension)
+
+
+def test_parts_have_the_models_vectors_where_there_is_time(embedder: Embedder, encoder: Encoder) -> None:
+    assert encoder.table is not None and encoder.table.fingerprint == encoder.fingerprint
+    vectors = encoder.embed_parts(QUESTIONS, 60)
+    assert vectors is not None and np.allclose(vectors, embedder.embed_many(QUESTIONS), atol=1e-5)
+    assert encoder.embed_parts(["something that was not asked before"], 0) is None
+    again = encoder.embed_parts(QUESTIONS, 0)
+    assert again is not None and (again == vectors).all()  # the questions asked last are known
+    assert encoder.embed_parts([], 0) is not None
+
+
+class Slow(Embedder):
+    """A model behind an address, which answers when it is let."""
+
+    name, dimension, fingerprint, batch_texts, waits = "slow", 2, "0" * 32, 1, True
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([[1, 0]] * len(texts), np.float32)
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        assert self.let.wait(30)
+        if text == "fails":
+            raise EmbeddingError("it fails")
+        return self.embed_many([text])
+
+
+def test_a_model_that_is_too_slow_is_known_when_it_is_asked_again() -> None:
+    slow = Slow()
+    with closing(Encoder(slow)) as encoder:
+        assert encoder.table is None
+        assert encoder.embed_parts(["where is it?"], 0.01) is None
+        slow.let.set()
+        found = encoder.embed_parts(["where is it?"], 30)
+        assert found is not None and found.tolist() == [[1, 0]]
+        with pytest.raises(EmbeddingError):
+            encoder.embed_parts(["fails"], 30)

@@ -30,7 +30,7 @@ SAME_MODEL_COSINE = 0.95
 """Of one text by one model: 0.98 or more, however it is quantised; by two models about 0."""
 ASKED_AGAIN_SECONDS = 60.0
 """How long a server that gave the vectors it gave before is believed to go on with questions."""
-MEASURE = 3
+MEASURE = 4
 """Raise it when `calibration.measure` gives other figures: they are measured again."""
 PROBE = "The quick brown fox jumps over the lazy dog."
 """The text whose vector tells a model from another one."""
@@ -53,6 +53,7 @@ class CalibratedEmbedder(Embedder):
         """`models_dir`: where measurements are kept; None: nowhere."""
         self.name, self.dimension, self.fingerprint = inner.name, inner.dimension, inner.fingerprint
         self.batch_texts = max(1, inner.batch_texts - 1) if is_server else inner.batch_texts
+        self.waits = inner.waits
         self._inner = inner
         self._is_server = is_server
         self._path = models_dir / f"{inner.fingerprint}.calibration" if models_dir else None
@@ -76,6 +77,20 @@ class CalibratedEmbedder(Embedder):
             threading.Thread(target=self._measure_behind, name="memd-calibration", daemon=True).start()
             raise EmbeddingError(f"the cosines of {self.name} are being measured, once; words alone find until then")
         return (self._kept or self._measure()).calibration.applied(found)
+
+    def embed_part(self, text: str) -> Vector:
+        """See `Embedder.embed_part`: without what tells languages apart, see `calibration`."""
+        found = self.embed_query(text)[:1]
+        bare = found[0, : self.dimension]
+        return np.asarray(bare / max(float(np.linalg.norm(bare)), 1e-9), np.float32)
+
+    def cut(self, text: str, pieces_max: int) -> str:
+        """See `Embedder.cut`."""
+        return self._inner.cut(text, pieces_max)
+
+    def scale(self, cosine: float) -> float:
+        """See `Embedder.scale`; as it is before it is known."""
+        return self._kept.calibration.scale(cosine) if self._kept else cosine
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`. To a server each batch goes with a text whose vector is known."""

@@ -57,6 +57,8 @@ class Calibration(msgspec.Struct, frozen=True):
     """Unit vectors, float32 `(n, dimension)`: all but the last are taken out of a question, of the last a share."""
     slope: float
     offset: float
+    length: float = 1.0
+    """Of questions without the directions, on average."""
     kind: bytes = b""
     """The direction of questions to memory, float32 `(dimension,)`; empty: not measured."""
     kind_offset: float = 0.0
@@ -75,6 +77,10 @@ class Calibration(msgspec.Struct, frozen=True):
         cleared = cleared - np.float32(_MEAN_SHARE) * (cleared @ mean.T) @ mean
         added = np.full((len(queries), 1), self.offset, np.float32)
         return np.ascontiguousarray(np.hstack([cleared * np.float32(self.slope), added]), np.float32)
+
+    def scale(self, cosine: float) -> float:
+        """The common scale's value of a cosine to a question of length 1 without the directions."""
+        return self.slope * self.length * cosine + self.offset
 
     def prior(self, queries: Floats) -> Prior | None:
         """The knowledge of a question before anything is found.
@@ -120,7 +126,8 @@ def measure(questions: Floats, texts: Floats, kinds: Mapping[int, Kinds] | None 
     own = np.eye(texts.shape[1], dtype=bool)  # the pairs that belong together
     related, unrelated = float(tables[:, own].mean()), float(tables[:, ~own].mean())
     slope = min(_SLOPE_MAX, (RELATED - UNRELATED) / max(1e-6, related - unrelated))
-    found = Calibration(rough.directions, slope, UNRELATED - slope * unrelated)
+    length = float(np.linalg.norm(asked, axis=2).mean())
+    found = Calibration(rough.directions, slope, UNRELATED - slope * unrelated, length)
     if not kinds:
         return found
     if len(known) > 1:

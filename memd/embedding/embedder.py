@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.embedding.table import cut
 from memd.entries import Vector
 
 EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
@@ -39,6 +40,8 @@ class Embedder(Protocol):
     fingerprint: str
     """32 hex digits that change whenever the vectors may (model files, prefixes): vectors of different fingerprints
     are never compared."""
+    waits: bool = False
+    """Whether a call may wait for more than the processor: for a server, or for the model to be loaded."""
     batch_texts: int
     """How many texts the model embeds at once. A call may have more; a caller that gives way to queries between calls
     asks for that many at a time."""
@@ -60,6 +63,25 @@ class Embedder(Protocol):
         Raises:
             EmbeddingError: as in `embed_many`.
         """
+
+    def embed_part(self, text: str) -> Vector:
+        """Embed a part of a question, which the model reads at once: one unit vector `(dimension,)` in the space of
+        the stored ones. What its cosines mean says `scale`.
+
+        Raises:
+            EmbeddingError: as in `embed_many`.
+        """
+        vector: Vector = self.embed_query(text)[0]
+        return vector
+
+    def cut(self, text: str, pieces_max: int) -> str:
+        """The head of a text that has at most so many of the model's word pieces, cut at a character."""
+        return cut(text, pieces_max)
+
+    def scale(self, cosine: float) -> float:
+        """The bundled model's cosine that means as much as this one of `embed_part` and a stored text: thresholds are
+        told for that model."""
+        return cosine
 
     def embed(self, text: str) -> Vector:
         """Embed one text; see `embed_many`."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder, Prior
 from memd.embedding.priority import Priority
+from memd.embedding.table import PART_PIECES_MAX, QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -25,6 +28,8 @@ log = logging.getLogger("memd")
 
 QUESTIONS_MAX = 256
 """The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
+ASKED_MAX = 16
+"""Parts of questions that wait for a model behind an address, or for one that is being loaded."""
 QUESTION_CHARACTERS_MAX = 2_000
 """Of a question whose vectors are kept."""
 
@@ -41,10 +46,17 @@ class Encoder:
         self._is_closing = False
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._parts: OrderedDict[str, Vector] = OrderedDict()
+        self._asked: dict[str, Future[Vector]] = {}
         self._questions_lock = threading.Lock()
         self._early = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-embed")
         self._begun: dict[str, Future[NDArray[np.float32]]] = {}
         """By question: what `begin` was told of and nobody asked for yet."""
+
+    @cached_property
+    def table(self) -> QuestionTable | None:
+        """Gives vectors in the model's space without the model; None: there is no table for this model."""
+        return table_of(self._embedder.fingerprint)
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -108,6 +120,60 @@ class Encoder:
                 if len(self._questions) > QUESTIONS_MAX:
                     self._questions.popitem(last=False)
         return vectors
+
+    def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32] | None:
+        """The model's unit vectors of parts of a question, `(n, dimension)`, each part cut to `PART_PIECES_MAX` word
+        pieces; None: they cannot be had within so many seconds. In the caller's thread, which holds the priority.
+
+        Raises:
+            EmbeddingError: the model fails.
+        """
+        deadline = time.monotonic() + seconds
+        found = []
+        for part in parts:
+            text = self._embedder.cut(part, PART_PIECES_MAX)
+            if (vector := self._known_part(text)) is None:
+                if time.monotonic() >= deadline:
+                    return None
+                vector = self._asked_part(text, deadline) if self._embedder.waits else self._embedded_part(text)
+            if vector is None:
+                return None
+            found.append(vector)
+        return np.array(found, np.float32).reshape(len(found), self._embedder.dimension)
+
+    def scale(self, cosine: float) -> float:
+        """See `Embedder.scale`."""
+        return self._embedder.scale(cosine)
+
+    def _known_part(self, text: str) -> Vector | None:
+        with self._questions_lock:
+            known = self._parts.get(text)
+            if known is not None:
+                self._parts.move_to_end(text)
+            return known
+
+    def _embedded_part(self, text: str) -> Vector:
+        with self._noting():
+            vector = self._embedder.embed_part(text)
+        with self._questions_lock:
+            self._parts[text] = vector
+            if len(self._parts) > QUESTIONS_MAX:
+                self._parts.popitem(last=False)
+        return vector
+
+    def _asked_part(self, text: str, deadline: float) -> Vector | None:
+        """From a model that may keep somebody waiting: what comes too late is known when it is asked for again."""
+        with self._questions_lock:
+            asked = self._asked.get(text)
+            if asked is None:
+                if len(self._asked) >= ASKED_MAX:
+                    return None
+                asked = self._asked[text] = self._early.submit(self._embedded_part, text)
+        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # not in the lock: it may be done already
+        try:
+            return asked.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return None
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""

@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.prefixes import NO_PREFIXES, Prefixes
-from memd.embedding.table import readable
+from memd.embedding.table import cut, readable
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -72,6 +72,10 @@ class PiecewiseEmbedder(Embedder):
         offsets = encoding.offsets
         cuts = [0, *(offsets[token][0] for token in _piece_starts(encoding, self._words_max)), len(text)]
         return [text[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def cut(self, text: str, pieces_max: int) -> str:
+        """See `Embedder.cut`."""
+        return cut(text, min(pieces_max, self._words_max), self._tokenizer)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
