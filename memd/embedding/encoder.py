@@ -1,7 +1,8 @@
 """The embedding model for several threads, requests first.
 
-Rule: a request never waits for more than one batch of a compaction (`Embedder.batch_texts`): ingestion gives way to
-requests before each. Both use the same model at the same time, from different threads.
+Rule: a request never waits for more than one batch of what is stored (`Embedder.batch_texts`): ingestion gives way to
+requests before each, and topics take turns, so that a message of megabytes keeps nobody else's out of the log. Both use
+the same model at the same time, from different threads, and no question waits for a lock that they hold.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder, Prior
-from memd.embedding.priority import Priority
+from memd.embedding.priority import Priority, Turns
 from memd.embedding.table import PART_PIECES_MAX, QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
 log = logging.getLogger("memd")
 
+INGESTING_MAX = 16
+"""Topics whose texts are embedded by turns, a batch each; others wait for one of them to be done."""
 QUESTIONS_MAX = 256
 """The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
 ASKED_MAX = 16
@@ -35,11 +38,13 @@ QUESTION_CHARACTERS_MAX = 2_000
 
 
 class Encoder:
-    """Embeds queries in any thread, and texts in one ingesting thread."""
+    """Embeds queries in any thread, and texts in the ingesting threads."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._ingestion = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-ingest")
+        self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
+        self._turns = Turns()
+        self._waiting = 0
         self.priority = Priority()
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         self._background = self.priority.for_background()
@@ -60,8 +65,13 @@ class Encoder:
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
-        """The one thread in which compactions are chunked and embedded."""
+        """The threads in which what is stored is chunked and embedded, one a topic: they take turns at the model."""
         return self._ingestion
+
+    @property
+    def backlog(self) -> int:
+        """The chunks that wait for the model, of those that are being stored."""
+        return self._waiting
 
     @property
     def fingerprint(self) -> str:
@@ -176,10 +186,23 @@ class Encoder:
             return None
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""
+        """See `Embedder.embed_many`; gives way to requests, and to other texts, between batches. Called in an ingesting
+        thread."""
         size = max(1, self._embedder.batch_texts)
-        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-        return np.concatenate([self._embed_batch(batch) for batch in batches or [[]]])
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
+        found: list[NDArray[np.float32]] = []
+        self._count_waiting(len(texts))
+        try:
+            for batch in batches:
+                found.append(self._embed_batch(batch))
+                self._count_waiting(-len(batch))
+        finally:
+            self._count_waiting(-sum(map(len, batches[len(found) :])))
+        return np.concatenate(found)
+
+    def _count_waiting(self, more: int) -> None:
+        with self._questions_lock:
+            self._waiting += more
 
     def embed_text(self, text: str) -> Vector:
         """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
@@ -204,9 +227,10 @@ class Encoder:
         self._background.give_way()
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        self.give_way()
-        with self._noting():
-            return self._embedder.embed_many(texts)
+        with self._turns.taken():
+            self.give_way()
+            with self._noting():
+                return self._embedder.embed_many(texts)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
