@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import traffic
-from quality import StandIn, config_of, serving, tell
+from asking import StandIn, config_of, serving, tell
 from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
@@ -39,12 +39,6 @@ from memd.proxy.parts import Daemon
 DATA = Path(__file__).parent / "data" / "cases.json"
 TOPIC = "cases"
 BUDGET_TOKENS = 300
-VARIANTS: dict[str, dict[str, float]] = {
-    "cosine only": {"lexical_weight": 0.0, "neighbour_weight": 0.0},
-    "lexical only": {"lexical_weight": 1.0, "neighbour_weight": 0.0},
-    "default": {},
-    "min_score 0.3": {"min_score": 0.3},
-}
 ABSTAIN = "nothing"
 """The kind of questions that nothing stored is about."""
 
@@ -77,10 +71,10 @@ class Chat(NamedTuple):
         await self.block([{"role": "user", "content": "Noted."}], "full", memory_in={"corrections": [correction]})
 
 
-async def answers(folder: Path, variant: dict[str, float], questions: list[dict[str, Any]]) -> list[str]:
+async def answers(folder: Path, questions: list[dict[str, Any]]) -> list[str]:
     """What is shown for each question."""
     stand_in = StandIn()
-    async with serving(stand_in, config_of(folder, variant, BUDGET_TOKENS)) as (daemon, client):
+    async with serving(stand_in, config_of(folder, BUDGET_TOKENS)) as (daemon, client):
         chat = Chat(daemon, client, stand_in)
         return [
             await chat.block([*question.get("before", []), {"role": "user", "content": question["ask"]}])
@@ -97,39 +91,32 @@ def is_right(question: dict[str, Any], block: str) -> bool:
     )
 
 
-async def run(data: dict[str, Any], misses: bool) -> dict[str, dict[str, Any]]:
-    """Variant → kind → share of right answers, and the tokens that a block has on average."""
+async def run(data: dict[str, Any], misses: bool) -> dict[str, list[bool]]:
+    """Kind → whether each answer is right."""
     folder = Path(tempfile.mkdtemp(prefix="memd-bench-"))
-    rows: dict[str, dict[str, Any]] = {}
+    right: dict[str, list[bool]] = defaultdict(list)
     try:
-        await tell([Talk(TOPIC, data["sessions"], [])], config_of(folder, {}, BUDGET_TOKENS))
+        await tell([Talk(TOPIC, data["sessions"], [])], config_of(folder, BUDGET_TOKENS))
         stand_in = StandIn()
-        async with serving(stand_in, config_of(folder, {}, BUDGET_TOKENS)) as (daemon, client):
+        async with serving(stand_in, config_of(folder, BUDGET_TOKENS)) as (daemon, client):
             for correction in data["corrections"]:
                 await Chat(daemon, client, stand_in).correct(correction)
-        for name, variant in VARIANTS.items():
-            blocks = await answers(folder, variant, data["questions"])
-            right: dict[str, list[bool]] = defaultdict(list)
-            for question, block in zip(data["questions"], blocks, strict=True):
-                right[question["kind"]].append(is_right(question, block))
-                if misses and not right[question["kind"]][-1]:
-                    print(f"{name}: {question['ask']!r}: {block[:300]!r}")
-            rows[name] = {kind: sum(values) / len(values) for kind, values in right.items()}
-            rows[name] |= {"questions": {kind: len(values) for kind, values in right.items()}}
+        blocks = await answers(folder, data["questions"])
+        for question, block in zip(data["questions"], blocks, strict=True):
+            right[question["kind"]].append(is_right(question, block))
+            if misses and not right[question["kind"]][-1]:
+                print(f"{question['ask']!r}: {block[:300]!r}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return rows
+    return right
 
 
-def report(rows: dict[str, dict[str, Any]]) -> None:
+def report(rows: dict[str, list[bool]]) -> None:
     """Print what was found."""
     table = Table(title="right in per cent: all that is wanted shown; for what nobody said, nothing at all")
-    counts = next(iter(rows.values()))["questions"]
-    table.add_column("variant")
-    for kind, count in counts.items():
-        table.add_column(f"{'abstained' if kind == ABSTAIN else kind}\n({count})", justify="right")
-    for name, row in rows.items():
-        table.add_row(name, *(f"{100 * row[kind]:.0f}" for kind in counts))
+    for kind, values in rows.items():
+        table.add_column(f"{'abstained' if kind == ABSTAIN else kind}\n({len(values)})", justify="right")
+    table.add_row(*(f"{100 * sum(values) / len(values):.0f}" for values in rows.values()))
     Console(width=130).print(table)
 
 
@@ -144,7 +131,7 @@ def main() -> None:
     found = asyncio.run(traffic.measured())
     traffic.report(found)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows | found, indent=1))
+        arguments.json.write_text(json.dumps({"cases": rows, "traffic": found}, indent=1))
 
 
 if __name__ == "__main__":

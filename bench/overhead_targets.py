@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,22 +25,20 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+HERE = Path(__file__).resolve().parent.parent
 WINDOW_TOKENS = 4_000_000
 STREAM_CHUNKS = 20_000
 FEW_CHUNKS = 8
-FEW_TEXT = "".join(f" word{number:02}" for number in range(FEW_CHUNKS))
 REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Noted."}, "finish_reason": "stop"}]}
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":" word%02d"}}],"id":"c","object":"chat.completion.chunk"}\n\n'
-EVENTS_AT_ONCE = 20
-"""That differ: LiteLLM takes a stream of a hundred equal chunks for a model gone mad, and ends it."""
-PIECES = 2000
-PIECE_SECONDS = 0.0005
-"""Between two pieces of a reply that comes piece by piece: each is a packet of its own."""
-PIECE_BY_PIECE = "piece by piece"
-"""As what a request would stop at, this asks the stub for such a reply: all proxies pass it on."""
+EVENTS = 20
+"""That differ."""
+QUIET_SECONDS, QUIET_SECONDS_MAX, QUIET_STEP_SECONDS = 2.5, 900.0, 0.25
+QUIET_SHARE_MAX = 0.06
+"""Of a core: what a daemon with nothing to do may use."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-_PIECES = [b"%x\r\n%s\r\n" % (len(EVENT % number), EVENT % number) for number in range(EVENTS_AT_ONCE)]
+_PIECES = [b"%x\r\n%s\r\n" % (len(EVENT % number), EVENT % number) for number in range(EVENTS)]
 
 
 class Target(NamedTuple):
@@ -52,13 +50,6 @@ class Target(NamedTuple):
     """Of the process whose CPU and memory count."""
     mode: str = "off"
     """For memd: `X-Memory-Mode`."""
-    is_stored_apart: bool = False
-    """Whether each conversation has a topic of its own, in which nothing is stored."""
-
-    @property
-    def is_storing(self) -> bool:
-        """Whether it has work to do after an answer."""
-        return self.mode == "full"
 
 
 class Stub(asyncio.Protocol):
@@ -91,9 +82,6 @@ class Stub(asyncio.Protocol):
             self._send(b"200 OK", json.dumps(told).encode())
         elif b"input_tokens" in head.split(b"\r\n", 1)[0]:
             self._send(b"404 Not Found", b"{}")
-        elif PIECE_BY_PIECE.encode() in body:
-            self._transport.write(STREAM_HEAD)
-            self._next_piece(0)
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._stream(FEW_CHUNKS if b"max_tokens" in body else STREAM_CHUNKS)
         else:
@@ -101,18 +89,9 @@ class Stub(asyncio.Protocol):
 
     def _stream(self, chunks: int) -> None:
         self._transport.write(STREAM_HEAD)
-        while chunks:
-            now = min(EVENTS_AT_ONCE, chunks)
-            self._transport.write(b"".join(_PIECES[:now]))
-            chunks -= now
+        for number in range(chunks):  # each with a send of its own, while the socket takes them
+            self._transport.write(_PIECES[number % EVENTS])
         self._transport.write(STREAM_END)
-
-    def _next_piece(self, number: int) -> None:
-        if self._transport.is_closing():
-            return
-        self._transport.write(_PIECES[number % EVENTS_AT_ONCE] if number < PIECES else STREAM_END)
-        if number < PIECES:
-            asyncio.get_running_loop().call_later(PIECE_SECONDS, self._next_piece, number + 1)
 
     def _send(self, status: bytes, body: bytes) -> None:
         lines = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), b"", body]
@@ -188,30 +167,11 @@ def nginx_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def litellm_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
-    """LiteLLM's proxy in front of the stub; its URL and process id."""
-    config = folder / "litellm.yaml"
-    parameters = {"model": "openai/stub", "api_base": f"{upstream}/v1", "api_key": "-"}
-    config.write_text(yaml.safe_dump({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
-    # It is on loopback only, for as long as it is measured.
-    without_key = {**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
-    with _listening(["litellm", "--config", str(config), "--host", "127.0.0.1"], without_key) as target:
-        yield target
-
-
-@contextlib.contextmanager
 def mnemonic_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     """mnemonic-proxy with its context management on, as it comes; its URL and process id."""
-    with _listening(["mnemonic-proxy", "--upstream", upstream, "--data", str(folder / "data")], None) as target:
-        yield target
-
-
-@contextlib.contextmanager
-def _listening(command: list[str], environment: dict[str, str] | None) -> Iterator[tuple[str, int]]:
     port = free_port()
-    process = subprocess.Popen(
-        [*command, "--port", str(port)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = ["mnemonic-proxy", "--upstream", upstream, "--data", str(folder / "data"), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(port, seconds=120)
         yield f"http://127.0.0.1:{port}", process.pid
@@ -224,7 +184,6 @@ def others() -> Iterator[tuple[str, Callable[[Path, str], AbstractContextManager
     """(name, how to start it) of what else is installed."""
     for name, starting in (
         ("nginx", nginx_serving),
-        ("litellm", litellm_serving),
         ("mnemonic-proxy", mnemonic_serving),
     ):
         if shutil.which(name):
@@ -264,26 +223,41 @@ def resident_bytes(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def standing_still(targets: Sequence[Target]) -> Iterator[None]:
-    """Targets that store nothing while the block runs, as what they have to store takes minutes."""
-    for target in targets:
-        os.kill(target.pid, signal.SIGSTOP)
+def standing_still(pids: Collection[int]) -> Iterator[None]:
+    """Processes that do nothing while the block runs: what one has still to store takes no time from another."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        for target in targets:
-            os.kill(target.pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def wait_until_quiet(pid: int, seconds: float = QUIET_SECONDS, seconds_max: float = QUIET_SECONDS_MAX) -> float:
+    """Until a process has done nothing for some seconds; how long it went on before."""
+    began = quiet_since = time.monotonic()
+    used = cpu_seconds(pid)
+    while time.monotonic() - quiet_since < seconds and time.monotonic() - began < seconds_max:
+        time.sleep(QUIET_STEP_SECONDS)
+        used, before = cpu_seconds(pid), used
+        if used - before > QUIET_SHARE_MAX * QUIET_STEP_SECONDS:
+            quiet_since = time.monotonic()
+    return quiet_since - began
 
 
 @contextlib.contextmanager
-def memd_serving(folder: Path, *upstreams: str) -> Iterator[tuple[str, int]]:
-    """memd on `folder`, before one model server or several; its URL and process id."""
+def memd_serving(
+    folder: Path, *upstreams: str, tree: Path = HERE, settings: dict[str, dict[str, int]] | None = None
+) -> Iterator[tuple[str, int]]:
+    """memd on `folder`, of a source tree, before one model server or several; its URL and process id."""
     config = folder / "config.yaml"
-    buffer = {"soft_tokens": WINDOW_TOKENS // 4, "hard_tokens": WINDOW_TOKENS // 2}
-    config.write_text(yaml.safe_dump({"data_dir": str(folder / "memory"), "buffer": buffer, "log": {"level": "error"}}))
+    told = {"data_dir": str(folder / "memory"), "log": {"level": "error"}, "admin": {"port": 0}, **(settings or {})}
+    config.write_text(yaml.safe_dump(told))
     before = [part for url in upstreams for part in ("--upstream", url)]
     command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", "0", *before]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    own = {**os.environ, "PYTHONPATH": str(tree)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own, cwd=tree)
     try:
         assert process.stdout is not None, "it was asked for"
         line = process.stdout.readline()

@@ -14,16 +14,16 @@ a conversation's own server is for, is not in the figures: tests/test_pool.py se
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
 import statistics
 import tempfile
-from contextlib import AsyncExitStack, ExitStack
+import zlib
+from contextlib import ExitStack
 from pathlib import Path
 
-from overhead_clients import Client, Talk, client_of
+from overhead import Connection, talk
 from overhead_targets import Target, cpu_seconds, memd_serving, serving
 from rich.console import Console
 from rich.table import Table
@@ -37,23 +37,38 @@ BYTES = 2000
 Figures = dict[str, float]
 
 
-async def _round(client: Client, target: Target, talks: list[Talk]) -> tuple[float, float]:
+class Talk:
+    """A conversation that grows by one exchange a request."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._messages: list[dict[str, str]] = []
+
+    def next_body(self) -> bytes:
+        """The next request."""
+        said = talk(BYTES if not self._messages else 100, zlib.crc32(self._name.encode()))
+        self._messages.append({"role": "user", "content": f"{self._name} {len(self._messages)}: {said}"})
+        body = json.dumps({"model": "stub", "messages": self._messages}).encode()
+        self._messages.append({"role": "assistant", "content": "Noted."})
+        return body
+
+
+def _round(client: Connection, target: Target, talks: list[Talk]) -> tuple[float, float]:
     """Milliseconds to the first byte, the median, and of processor, a request."""
     used = cpu_seconds(target.pid)
-    taken = [await client.ask(talk) for _ in range(TURNS) for talk in talks]
+    taken = [client.first_byte_seconds(talk.next_body()) for _ in range(TURNS) for talk in talks]
     return 1000 * statistics.median(taken), 1000 * (cpu_seconds(target.pid) - used) / len(taken)
 
 
-async def cost(mode: str, rounds: int, one: Target, two: Target) -> Figures:
+def cost(mode: str, rounds: int, one: Target, two: Target) -> Figures:
     """What a request takes before one server and before two, in turns."""
     sets: dict[str, list[tuple[float, float]]] = {one.name: [], two.name: []}
-    async with AsyncExitStack() as stack:
-        targets = [target._replace(mode=mode) for target in (one, two)]
-        clients = {target.name: await stack.enter_async_context(client_of(target)) for target in targets}
-        for number in range(rounds + WARM_ROUNDS):
-            for target in targets if number % 2 else reversed(targets):
-                talks = [Talk.of_history(BYTES, f"{mode} {number} {chat}") for chat in range(CHATS)]
-                sets[target.name].append(await _round(clients[target.name], target, talks))
+    targets = [target._replace(mode=mode) for target in (one, two)]
+    clients = {target.name: Connection(target) for target in targets}
+    for number in range(rounds + WARM_ROUNDS):
+        for target in targets if number % 2 else reversed(targets):
+            talks = [Talk(f"{mode} {number} {chat}") for chat in range(CHATS)]
+            sets[target.name].append(_round(clients[target.name], target, talks))
     kept = {name: measured[WARM_ROUNDS:] for name, measured in sets.items()}
     told: Figures = {}
     for column, name in enumerate(("first_byte", "cpu")):
@@ -63,17 +78,17 @@ async def cost(mode: str, rounds: int, one: Target, two: Target) -> Figures:
     return told
 
 
-async def death(two: Target, pids: list[int]) -> Figures:
+def death(two: Target, pids: list[int]) -> Figures:
     """How long the chats wait for their next answer when one of two servers has just died."""
-    async with client_of(two._replace(mode="readonly")) as client:
-        talks = [Talk.of_history(BYTES, f"death {chat}") for chat in range(CHATS)]
-        before = [await client.ask(talk) for _ in range(TURNS) for talk in talks]
-        os.kill(pids[0], signal.SIGKILL)
-        after = [await client.ask(talk) for talk in talks]  # which fails where an answer is an error
+    client = Connection(two._replace(mode="readonly"))
+    talks = [Talk(f"death {chat}") for chat in range(CHATS)]
+    before = [client.first_byte_seconds(talk.next_body()) for _ in range(TURNS) for talk in talks]
+    os.kill(pids[0], signal.SIGKILL)
+    after = [client.first_byte_seconds(talk.next_body()) for talk in talks]  # which fails where an answer is an error
     return {"before_ms": 1000 * statistics.median(before), "first_ms": 1000 * after[0], "worst_ms": 1000 * max(after)}
 
 
-async def run(rounds: int) -> dict[str, Figures]:
+def run(rounds: int) -> dict[str, Figures]:
     """Measure everything."""
     with ExitStack() as stack:
         servers = [stack.enter_context(serving("stub")) for _ in range(2)]
@@ -84,8 +99,8 @@ async def run(rounds: int) -> dict[str, Figures]:
             return Target(name, *stack.enter_context(memd_serving(folder, *upstreams)))
 
         one, two = memd("one server", urls[0]), memd("two servers", *urls)
-        told = {mode: await cost(mode, rounds, one, two) for mode in MODES}
-        return {**told, "death": await death(two, [pid for _, pid in servers])}
+        told = {mode: cost(mode, rounds, one, two) for mode in MODES}
+        return {**told, "death": death(two, [pid for _, pid in servers])}
 
 
 def main() -> None:
@@ -94,7 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    told = asyncio.run(run(asked.rounds))
+    told = run(asked.rounds)
     table = Table("mode", "figure", "one server, ms", "two servers, ms", "ratio of the rounds")
     for mode in MODES:
         for name, shown in (("first_byte", "first byte"), ("cpu", "processor")):

@@ -149,6 +149,8 @@ def _beam_chat(number: int, file: Path) -> Talk:
 
 
 def _ids(named: Any) -> list[int]:
-    if isinstance(named, dict):
-        return list(dict.fromkeys(one for group in named.values() for one in _ids(group)))
-    return list(dict.fromkeys(named)) if isinstance(named, list) else [named]
+    """The ids in lists of lists, or in lists by name."""
+    if not isinstance(named, dict | list):
+        return [named]
+    groups = named.values() if isinstance(named, dict) else named
+    return list(dict.fromkeys(one for group in groups for one in _ids(group)))

@@ -1,8 +1,7 @@
 """Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
 
 Backs the figures that the README quotes. Takes about an hour, with `--million` another one; `--only` runs some and
-leaves the others' sections as they are. What needs a data file that is not ours (`quality.py`) runs if `--data` names
-one.
+leaves the others' sections as they are. What needs data that are not ours (`recall.py`) runs if `--data` names them.
 
     python bench/run_all.py [--only overhead,store] [--million FOLDER] [--data FILE]
 """
@@ -15,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -26,6 +26,7 @@ RESULTS = HERE / "RESULTS.md"
 RUNS: dict[str, list[str]] = {
     "store": ["--sizes", "5000,100000"],
     "overhead": [],
+    "resident": [],
     "start": [],
     "encryption": [],
     "rights": [],
@@ -36,17 +37,17 @@ RUNS: dict[str, list[str]] = {
     "times": [],
     "sources": [],
     "soak": ["--minutes", "10"],
-    "quality": ["--plot", "docs/images/recall"],
+    "recall": ["--store", "{stores}"],
 }
 MILLION: dict[str, list[str]] = {
     "store": ["--sizes", "5000,100000,1000000", "--keep", "{folder}"],
-    "overhead": ["--stores", "{folder}"],
+    "overhead": ["--stores", "{folder}", "--chunks", "5000,100000,1000000"],
 }
 """In place of those: over a million chunks too."""
-PLOTS = {"kv": "../docs/images/prompt-cost.svg", "quality": "../docs/images/recall.svg"}
+PLOTS = {"kv": "../docs/images/prompt-cost.svg"}
 PACKAGES = ("aiohttp", "fastembed", "hnswlib", "msgspec", "numpy", "onnxruntime", "tantivy", "uvloop", "xllamacpp")
 WIDTH = "130"
-_HIDDEN = {"--data": "FILE", "--keep": "FOLDER", "--stores": "FOLDER"}
+_HIDDEN = {"--data": "FILE", "--keep": "FOLDER", "--store": "FOLDER", "--stores": "FOLDER"}
 
 
 def machine() -> str:
@@ -96,12 +97,12 @@ def main() -> None:
     """Run, and write the page anew after each bench."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(RUNS)}")
-    parser.add_argument("--data", help="conversations for quality.py")
+    parser.add_argument("--data", help="NAME=PATH of conversations for recall.py")
     parser.add_argument(
         "--million", type=Path, help="an existing folder for the stores, of which one is a million chunks"
     )
     asked = parser.parse_args()
-    names = asked.only.split(",") if asked.only else [name for name in RUNS if name != "quality" or asked.data]
+    names = asked.only.split(",") if asked.only else [name for name in RUNS if name != "recall" or asked.data]
     head = (
         "# What the benches printed\n\nWritten by `bench/run_all.py`. On a shared machine only ratios within one run "
         f"count; what followed from them is in [NOTES.md](NOTES.md).\n\n{machine()}\n"
@@ -110,8 +111,9 @@ def main() -> None:
     for name in names:
         print(f"{name} …", flush=True)
         arguments = MILLION.get(name, RUNS[name]) if asked.million else RUNS[name]
-        arguments = [one.format(folder=asked.million) for one in arguments]
-        sections[name] = run(name, [*arguments, *(["--data", asked.data] if name == "quality" else [])])
+        with tempfile.TemporaryDirectory(prefix="memd-bench-") as stores:
+            arguments = [one.format(folder=asked.million, stores=stores) for one in arguments]
+            sections[name] = run(name, [*arguments, *(["--data", asked.data] if name == "recall" else [])])
         RESULTS.write_text("\n".join([head, *(sections[name] for name in RUNS if name in sections)]))
     print(f"written: {RESULTS}")
 

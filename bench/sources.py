@@ -1,13 +1,12 @@
 """Documents: how fast they are read, what a change costs, what is found in them, and what they take from conversations.
 
-    python bench/sources.py [--only speed,memory,unchanged,change,recall,alike,crowd] [--data FILE] [--crowd 5000]
+    python bench/sources.py [--only speed,memory,unchanged,change,recall,alike]
 
 `speed`: megabytes and pages a second by format, in the process that reads, and chunks embedded a second. `memory`: the
 resident size of both processes while 1,000 files are read, above that before. `unchanged`: `memd add` of 10,000 files
 (`--files`) again. `change`: one line of a file of 500 chunks. `recall`: 155 questions of our own over Markdown, PDF,
 DOCX and XLSX (`data/documents.json`) beside memd's own pages, answered in a block of 2,000 tokens. `alike`: the same
-facts as turns and as documents in one topic, then the other way round. `crowd` (with `--data`, see quality_data.py):
-what is found of conversations without and with that many paragraphs of documents in their topic.
+facts as turns and as documents in one topic, then the other way round.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from typing import Any
 
 import aiohttp
 import sources_files
-from quality import StandIn, ask, config_of, measured, overall, serving, tell
-from quality_data import Talk, read
+from asking import StandIn, ask, config_of, serving, tell
+from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 from sources_files import Asked
@@ -77,7 +76,7 @@ def speed(folder: Path) -> Rows:
 
 async def embedding(folder: Path) -> Rows:
     """Chunks embedded a second: the part of adding that is not reading."""
-    async with serving(StandIn(), config_of(folder / "memory", {}, 2000)) as (daemon, _):
+    async with serving(StandIn(), config_of(folder / "memory", 2000)) as (daemon, _):
         texts = list(sources_files.prose(300))
         began = time.perf_counter()
         chunks = (await take(daemon, "prose", [GivenSection(text=one) for one in texts])).written
@@ -156,7 +155,7 @@ async def unchanged(folder: Path, files: int) -> Rows:
     many.mkdir()
     for number in range(files):
         (many / f"{number}.md").write_text(f"# Note {number}\n\nShelf {number % 97} has box {number}.\n")
-    async with serving(StandIn(), config_of(folder / "memory", {}, 2000)):
+    async with serving(StandIn(), config_of(folder / "memory", 2000)):
         _, first = await added(folder / "memory", many)
         before = processor_seconds()
         said, seconds = await added(folder / "memory", many)
@@ -184,7 +183,7 @@ async def change(folder: Path) -> Rows:
         "csv": "name,what\n" + "\n".join(f'{at},"{" ".join(one.split())[:400]}"' for at, one in enumerate(paragraphs)),
     }
     rows: Rows = {}
-    async with serving(StandIn(), config_of(folder / "memory", {}, 2000)):
+    async with serving(StandIn(), config_of(folder / "memory", 2000)):
         for name, text in files.items():
             path = folder / f"changing.{name}"
             path.write_text(text)
@@ -224,7 +223,7 @@ async def recall(folder: Path, *, misses: bool) -> Rows:
     asked = sources_files.write_all(folder / "documents")
     right: dict[str, list[bool]] = defaultdict(list)
     stand_in = StandIn()
-    async with serving(stand_in, config_of(folder / "memory", {"top_k": 32}, 2000)) as (daemon, client):
+    async with serving(stand_in, config_of(folder / "memory", 2000)) as (daemon, client):
         chunks = 0
         with FileReader() as reader:
             for path in sorted((folder / "documents").rglob("*.*")):
@@ -260,7 +259,7 @@ async def alike(folder: Path) -> Rows:
         right: dict[str, list[bool]] = {"as turns": [], "as documents": []}
         for side in (0, 1):
             as_turn = set(facts[side::2])
-            config = config_of(folder / f"alike-{side}-{budget}", {"top_k": 32}, budget)
+            config = config_of(folder / f"alike-{side}-{budget}", budget)
             session = [message for fact in facts if fact in as_turn for message in _said(fact)]
             await tell([Talk(TOPIC, [session], [])], config)
             stand_in = StandIn()
@@ -281,36 +280,11 @@ def _said(fact: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": fact}, {"role": "assistant", "content": "Noted."}]
 
 
-async def crowd(folder: Path, talks: list[Talk], count: int) -> Rows:
-    """What is found of conversations in 2,000 tokens, without and with documents in their topics."""
-    config = config_of(folder / "memory", {}, 2000)
-    await tell(talks, config)
-    rows: Rows = {}
-    documents = list(sources_files.prose(count))
-    for name in ("without", "with"):
-        if name == "with":
-            async with serving(StandIn(), config) as (daemon, _):
-                for talk in talks:
-                    topic = await daemon.topics.get(talk.topic)
-                    for start in range(0, len(documents), 500):
-                        sections = tuple(GivenSection(text=one) for one in documents[start : start + 500])
-                        digest = hashlib.sha256(str(start).encode()).hexdigest()
-                        document = GivenDocument(source=f"{start}.txt", hash=digest, sections=sections)
-                        await daemon.taker.take(topic, document)
-        found = await measured(talks, folder / "memory", {"top_k": 32}, [2000])
-        rows[f"{name} documents"] = {
-            "recall %": 100 * overall(found["2000"], "recall"),
-            "paragraphs": len(documents) if name == "with" else 0,
-        }
-    return rows
-
-
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
 async def run(asked: argparse.Namespace) -> dict[str, Rows]:
     """Everything that was asked for."""
-    talks = read(asked.data, {int(one) for one in asked.talks.split(",")}) if asked.data else []
 
     async def fast(folder: Path) -> Rows:
         return speed(folder) | await embedding(folder)
@@ -326,8 +300,6 @@ async def run(asked: argparse.Namespace) -> dict[str, Rows]:
         "recall": lambda folder: recall(folder, misses=asked.misses),
         "alike": alike,
     }
-    if talks:
-        parts["crowd"] = lambda folder: crowd(folder, talks, asked.crowd)
     told: dict[str, Rows] = {}
     for name in asked.only.split(",") if asked.only else parts:
         folder = Path(tempfile.mkdtemp(prefix="memd-bench-"))
@@ -357,9 +329,6 @@ def main() -> None:
     """Measure, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", help="comma-separated parts")
-    parser.add_argument("--data", type=Path, help="conversations for `crowd`")
-    parser.add_argument("--talks", default="0", help="which of them, from 0")
-    parser.add_argument("--crowd", type=int, default=5_000, help="paragraphs of documents beside a conversation")
     parser.add_argument("--files", type=int, default=10_000, help="for `unchanged`")
     parser.add_argument("--misses", action="store_true", help="print the questions whose answer is not shown")
     parser.add_argument("--json", type=Path)

@@ -124,7 +124,7 @@ async def asked(
     for one in questions:
         started = time.perf_counter()
         found = await retriever.retrieve(one.text, [topics[one.language]], Budget(budget_tokens))
-        ranked = [one.candidate.entry for one in found.candidates]
+        ranked = [one.entry for one in found.candidates]
         places = [
             n for n, entry in enumerate(ranked, 1) if day_of(entry.said) == one.day and one.answer in entry.content
         ]
@@ -195,7 +195,7 @@ async def main() -> None:
         for language, year in told["languages"].items():
             said, about = year_of(language, year, now)
             store.topic(language).append(list(drafts(embedder, language, said)))
-            store.topic(language).index_terms()
+            store.topic(language).complete_words()
             questions += about
         topics = {language: store.topic(language) for language in told["languages"]}
         weights = given.weights.split(",")

@@ -26,7 +26,7 @@ import aiohttp
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))  # the questions are shared with the tests
 from asked_again import SIMILAR, USELESS
-from quality import StandIn, config_of, serving
+from asking import StandIn, config_of, serving
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +92,7 @@ async def chats() -> AsyncIterator[Chats]:
     """A daemon that remembers nothing yet."""
     stand_in = StandIn()
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as folder:
-        async with serving(stand_in, config_of(Path(folder), {}, BUDGET_TOKENS)) as (daemon, client):
+        async with serving(stand_in, config_of(Path(folder), BUDGET_TOKENS)) as (daemon, client):
             yield Chats(daemon, client, stand_in, itertools.count())
 
 

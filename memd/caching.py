@@ -47,6 +47,12 @@ class ByteCache(Generic[Key, Value]):
             get, move = self._held.get, self._held.move_to_end
             return [None if (held := get(key)) is None else move(key) or held[0] for key in keys]
 
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._held.clear()
+            self.bytes_held = 0
+
     def put(self, key: Key, value: Value, size: int) -> None:
         """Keep the value of a key that has none; `size` is that of both in bytes, table entry included."""
         with self._lock:

@@ -241,6 +241,8 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     `AHEAD_US`: ids ascend also after a clock was set back, or after an import from a machine whose clock is ahead."""
     line_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     """The raw tokens of its line in a memory block, counted when it was appended: filling a budget counts none then."""
+    terms: bytes | UnsetType = UNSET
+    """The words of its text as recall counts them (`lexical.postings.ChunkTerms`), analyzed when it was appended."""
     erased: Erased | UnsetType = UNSET
     """Of an entry without text and vector, because both were erased: nobody took it out."""
 

@@ -90,7 +90,7 @@ def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
     assert receipt["timings_ms"].keys() >= {"receive", "room", "recall", "embed", "search", "memory", "upstream"}
     assert receipt["prompt_tokens"] is None, "this upstream does not say"
     for one in receipt["candidates"]:
-        parts = one["cosine_share"] + one["lexical"] + one["neighbours"]
+        parts = one["meaning"] + one["words"] + one["feedback"] + one["neighbours"]
         assert one["score"] == pytest.approx(parts * one["multiplier"], abs=1e-5)
 
 

@@ -13,7 +13,6 @@ from memd.clock import pause_before_retry
 from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
-from memd.ingest import indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
 from memd.recall.retrieve import Budget, Retriever
@@ -426,21 +425,3 @@ async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(st
     counted = asyncio.get_running_loop().create_future()
     tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
     assert await counted == 0
-
-
-async def test_words_of_what_is_stored_are_indexed_together_soon_or_when_they_are_many(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def left(*said: str) -> int:
-        assert await stored(stage, topic, talk(topic.buffer, *said))
-        await stage.tasks.finish(60)
-        return topic.log.unindexed_terms
-
-    assert await left(*LAMP) == 0
-    assert await left(*FERRY) == 1, "each time takes as long as a request, and a question finds it by itself"
-    stage.now += indexer.WORDS_SECONDS
-    stage.indexer.look_after(topic)
-    await stage.tasks.finish(60)
-    assert topic.log.unindexed_terms == 0
-    monkeypatch.setattr(indexer, "WORDS_ENTRIES", 2)
-    assert [await left("u:Who is the pilot?", "a:Anna."), await left("u:Who is the cook?", "a:Piet.")] == [1, 0]

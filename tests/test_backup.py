@@ -90,7 +90,7 @@ def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_t
     filled(source, 13)
     report = backup(source, target, DISK)
     assert (report.linked, report.copied) == (6, 1)
-    for path in (source / "talk" / "segments").iterdir():
+    for path in (source / "talk" / "segments").glob("seg_*.[bhm]*"):  # words are made anew from the log
         assert path.samefile(target / "talk" / "segments" / path.name)
     assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
 

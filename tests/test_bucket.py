@@ -80,6 +80,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     """All that a backup has of a folder."""
     kept = re.compile(r"memd\.(key|audit/.*|erasures/.*json)|[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)")
     paths = (path for path in folder.rglob("*") if path.is_file())
+    paths = (path for path in paths if path.suffix != ".words")  # made anew from the log
     return {name: path.read_bytes() for path in paths if kept.fullmatch(name := path.relative_to(folder).as_posix())}
 
 

@@ -15,8 +15,6 @@ from memd.conversation.conversation import Buffered
 from memd.conversation.tokens import TokenCounter
 from memd.entries import Entry, Section, Speaker, Status
 from memd.messages import Message, ToolCall
-from memd.recall import echoes
-from memd.store.lexical.terms import ChunkTerms
 from memd.wire.message_cache import ParsedMessage
 
 
@@ -61,11 +59,6 @@ def _text(number: int) -> str:
     return " ".join(f"{word}." if place % 8 == 7 else word for place, word in enumerate(words))
 
 
-def _spoken(number: int) -> None:
-    text = _text(number)
-    echoes._spoken(text, (Speaker(role="user", offset=0), Speaker(role="assistant", offset=len(text) // 2)))
-
-
 class _Words:
     """In place of tiktoken's encoding: here only what is kept of it counts."""
 
@@ -84,12 +77,10 @@ def _counted(number: int) -> None:
 @pytest.mark.parametrize(
     ("fill", "held"),
     [
-        (_spoken, echoes.cache_bytes),
-        (lambda number: echoes._lines(_text(number)) and None, echoes.cache_bytes),
         (_counted, lambda: _COUNTER.cache_bytes),
         (lambda number: _COUNTER.count_again(_text(number)) and None, lambda: _COUNTER.cache_bytes),
     ],
-    ids=["who said which words", "words of lines", "tokens of messages", "tokens of texts"],
+    ids=["tokens of messages", "tokens of texts"],
 )
 def test_what_a_cache_says_it_holds_is_what_it_takes(fill: Callable[[int], None], held: Callable[[], int]) -> None:
     for number in range(-500, 0):  # so that Python's table of interned words does not grow while it is measured
@@ -122,5 +113,5 @@ def test_what_is_held_by_the_thousand_is_not_looked_at_by_the_garbage_collector(
         canonical_id=1,
         origin_id=1,
     )
-    held = [message, message.tool_calls[0], speaker, part, entry, ChunkTerms.of(["hi"])]
+    held = [message, message.tool_calls[0], speaker, part, entry]
     assert not any(map(gc.is_tracked, [*held, ParsedMessage(message, b""), Buffered(b"", b"", 1, message)]))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from archiver_stage import COUNTER, DATA_DIR
 from crash_files import CrashFiles
-from daemon_process import wait_until
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
@@ -91,7 +88,7 @@ def test_a_question_has_the_prefix_of_a_question_and_finds_among_the_texts(
     topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
 ) -> None:
     topic.append(Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(3)))
-    question = encoder.embed_query("Which lamp?")
+    question = encoder.embed_parts(["Which lamp?"], 60)
     assert embedder.requests[-1] == ["query: Which lamp?"]
     assert len(topic.snapshot().search(question, 3)) == 3
 
@@ -103,61 +100,6 @@ def test_an_embedder_that_does_not_answer_stores_nothing(
     with pytest.raises(EmbeddingError, match="does not answer"):
         Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(2))
     assert topic.snapshot().live_count == 0
-
-
-class Held:
-    """Holds up a model on one question until it is told to go on."""
-
-    def __init__(self, embedder: RemoteEmbedder, question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.has_begun, self.may_end = threading.Event(), threading.Event()
-        ask = embedder._ask
-
-        def asked(inputs: list[str]) -> NDArray[np.float32]:
-            if inputs == [f"query: {question}"]:
-                self.has_begun.set()
-                assert self.may_end.wait(60)
-            return ask(inputs)
-
-        monkeypatch.setattr(embedder, "_ask", asked)
-
-
-def test_a_question_that_was_foreseen_is_embedded_once(
-    embedder: RemoteEmbedder, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(embedder, "Which lamp?", monkeypatch)
-    encoder.begin("Which lamp?")
-    encoder.begin("Which lamp?")
-    assert held.has_begun.wait(60)
-    with ThreadPoolExecutor(1) as other:
-        asked = other.submit(encoder.embed_query, "Which lamp?")
-        held.may_end.set()
-        assert np.array_equal(asked.result(60), [vector_of("query: Which lamp?")])
-    assert embedder.requests == [["query: Which lamp?"]]
-
-
-def test_nobody_waits_for_what_somebody_else_may_ask(
-    embedder: RemoteEmbedder, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(embedder, "Which lamp?", monkeypatch)
-    for question in ("Which lamp?", "Which door?"):
-        encoder.begin(question)
-    assert held.has_begun.wait(60)
-    assert np.array_equal(encoder.embed_query("Which door?"), [vector_of("query: Which door?")])
-    held.may_end.set()
-    encoder.embed_query("Which lamp?")
-    assert sorted(embedder.requests) == [["query: Which door?"], ["query: Which lamp?"]]
-
-
-def test_a_foreseen_question_that_could_not_be_embedded_is_tried_when_it_is_asked(
-    embedder: RemoteEmbedder, encoder: Encoder
-) -> None:
-    embedder.is_there = False
-    encoder.begin("Which lamp?")
-    with pytest.raises(EmbeddingError, match="does not answer"):
-        encoder.embed_query("Which lamp?")
-    wait_until(lambda: not encoder._begun, lambda: "what failed is kept")
-    embedder.is_there = True
-    assert np.array_equal(encoder.embed_query("Which lamp?"), [vector_of("query: Which lamp?")])
 
 
 def test_no_texts_have_no_vectors(encoder: Encoder) -> None:

@@ -69,7 +69,7 @@ def test_no_byte_of_an_erased_chunk_stays_and_all_others_do(tmp_path: Path) -> N
     assert praised is not None
     topic.append([adjusted(praised, 2)])
     topic.merge([1, 2, 3])
-    topic.index_terms()
+    topic.complete_words()
     for number in (7, 13, 41):
         assert traces(on_disk(tmp_path), number)
     before = {one.uuid: one for one in all_entries(topic)}
@@ -81,7 +81,7 @@ def test_no_byte_of_an_erased_chunk_stays_and_all_others_do(tmp_path: Path) -> N
     kept = [f"user: {word(number)}" for number in range(42) if number not in (7, 13, 41)]
     assert live_contents(topic) == kept
     seal_all(topic)
-    topic.index_terms()
+    topic.complete_words()
     assert live_contents(topic) == kept and traces(on_disk(tmp_path), 7) == []
     for entry in all_entries(topic):
         assert (entry.public_id, entry.origin_id, entry.created_at) == (

@@ -133,7 +133,7 @@ async def test_corrections_are_durable_while_a_conversation_is_being_stored(
         session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
     ):
         assert "signals" not in (await response.json())["memory_out"]
-    about = await asyncio.to_thread(daemon.encoder.embed_query, QUESTION)
+    about = await asyncio.to_thread(daemon.encoder.embed_parts, [QUESTION], 60)
     hits = daemon.store.topic("harbour").snapshot().search(about, 10)
     assert min(hit.multiplier for hit in hits) < 1
 

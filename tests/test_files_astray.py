@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -99,39 +98,6 @@ def test_the_files_of_another_topic_are_not_read_as_ones_own(make_daemon: MakeDa
         assert daemon.run("verify").returncode == 0
         assert daemon.run("backup", str(daemon.folder / "backup")).returncode == 0
         assert daemon.run("verify", str(daemon.folder / "backup")).returncode == 0
-
-
-def test_a_lexical_file_that_is_cut_short_under_a_running_daemon_costs_nothing(make_daemon: MakeDaemon) -> None:
-    with recording_upstream() as upstream:
-        daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()
-        told(daemon, *FACTS)
-        folder = daemon.data_dir / "default" / "lexical"
-        asked = [said("What is the password for the boathouse door?")]
-
-        def words() -> float:
-            found = ask(f"{daemon.base_url}/memd/search?q=heliotrope").json
-            return max(float(hit["lexical"]) for hit in found["chunks"])
-
-        def indexed() -> int:
-            stamp = folder / "stamp.json"
-            return int(json.loads(stamp.read_text())["entries"]) if stamp.exists() else 0
-
-        assert words() > 0
-        wait_until(lambda: indexed() > 0, lambda: f"not indexed: {daemon!r}")
-        daemon.restart()  # so that the files are opened, not just written
-        assert words() > 0
-        entries = ask(f"{daemon.base_url}/memd/stats").json["topics"]["default"]["entries"]
-        wait_until(
-            lambda: indexed() == entries, lambda: f"still being indexed: {daemon!r}"
-        )  # and nobody reads them now
-        for path in folder.iterdir():
-            if path.suffix not in (".json", ".lock"):
-                path.write_bytes(b"")
-        assert words() > 0, "found in the text, until the index is there again"
-        assert daemon.chat(asked).headers["X-Memory-Status"] == "injected"
-        daemon.wait_stored("boathouse door?")
-        assert daemon.terminate() == 0, repr(daemon)
-        assert daemon.run("verify").returncode == 0
 
 
 def test_what_is_said_after_a_log_was_replaced_under_the_daemon_stays_in_the_journal(make_daemon: MakeDaemon) -> None:

@@ -26,8 +26,8 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic
 from memd.notes import CHARACTERS_MAX, NOTES_MAX, GivenNote, Note, checked_notes
 from memd.recall.block import origin
-from memd.recall.ranking import stream_of
 from memd.settings.model import IngestSettings
+from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import text_hash
 from memd.store.log.format import decode_entry, encode_entry
 

@@ -190,7 +190,7 @@ def merge(store: Store) -> None:
 
 
 def index_words(store: Store) -> None:
-    store.topic("talk").index_terms()
+    store.topic("talk").complete_words()
 
 
 def write_receipt(store: Store) -> None:
@@ -213,9 +213,12 @@ def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Pa
     topic = store.topic("talk")
     for number in range(7):
         topic.append([draft(number)])
-    topic.index_terms()
     for segment_id in topic.unsealed()[:2]:
         topic.seal(segment_id)
+    (tmp_path / "talk" / "segments" / "seg_0001.words").unlink()
+    store.close()
+    store = open_store(None, tmp_path, segment_entries_max=2)
+    topic = store.topic("talk")
     open_journal(topic.hot_path, store.files)[0].append([b"said"])
     topic.append([draft(7)])
     (tmp_path / "memd.lock").unlink()

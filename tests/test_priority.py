@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -20,6 +21,7 @@ class Embedding:
     """An embedder that writes down what it embeds."""
 
     batch_texts = 1
+    waits = False
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -43,7 +45,7 @@ def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypat
     storing = threading.Thread(target=encoder.embed_texts, args=[["a turn", "another"]])
     with encoder.priority.held(), encoder.priority.held():
         storing.start()
-        encoder.embed_query("a question")
+        encoder.embed_parts(["a question"], 60)
     storing.join()
     encoder.close()
     assert model.order == ["a question", "a turn", "another"]
@@ -72,14 +74,14 @@ def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_ver
     long = "Why? " * QUESTION_CHARACTERS_MAX
     try:
         with pytest.raises(EmbeddingError):
-            encoder.embed_query("Where?")
+            encoder.embed_parts(["Where?"], 60)
         model.fails = False
-        found = [encoder.embed_query(text) for text in ("Where?", "Where?", long, long)]
+        found = [encoder.embed_parts([text], 60) for text in ("Where?", "Where?", long, long)]
         assert model.order == ["Where?", "Where?", long, long]
         assert np.array_equal(found[0], found[1])
         for number in range(QUESTIONS_MAX):
-            encoder.embed_query(str(number))
-        encoder.embed_query("Where?")
+            encoder.embed_parts([str(number)], 60)
+        encoder.embed_parts(["Where?"], 60)
         assert model.order[-1] == "Where?", "the oldest ones are forgotten"
     finally:
         encoder.close()
@@ -110,9 +112,10 @@ def test_topics_take_turns_at_the_model() -> None:
 
 
 def test_background_work_rests_for_as_long_as_others_kept_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays, rests = iter([0.0, 0.0, 0.01, 0.01]), []
+    delays = iter([0.0, 0.0, 0.01, 0.01])
+    rests: list[float] = []
     monkeypatch.setattr(priority, "_delayed_seconds", lambda: next(delays))
-    monkeypatch.setattr(priority.time, "sleep", rests.append)
+    monkeypatch.setattr(time, "sleep", rests.append)
     background = Priority().for_background()
     background.give_way()
     background.give_way()

@@ -1,144 +1,31 @@
-"""Recall: what its weights do to a real log, and what is still recalled where something cannot be read."""
+"""Recall: from a question to the chunks that are shown, over a real log with the real model."""
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from drafts import draft
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft
+from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of, render
-from memd.recall.fusion import Evidence
-from memd.recall.ranking import Verdict
-from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
-from memd.recall.topic_search import TopicSearch
+from memd.recall.question import PARTS_MAX, parts_of
+from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever, Verdict
 from memd.settings.model import DEFAULT_UTILITY, EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog
-
-FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
-
-
-@pytest.fixture(scope="module")
-def embedder() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
+from memd.wanted import Wanted
 
 BUDGET = Budget(2000)
-
-
-def retriever_of(encoder: Encoder, settings: RetrievalSettings) -> Retriever:
-    """A retriever for which a token is a word."""
-    return Retriever(encoder, settings, header="Excerpts.", dates=False, count=lambda text: len(text.split()))
-
-
-def contents(retrieved: Retrieved) -> list[str]:
-    return [one.candidate.entry.content for one in retrieved.candidates]
-
-
-def _draft(embedder: Embedder, number: int, text: str) -> Draft:
-    vector = embedder.embed(text).astype("<f4").tobytes()
-    return Draft(uuid=bytes([number]) * 16, content=text, vector=vector, created_at=1, roles=("user",))
-
-
-async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, embedder: Embedder) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
-    )
-    topic = store.topic("default")
-    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
-    active = tmp_path / "default" / "active.bin"
-    active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
-
-    encoder = Encoder(embedder)
-    retriever = retriever_of(encoder, RetrievalSettings())
-    try:
-        retrieved = await retriever.retrieve("Where is the spare key?", [topic], BUDGET)
-    finally:
-        retriever.close()
-        encoder.close()
-        store.close()
-    assert contents(retrieved) == [FACTS[1]]
-
-
-async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not_again(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    counted: list[str] = []
-
-    def count(text: str) -> int:
-        counted.append(text)
-        return len(text)
-
-    store = Store.open(
-        tmp_path,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=100,
-        line_tokens=lambda entry: count(line_of(entry)),
-    )
-    topic = store.topic("default")
-    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
-    encoder = Encoder(embedder)
-    retriever = Retriever(encoder, RetrievalSettings(), header="Excerpts.", dates=False, count=count)
-    try:
-        retrieved = await retriever.retrieve("Where is the spare key?", [topic], BUDGET)
-        placed = render(retrieved.shown, own_topic_id="default", header="Excerpts.", taken=(), tokens=0)
-        assert retrieved.shown and retrieved.raw_tokens == len(placed.text)
-        lines = [text for text in counted if "[mem:" in text]
-        assert len(lines) == len(FACTS), "each once"
-        assert [one.tokens for one in retrieved.candidates] == [
-            len(line_of(one.candidate.entry)) for one in retrieved.candidates
-        ]
-    finally:
-        retriever.close()
-        encoder.close()
-        store.close()
-
-
-class Broken:
-    """An embedder that fails whenever it is asked."""
-
-    fingerprint = "f" * 32
-
-    same_cosine, finds_across_languages = staticmethod(float), staticmethod(bool)
-    prior = Embedder.prior
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        raise EmbeddingError("it was asked")
-
-    def close(self) -> None:
-        pass
-
-
-async def test_a_topic_without_entries_needs_no_embedding_and_any_other_does(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
-    )
-    empty, other = store.topic("empty"), store.topic("other")
-    other.append([_draft(embedder, 1, FACTS[0])])
-    encoder = Encoder(Broken())  # type: ignore[arg-type]  # the part of it that recall uses
-    retriever = retriever_of(encoder, RetrievalSettings())
-    try:
-        assert (await retriever.retrieve("Where is the spare key?", [empty], BUDGET)).trouble is None
-        assert (await retriever.retrieve("Where is the spare key?", [empty, other], BUDGET)).trouble is not None
-    finally:
-        retriever.close()
-        encoder.close()
-        store.close()
-
-
+FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
 TALK = (
     "The boat house needs a new lock before winter.",
     "Bread is baked on Tuesdays and Fridays.",
@@ -150,305 +37,441 @@ TALK = (
 UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 
-async def asked(topic: TopicLog, question: str, filters: Filters | None = None, /, **settings: float) -> Retrieved:
-    encoder = Encoder(load_embedder(EmbeddingSettings()))
-    retriever = retriever_of(encoder, RetrievalSettings(**settings))  # type: ignore[arg-type]  # numbers of both kinds
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return load_embedder(EmbeddingSettings())
+
+
+def _words(text: str) -> int:
+    return len(text.split())
+
+
+def _store(path: Path, embedder: Embedder, *, entries_max: int = 100) -> Store:
+    return Store.open(
+        path,
+        dimension=embedder.dimension,
+        fingerprint=embedder.fingerprint,
+        segment_entries_max=entries_max,
+        line_tokens=lambda entry: _words(line_of(entry)),
+    )
+
+
+def _draft(embedder: Embedder, number: int, text: str, **members: Any) -> Draft:
+    vector = embedder.embed(text).astype("<f4").tobytes()
+    plain = Draft(uuid=bytes([number]) * 16, content=text, vector=vector, created_at=1, roles=("user",))
+    return msgspec.structs.replace(plain, **members)
+
+
+async def asked(
+    topics: TopicLog | Sequence[TopicLog],
+    question: str,
+    filters: Filters | None = None,
+    budget: Budget = BUDGET,
+    /,
+    embedder: Embedder | None = None,
+    **settings: Any,
+) -> Retrieved:
+    """The answer to a question; a token is a word."""
+    encoder = Encoder(embedder or load_embedder(EmbeddingSettings()))
+    retriever = Retriever(
+        encoder, RetrievalSettings(**settings), header="Excerpts.", dates=False, count=_words, utility=DEFAULT_UTILITY
+    )
     try:
-        return await retriever.retrieve(question, [topic], BUDGET, filters)
+        return await retriever.retrieve(question, [topics] if isinstance(topics, TopicLog) else topics, budget, filters)
     finally:
         retriever.close()
         encoder.close()
 
 
-@pytest.fixture
-def topic(tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
-    store = Store.open(tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=4)
+def contents(retrieved: Retrieved) -> list[str]:
+    """Of the chunks that are shown, best first."""
+    return [one.entry.content for one in retrieved.candidates if one.verdict is Verdict.INJECTED]
+
+
+def by_content(retrieved: Retrieved) -> dict[str, Candidate]:
+    return {one.entry.content: one for one in retrieved.candidates}
+
+
+EVERYTHING = Filters(everything=True)
+
+
+@pytest.fixture(params=[False, True], ids=["growing", "sealed"])
+def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
+    """A talk, in one growing segment or most of it in a sealed one."""
+    store = _store(tmp_path, embedder, entries_max=4 if request.param else 100)
     talk = store.topic("default")
-    plain = [_draft(embedder, number, text) for number, text in enumerate(TALK)]
-    drafts = [
-        msgspec.structs.replace(one, utility_steps=steps) for one, steps in zip(plain, UTILITY_STEPS, strict=True)
-    ]
+    pairs = enumerate(zip(TALK, UTILITY_STEPS, strict=True))
+    drafts = [_draft(embedder, number, text, utility_steps=steps) for number, (text, steps) in pairs]
     talk.append(drafts[:4])
-    talk.seal(1)
+    for segment_id in talk.unsealed():
+        talk.seal(segment_id)
     talk.append(drafts[4:])
     yield talk
     store.close()
 
 
+# -- the question ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        ("Where is the key?", ["Where is the key?"]),
+        ("I was in Rome. Where did we eat? And when?", ["Where did we eat?", "And when?", "I was in Rome."]),
+        ("Look:\n```\nfor x in y:\n    print(x)\n```\nWhy is that slow", ["Why is that slow", "Look:"]),
+        ("Tell me:\n- the port\n- the host name\n", ["- the host name", "Tell me:", "the port", "the host name"]),
+        ("钥匙在哪里？它是蓝色的。谁有它？", ["钥匙在哪里？", "谁有它？"]),
+        ("أين المفتاح؟ لا أعرف.", ["أين المفتاح؟", "لا أعرف."]),
+        ("", []),
+        (" \n```\n---\n", []),
+    ],
+)
+def test_each_sentence_that_asks_is_a_part_and_so_are_the_ends_and_the_items_of_a_list(
+    message: str, parts: list[str]
+) -> None:
+    assert parts_of(message)[: len(parts)] == parts
+
+
+def test_a_message_has_few_short_parts_whatever_it_is() -> None:
+    for message in ("x" * 1_000_000, "a? " * 500, "会" * 300_000, "\n" * 100_000, "- item\n" * 10_000, "\ud83d?" * 9):
+        parts = parts_of(message)
+        assert len(parts) <= PARTS_MAX and all(0 < len(part) <= 400 for part in parts)
+
+
+CODE = "\n".join(
+    f"    def handle_{number}(self, request): return self.table[request.key_{number}]" for number in range(90)
+)
+
+
+@pytest.mark.parametrize("message", ["{question}\n{code}", "{code}\n{question}", "{code}\n\n{question} Thanks!"])
+async def test_a_question_beside_pasted_code_finds_what_it_finds_alone(topic: TopicLog, message: str) -> None:
+    question = "Who wants to paint the boat house?"
+    alone = await asked(topic, question)
+    beside = await asked(topic, message.format(question=question, code=CODE))
+    assert contents(alone)[0] == contents(beside)[0] == TALK[2]
+
+
+async def test_each_part_of_a_question_finds_its_own(topic: TopicLog) -> None:
+    found = await asked(topic, "Who paints the boat house? When is bread baked? When does Tom's train leave?")
+    assert {TALK[2], TALK[1], TALK[5]} <= set(contents(found))
+
+
+@pytest.mark.parametrize("question", ["\ud83d where is the boat \ude00 house?", "boat house\0?", "🦭" * 500])
+async def test_any_string_is_a_question(topic: TopicLog, question: str) -> None:
+    assert (await asked(topic, question)).trouble is None
+
+
+# -- relevance ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("question", ["Who paints the boat house?", "QX_7741", "When is bread baked?", "zebra"])
-async def test_without_words_and_neighbours_recall_is_the_plain_formula(
+async def test_with_all_weights_at_0_recall_is_the_plain_formula(
     topic: TopicLog, embedder: Embedder, question: str
 ) -> None:
     query = embedder.embed(question)
     plain = []
     for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
-        cosine = round(float(np.dot(embedder.embed(text), query)), 6)
+        cosine = float(np.dot(embedder.embed(text), query))
         plain.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(steps), text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
-    found = await asked(topic, question, lexical_weight=0, neighbour_weight=0)
-    assert contents(found) == [text for _, text in expected]
-    assert [one.candidate.score for one in found.candidates] == pytest.approx(
-        [score for score, _ in expected], abs=2e-6
-    )
-    assert not (topic.hot_path.parent / "lexical").exists()
+    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
+    found = await asked(topic, question, EVERYTHING, question="model", **weights)
+    scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
+    assert scores == pytest.approx({text: score for score, text in expected}, abs=1e-5)
 
 
-async def test_a_rare_identifier_wins_over_every_cosine(topic: TopicLog) -> None:
-    question = "Does QX_7741 have to do with the boat house, the lock or painting it green before winter?"
-    assert contents(await asked(topic, question, lexical_weight=0))[0] != TALK[4]
-    plain = {"lexical_weight": 0.5, "neighbour_weight": 0.2}
-    found = await asked(topic, question, **plain)
-    relevance = {
-        one.candidate.entry.content: one.candidate.score / one.candidate.parts.multiplier for one in found.candidates
-    }
-    assert max(relevance, key=lambda text: relevance[text]) == TALK[4]
+async def test_a_rare_identifier_is_found_in_a_question_about_other_things(topic: TopicLog) -> None:
+    found = await asked(topic, "Does QX_7741 have to do with the boat house, the lock or painting it?", EVERYTHING)
+    plain = {text: one.parts.score / one.parts.multiplier for text, one in by_content(found).items()}
+    assert plain[TALK[4]] >= 0.5 * max(plain.values()) and TALK[4] in contents(found)
 
 
-def _beside(texts: list[str], evidence: Evidence) -> set[tuple[str, str]]:
-    """Each text with each that was said beside it."""
-    return {(texts[one], texts[other]) for one, other in evidence.beside.tolist()}
+async def test_what_was_said_beside_the_answer_counts_more_for_it(tmp_path: Path, embedder: Embedder) -> None:
+    lines = ("Where did Tom hide the spare key?", "Below the third flower pot.", "Bread is baked on Fridays.")
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    topic.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *lines])])
+    beside = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
+    alone = by_content(await asked(topic, "Where is the spare key?", EVERYTHING, neighbour_weight=0.0))
+    store.close()
+    assert beside[lines[1]].parts.neighbours > 0 and alone[lines[1]].parts.neighbours == 0
+    assert beside[lines[1]].parts.score > beside[TALK[3]].parts.score
 
 
-def test_only_the_strongest_bring_in_their_neighbours_and_each_speaks_for_the_other(
-    topic: TopicLog, embedder: Embedder
+@pytest.mark.parametrize("kind", ["document", "note"])
+async def test_what_is_of_another_source_is_no_neighbour(tmp_path: Path, embedder: Embedder, kind: str) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    topic.append([_draft(embedder, 1, FACTS[0], kind=kind, source="keys.md"), _draft(embedder, 2, "Yes.")])
+    topic.append([_draft(embedder, 3, "That is all.")])
+    found = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
+    store.close()
+    assert found[FACTS[0]].parts.neighbours == 0
+
+
+@pytest.mark.parametrize(
+    "question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?", "Thanks!"]
+)
+async def test_a_question_about_nothing_that_is_stored_recalls_nothing_and_says_so(
+    topic: TopicLog, question: str
 ) -> None:
+    found = await asked(topic, question)
+    assert contents(found) == [] and found.note == f"Nothing is shown: {Verdict.SILENT}."
+
+
+async def test_near_copies_are_each_found_by_their_own_question_whoever_wrote_them(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    rooms = [f"Room {100 + number} has the door code {7000 + 13 * number}." for number in range(40)]
+    authors = ["ann", "bob"]
+    drafts = [_draft(embedder, number, text, author=authors[number % 2]) for number, text in enumerate(rooms)]
+    topic.append(drafts)
+    found = [contents(await asked(topic, f"What is the door code of room {100 + number}?"))[:1] for number in range(40)]
+    by_text = [contents(await asked(topic, text))[:1] for text in rooms[::4]]
+    store.close()
+    assert found == [[text] for text in rooms]
+    assert by_text == [[text] for text in rooms[::4]]
+
+
+async def test_a_copy_waits_until_the_others_are_in(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    text = "The ferry to the island leaves at nine from the old pier."
+    copies = [_draft(embedder, number, text) for number in range(3)]
+    topic.append([*copies, _draft(embedder, 9, "The ferry needs an hour to the island when the sea is calm.")])
+    found = contents(await asked(topic, "When does the ferry to the island leave?"))
+    store.close()
+    assert found[0] == text and found[1] != text and len(found) == 4
+
+
+# -- echoes and corrections --------------------------------------------------------------------------------------------
+
+
+def _answer(embedder: Embedder, number: int, text: str, shown: Sequence[Entry]) -> Draft:
+    uuids = tuple(one.uuid for one in shown)
+    return _draft(embedder, number, text, roles=("assistant",), speakers=(Speaker(0, "assistant"),), shown=uuids)
+
+
+ECHOES = (
+    "The port of the staging server is 8443.",
+    "You told me: the port of the staging server is 8443.",
+    "[mem:bab9] user: The port of the staging server is 8443.",
+)
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_that_is_superseded(
+    tmp_path: Path, embedder: Embedder, echo: str
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    [told] = topic.append([_draft(embedder, 1, ECHOES[0])])
+    topic.append([_answer(embedder, 2, echo + " ", [told])])
+    question = "On which port is the staging server?"
+    before = by_content(await asked(topic, question, EVERYTHING))
+    assert before[echo + " "].parts.score <= 0.9 * before[ECHOES[0]].parts.score + 1e-6
+    gone = msgspec.structs.replace(told.as_draft(), content="", vector=b"", status=Status.DEPRECATED, action="Update")
+    topic.append([gone, _draft(embedder, 3, "The port of the staging server is 9443.", supersedes=(told.uuid,))])
+    after = await asked(topic, question, EVERYTHING)
+    store.close()
+    assert contents(after)[0] == "The port of the staging server is 9443."
+    assert by_content(after)[echo + " "].parts.echo <= 0.5
+
+
+async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_shown(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    [shown, *_] = topic.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
+    told = "The trace ends in src/ui/cache_panel.ts:112, I told you. Noted, I look into it."
+    topic.append([_answer(embedder, 9, told, [shown])])
+    found = await asked(topic, "cache_panel.ts:112")
+    store.close()
+    assert contents(found)[0] == told and found.candidates[0].parts.echo == 1
+
+
+async def test_no_later_text_takes_an_earlier_one_out(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    question, answer = "Where do we keep the spare key?", "The spare key is kept behind the blue bicycle."
+    topic.append([_draft(embedder, 1, f"{question} {answer}", author="ann")])
+    nonsense = [f"{question} Somewhere on the moon, number {number}." for number in range(5)]
+    topic.append([_draft(embedder, 10 + number, text, author="eve") for number, text in enumerate(nonsense)])
+    topic.append([_draft(embedder, 30 + number, f"{question} {answer}.", author="eve") for number in range(2)])
+    found = await asked(topic, question)
+    store.close()
+    assert f"{question} {answer}" in contents(found)
+
+
+# -- the budget, and what is in the prompt -----------------------------------------------------------------------------
+
+
+async def test_what_is_shown_is_the_same_whether_the_rest_is_listed_too_or_not(topic: TopicLog) -> None:
     question = "Who paints the boat house?"
-    search = TopicSearch(topic.snapshot(), embedder.embed_query(question), topic.lexical_query(question))
-    hits, evidence = search.evidence(2, RetrievalSettings())  # both sides find it, twice; one of two counts
-    texts = [topic.snapshot().entry(hit).content for hit in hits]
-    assert sorted(texts) == sorted([TALK[2], TALK[0], TALK[1], TALK[3]])
-    beside = {text: {other for one, other in _beside(texts, evidence) if one == text} for text in texts}
-    assert beside == {TALK[2]: {TALK[1], TALK[3]}, TALK[1]: {TALK[2]}, TALK[3]: {TALK[2]}, TALK[0]: set()}
-    hits, _ = search.evidence(2, RetrievalSettings(neighbour_weight=0))
-    assert {topic.snapshot().entry(hit).content for hit in hits} == {TALK[2], TALK[0]}
-
-
-@pytest.mark.parametrize("question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?"])
-async def test_a_question_about_nothing_that_is_stored_recalls_nothing(topic: TopicLog, question: str) -> None:
-    assert contents(await asked(topic, question)) == []
-
-
-async def test_without_its_lexical_index_a_topic_is_searched_by_meaning(topic: TopicLog) -> None:
-    (topic.hot_path.parent / "lexical").write_text("a file where the folder belongs")
-    assert TALK[2] in contents(await asked(topic, "Who paints the boat house?"))
-
-
-# -- several topics, streams of text, and everything that was looked at -----------------------------------------------
-
-
-async def answered(topics: Sequence[TopicLog], question: str, filters: Filters, budget: Budget = BUDGET) -> Retrieved:
-    encoder = Encoder(load_embedder(EmbeddingSettings()))
-    retriever = retriever_of(encoder, RetrievalSettings())
-    try:
-        return await retriever.retrieve(question, topics, budget, filters)
-    finally:
-        retriever.close()
-        encoder.close()
-
-
-def verdicts(retrieved: Retrieved) -> dict[str, Verdict]:
-    return {one.candidate.entry.content: one.verdict for one in retrieved.candidates}
-
-
-async def test_what_is_relevant_is_the_same_whether_the_rest_is_wanted_too_or_not(topic: TopicLog) -> None:
-    question = "Who paints the boat house?"
-    plain = await answered([topic], question, Filters())
-    explained = await answered([topic], question, Filters(relevant_only=False))
+    plain, explained = await asked(topic, question), await asked(topic, question, EVERYTHING)
     assert plain.shown == explained.shown and plain.fill_ratio == explained.fill_ratio
     assert plain.candidates == tuple(one for one in explained.candidates if one.verdict is Verdict.INJECTED)
     assert len(explained.candidates) > len(plain.candidates) > 0
-    assert Verdict.WEAK in verdicts(explained).values()
-
-
-@pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many chunks were searched for, search after search."""
-    numbers: list[int] = []
-    evidence = TopicSearch.evidence
-
-    def counted(search: TopicSearch, k: int, settings: RetrievalSettings) -> object:
-        numbers.append(k)
-        return evidence(search, k, settings)
-
-    monkeypatch.setattr(TopicSearch, "evidence", counted)
-    return numbers
-
-
-async def test_where_all_that_is_strong_is_in_the_prompt_nothing_further_is_searched(
-    tmp_path: Path, embedder: Embedder, asked_for: list[int]
-) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=1000
-    )
-    topic = store.topic("default")
-    seen = msgspec.structs.replace(_draft(embedder, 0, FACTS[0]), digests=(b"d" * 16,))
-    weak = [
-        msgspec.structs.replace(
-            draft(number, dimension=embedder.dimension), content=f"The weather report number {number} hangs there."
-        )
-        for number in range(400)
-    ]
-    topic.append([seen, *weak])
-    topic.index_terms()
-    try:
-        found = await answered([topic], "Where hangs the spare key?", Filters(visible_digests={b"d" * 16}))
-    finally:
-        store.close()
-    assert found.shown == () and asked_for == [RetrievalSettings().top_k]
-
-
-@pytest.mark.parametrize(("is_sealed", "expected"), [(False, [2]), (True, [2, 4, 8, 16])])
-async def test_what_is_in_the_prompt_takes_no_places_or_a_search_goes_further_by_as_many(
-    tmp_path: Path, embedder: Embedder, asked_for: list[int], is_sealed: bool, expected: list[int]
-) -> None:
-    store = Store.open(tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=14)
-    topic = store.topic("default")
-    drafts = [_draft(embedder, number, f"The spare key number {number} hangs there.") for number in range(14)]
-    seen = [msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in drafts[:12]]
-    topic.append([*seen, *drafts[12:]])
-    for segment_id in topic.unsealed() if is_sealed else ():
-        topic.seal(segment_id)
-    filters = Filters(visible_digests={b"d" * 16})
-    plain = {"min_score": 0.0, "lexical_weight": 0.0, "neighbour_weight": 0.0}
-    try:
-        found = await asked(topic, "Where hangs spare key number 3?", filters, top_k=2, **plain)
-    finally:
-        store.close()
-    assert {one.entry.content for one in found.shown} == {one.content for one in drafts[12:]} and asked_for == expected
-
-
-def test_what_is_in_the_prompt_still_speaks_for_what_was_said_beside_it(topic: TopicLog, embedder: Embedder) -> None:
-    digest = b"d" * 16
-    lines = ("Where did Tom hide the spare key?", "Below the third flower pot.", "Bread is baked on Fridays.")
-    drafts = [_draft(embedder, 20 + number, text) for number, text in enumerate(lines)]
-    topic.append([msgspec.structs.replace(drafts[0], digests=(digest,)), *drafts[1:]])
-    search = TopicSearch(
-        topic.snapshot(),
-        embedder.embed_query(lines[0]),
-        topic.lexical_query(lines[0]),
-        visible_digests={digest},
-    )
-    hits, evidence = search.evidence(2, RetrievalSettings())
-    texts = [topic.snapshot().entry(hit).content for hit in hits]
-    assert (lines[1], lines[0]) in _beside(texts, evidence)
-
-
-class Waiting:
-    """An embedder whose vectors come only after words were looked up."""
-
-    fingerprint = "f" * 32
-
-    same_cosine, finds_across_languages = staticmethod(float), staticmethod(bool)
-    prior = Embedder.prior
-
-    def __init__(self, embedder: Embedder) -> None:
-        self.fingerprint = embedder.fingerprint
-        self.looked_up = threading.Event()
-        self._embedder = embedder
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        assert self.looked_up.wait(60), "words wait for the vectors"
-        return self._embedder.embed_query(text)
-
-    def close(self) -> None:
-        pass
-
-
-async def test_words_are_looked_up_while_the_question_is_embedded(
-    topic: TopicLog, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = Waiting(embedder)
-    look_up = TopicSearch.look_up_words
-
-    def looked_up(search: TopicSearch, k: int) -> None:
-        look_up(search, k)
-        waiting.looked_up.set()
-
-    monkeypatch.setattr(TopicSearch, "look_up_words", looked_up)
-    encoder = Encoder(waiting)  # type: ignore[arg-type]  # the part of it that recall uses
-    retriever = retriever_of(encoder, RetrievalSettings())
-    try:
-        found = await retriever.retrieve("Who paints the boat house?", [topic], BUDGET)
-    finally:
-        retriever.close()
-        encoder.close()
-    assert found.trouble is None and found.shown
+    assert Verdict.WEAK in {one.verdict for one in explained.candidates}
 
 
 async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:
     question = "Who paints the boat house?"
-    whole = await answered([topic], question, Filters())
+    whole = await asked(topic, question)
     needed = whole.raw_tokens
-    assert (await answered([topic], question, Filters(), Budget(needed, 1.0))).shown == whole.shown
-    drifted = await answered([topic], question, Filters(), Budget(needed, 2.0))
+    assert (await asked(topic, question, None, Budget(needed))).shown == whole.shown
+    drifted = await asked(topic, question, None, Budget(needed, 2.0))
     assert len(drifted.shown) < len(whole.shown) and drifted.fill_ratio > 1
     assert drifted.budget.drifted(drifted.raw_tokens) <= needed
     assert drifted.candidates[0].tokens == 2 * whole.candidates[0].tokens
 
 
+async def test_what_an_earlier_block_shows_takes_its_place_and_is_not_shown_again(topic: TopicLog) -> None:
+    question = "Who paints the boat house?"
+    plain = await asked(topic, question)
+    best = plain.candidates[0]
+    again = await asked(topic, question, Filters(shown_uuids={best.entry.uuid}))
+    assert by_content(again)[best.entry.content].verdict is Verdict.EARLIER
+    assert best.entry.content not in {one.entry.content for one in again.shown}
+    tight = await asked(topic, question, Filters(shown_uuids={best.entry.uuid}), Budget(best.tokens + 4))
+    assert tight.shown == ()
+
+
+async def test_what_is_in_the_prompt_is_not_shown_and_takes_no_place(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder, entries_max=1000)
+    topic = store.topic("default")
+    keys = [_draft(embedder, number, f"The spare key number {number} hangs there.") for number in range(60)]
+    topic.append([*(msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in keys[:58]), *keys[58:]])
+    filters = Filters(visible_digests={b"d" * 16})
+    found = await asked(topic, "Where hangs spare key number 3?", filters, top_k=2)
+    listed = await asked(topic, "Where hangs spare key number 3?", msgspec.structs.replace(filters, everything=True))
+    store.close()
+    assert {one.entry.content for one in found.shown} == {one.content for one in keys[58:]}
+    assert Verdict.VISIBLE not in {one.verdict for one in found.candidates}
+    assert len([one for one in listed.candidates if one.verdict is Verdict.INJECTED]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(kinds=("document",)), {FACTS[0]}),
+        (Wanted(contains="mill lane"), {FACTS[1]}),
+        (Wanted(since=500), {FACTS[1]}),
+        (Wanted(until=500), {FACTS[0]}),
+        (Wanted(sources=("nowhere.md",)), set()),
+    ],
+)
+@pytest.mark.parametrize("entries_max", [100, 2])
+async def test_only_what_is_wanted_is_a_candidate(
+    tmp_path: Path, embedder: Embedder, wanted: Wanted, expected: set[str], entries_max: int
+) -> None:
+    store = _store(tmp_path, embedder, entries_max=entries_max)
+    topic = store.topic("default")
+    page = _draft(embedder, 1, FACTS[0], kind="document", source="keys.md", said_at=100)
+    topic.append([page, _draft(embedder, 2, FACTS[1], said_at=1000)])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    found = await asked(topic, "Where is the spare key?", Filters(wanted=wanted, everything=True))
+    store.close()
+    assert {one.entry.content for one in found.candidates} == expected
+
+
 async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_path: Path, embedder: Embedder) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
-    )
+    store = _store(tmp_path, embedder)
     own, home, other = store.topic("own"), store.topic("home"), store.topic("other")
     for at, (topic, steps) in enumerate(((home, 0), (own, 1), (other, 2)), 1):
-        draft = msgspec.structs.replace(_draft(embedder, 7, FACTS[0]), utility_steps=steps, origin_id=at)
-        topic.append([draft])
+        topic.append([_draft(embedder, 7, FACTS[0], utility_steps=steps, origin_id=at)])
     question = "Where is the spare key?"
-    [known] = (await answered([own, home, other], question, Filters())).candidates
-    [newest] = (await answered([home, other], question, Filters())).candidates
+    [known] = (await asked([own, home, other], question)).shown
     store.close()
-    assert (known.candidate.topic_id, known.candidate.entry.utility_steps) == ("own", 1)
-    assert newest.candidate.topic_id == "home", "the own topic has the last word, also against a newer entry"
+    assert (known.topic_id, known.entry.utility_steps) == ("own", 1)
 
 
-def _page(embedder: Embedder, number: int, text: str, source: str) -> Draft:
-    return msgspec.structs.replace(_draft(embedder, number, text), kind="document", source=source)
+# -- what fails --------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_said_beside_a_document_is_no_neighbour_of_it_and_repeats_nothing_of_it(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    store = Store.open(
-        tmp_path, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=100
-    )
+async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder)
     topic = store.topic("default")
-    topic.append(
-        [
-            _draft(embedder, 0, "Thank you, that is all."),
-            _page(embedder, 1, FACTS[0], "keys.md"),
-            _page(embedder, 2, "Bread is baked on Tuesdays.", "bread.md"),
-            _draft(embedder, 3, FACTS[0]),
-        ]
-    )
-    topic.append([_draft(embedder, 4, "Yes.")])
-    search = TopicSearch(
-        topic.snapshot(),
-        embedder.embed_query("Where is the spare key?"),
-        topic.lexical_query("Where is the spare key?"),
-    )
-    hits, evidence = search.evidence(3, RetrievalSettings())
-    texts = [topic.snapshot().entry(hit).content for hit in hits]
-    pairs = _beside(texts, evidence)
-    retrieved = await answered([topic], "Where is the spare key?", Filters())
+    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
+    active = tmp_path / "default" / "active.bin"
+    active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
+    found = await asked(topic, "Where is the spare key?")
     store.close()
-    assert pairs == {(FACTS[0], "Yes."), ("Yes.", FACTS[0])}, "turns are neighbours across appends, nothing else is"
-    kinds = {one.candidate.entry.kind for one in retrieved.candidates if one.candidate.entry.content == FACTS[0]}
-    assert kinds == {"document", "turn"}, "each is a witness of its own"
+    assert contents(found) == [FACTS[1]]
 
 
-async def test_the_last_paragraph_of_a_question_is_asked_alone_too(topic: TopicLog) -> None:
-    task = (
-        "Go through the repository file by file and tidy up what the linter says about imports, names and unused"
-        " variables. Run the checks after each change. Do not touch the deployment, and leave the changelog as it is."
-    )
-    alone = await answered([topic], "When is bread baked?", Filters())
-    behind = await answered([topic], f"{task}\n\nWhen is bread baked?", Filters())
-    assert [one.candidate.entry.uuid for one in behind.candidates[:1]] == [
-        one.candidate.entry.uuid for one in alone.candidates[:1]
-    ]
-    cosine = alone.candidates[0].candidate.parts.similarity
-    assert behind.candidates[0].candidate.parts.similarity == pytest.approx(cosine, abs=1e-4)
-    assert (await answered([topic], f"{task}\n\nGo on!", Filters())).shown == (
-        await answered([topic], f"{task} Go on!", Filters())
-    ).shown, "what says nothing by itself is not asked alone"
+async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not_again(
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text.split())
+
+    monkeypatch.setattr(f"{__name__}._words", count)
+    found = await asked(topic, "Where is the spare key?")
+    pairs = [(one.entry, one.topic_id) for one in found.shown]
+    placed = render(pairs, own_topic_id="default", header="Excerpts.", taken=(), tokens=0)
+    store.close()
+    assert found.shown and found.raw_tokens == len(placed.text.split())
+    assert not [text for text in counted if "[mem:" in text]
+
+
+class Broken:
+    """An embedder that fails whenever it is asked."""
+
+    dimension, scale, tells_apart, waits = 384, (1.0, 0.0), True, False
+    cut, same_cosine = Embedder.cut, Embedder.same_cosine
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        raise EmbeddingError("it was asked")
+
+    def close(self) -> None:
+        pass
+
+
+async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_says_so(
+    topic: TopicLog, embedder: Embedder
+) -> None:
+    broken: Any = Broken(embedder.fingerprint)
+    found = await asked(topic, "What about QX_7741?", question="model", embedder=broken)
+    assert TALK[4] in contents(found) and "it was asked" in str(found.trouble)
+    stranger: Any = Broken("f" * 32)
+    without_table = await asked(topic, "What about QX_7741?", embedder=stranger)
+    assert TALK[4] in contents(without_table) and without_table.trouble is not None
+
+
+async def test_a_topic_without_entries_asks_no_model(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder)
+    broken: Any = Broken("f" * 32)
+    found = await asked(store.topic("empty"), "Where is the spare key?", embedder=broken)
+    store.close()
+    assert found.trouble is None and found.candidates == ()
+
+
+@pytest.mark.parametrize("question", ["table", "model", "auto"])
+async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: str) -> None:
+    clear = await asked(topic, "Who paints the boat house?", question=question)
+    vague = await asked(topic, "Any idea about vehicles?", question=question)
+    assert contents(clear)[0] == TALK[2]
+    assert (clear.is_model_asked, vague.is_model_asked) == {
+        "table": (False, False),
+        "model": (True, True),
+        "auto": (False, True),
+    }[question]
+
+
+async def test_the_same_question_gives_the_same_answer_to_all_who_ask_at_once(topic: TopicLog) -> None:
+    found = await asyncio.gather(*(asked(topic, "Who paints the boat house?", EVERYTHING) for _ in range(4)))
+    assert all(one.candidates == found[0].candidates for one in found)

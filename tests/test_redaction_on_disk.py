@@ -364,10 +364,10 @@ def assert_gone(daemon: DaemonProcess) -> None:
 
 
 def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
-    """Whether the lexical index of a stopped daemon's topic finds one of these words."""
+    """Whether a stopped daemon's topic finds one of these words."""
     store = Store.open(daemon.data_dir, dimension=384, fingerprint="another", segment_entries_max=20)
     try:
         topic = store.topic("default")
-        return any(topic.lexical_query(word).best(3) for word in words)
+        return any(topic.snapshot().places_with(word) for word in words)
     finally:
         store.close()

@@ -262,7 +262,7 @@ def test_what_was_erased_is_gone_from_the_replica_and_its_folder(two: Two, is_se
         seal_all(two.log)
     assert "user: chunk two" in two.contents()
     assert two.found is not None
-    two.found.index_terms()
+    two.found.complete_words()
     assert b"chunk two" in two.on_disk()
     two.erase([entries[1]])
     refreshed = two.refresh()
@@ -271,7 +271,6 @@ def test_what_was_erased_is_gone_from_the_replica_and_its_folder(two: Two, is_se
     assert two.contents() == live_contents(two.log)
     assert "user: chunk two" not in two.contents()
     assert b"chunk two" not in two.on_disk() and b"chunk one" in two.on_disk()
-    assert two.found.unindexed_terms, "words are looked up in the new text"
     seal_all(two.log)
     refreshed = two.refresh()
     assert refreshed is None or not refreshed.has_erased
@@ -293,7 +292,7 @@ def test_a_topic_that_was_begun_anew_is_another_one(two: Two, count: int) -> Non
     two.journal.rewrite([b"old"])
     two.contents()
     assert two.found is not None
-    two.found.index_terms()
+    two.found.complete_words()
     two.begin()
     two.log.append([draft(f"new {number}") for number in range(count)])
     two.journal.append([b"longer than the old one"])
@@ -399,42 +398,6 @@ def test_a_folder_is_compared_after_a_restart_and_what_was_changed_in_it_is_fetc
     assert two.contents() == live_contents(two.log)
     assert two.source.objects == ["segments/seg_0001.meta"]
     assert two.found is not None and two.found.findings == []
-
-
-def test_words_of_what_was_erased_meanwhile_are_not_kept_over_a_restart(two: Two) -> None:
-    entries = two.log.append([draft("about ferrets"), draft("about badgers")])
-    two.contents()
-    assert two.found is not None
-    two.found.index_terms()
-    words = two.folder / TOPIC / "lexical"
-    assert list(words.iterdir())
-    two.replica.let_go()
-    two.replica = two.begun(two.files, two._folder / "two")
-    two.contents()
-    assert list(words.iterdir()), "nothing has changed"
-    two.replica.let_go()
-    two.erase(entries[:1])
-    two.replica = two.begun(two.files, two._folder / "two")
-    assert two.contents() == ["user: chunk about badgers"]
-    assert not words.exists()
-
-
-def test_words_are_found_in_what_was_indexed_here_and_in_what_came_since(two: Two) -> None:
-    two.log.append([draft(f"about ferrets {number}") for number in range(3)])
-    two.contents()
-    assert two.found is not None and two.found.unindexed_terms
-    two.found.index_terms()
-    two.log.append([draft("about badgers")])
-    two.refresh()
-    snapshot = two.found.snapshot()
-    for word, count in (("ferrets", 3), ("badgers", 1)):
-        best = two.found.lexical_query(word).best(9, snapshot.live_places)
-        assert len(best) == count
-    seal_all(two.log)
-    two.log.append([draft(number) for number in range(5)])
-    two.refresh()
-    assert two.found.unindexed_terms
-    assert len(two.found.lexical_query("ferrets").best(9, snapshot.live_places)) == 3
 
 
 def test_the_folder_of_an_encrypted_directory_is_encrypted(two: Two) -> None:

@@ -12,6 +12,7 @@ import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
 from memd.entries import Entry, Status, WallTime
+from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.as_of import TopicAsOf, snapshot_as_of
 from memd.store.disk import DiskFiles
@@ -19,6 +20,7 @@ from memd.store.order import id_before, id_upto
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.export_line import decode_line
+from memd.wanted import EVERYTHING
 
 QUERIES = np.stack([unit_vector("a question")])
 
@@ -86,8 +88,7 @@ def test_what_was_said_before_and_after_is_found_in_any_segment(told: Told) -> N
     places = [snapshot.live_places([one])[one] for one in (_newest(told, uuid) for _, uuid in live)]
     assert None not in places and len(places) > 15
     expected = list(zip([None, *places[:-1]], [*places[1:], None], strict=True))
-    assert snapshot.neighbours([place for place in places if place is not None]) == expected
-    assert snapshot.neighbours([]) == []
+    assert [snapshot.neighbours(place) for place in places if place is not None] == expected
 
 
 def _newest(told: Told, uuid: bytes) -> int:
@@ -96,17 +97,22 @@ def _newest(told: Told, uuid: bytes) -> int:
 
 def test_the_words_of_then_are_searched(told: Told) -> None:
     moments = sorted(told.states)
-    past = TopicAsOf(told.log, moments[10], words=True)
-    assert [hit.canonical_id for hit in past.lexical_query("chunk").best(100)] == sorted(
+    told.log.load()
+    past = TopicAsOf(told.log, moments[10])
+    columns = TopicColumns(past, [], EVERYTHING, (), ())
+    found: list[int] = []
+    for one in columns.sources(["chunk"], np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
+        has = one.counts & (one.words[:, 0] > 0)
+        found += columns.records(one.segment[has], one.row[has])["canonical_id"].tolist()
+    assert sorted(found) == sorted(
         entry.canonical_id for entry in told.states[moments[10]].values() if entry.status is Status.ACTIVE
     )
-    assert not TopicAsOf(told.log, moments[10], words=False).has_lexical
 
 
 def test_a_look_at_the_past_leaves_no_trace(told: Told, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     now = told.log.snapshot().search(QUERIES, 100)
-    TopicAsOf(told.log, sorted(told.states)[5], words=True).snapshot().search(QUERIES, 5)
+    TopicAsOf(told.log, sorted(told.states)[5]).snapshot().search(QUERIES, 5)
     assert told.log.snapshot().search(QUERIES, 100) == now
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 

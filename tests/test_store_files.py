@@ -178,7 +178,7 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         if "memd.store.disk" in path.read_text()
     }
     assert on_disk == {
-        *("store", "shelf", "local_shelf", "transitions", "tools.backup", "lexical.stamp", "audit.book"),
+        *("store", "shelf", "local_shelf", "transitions", "tools.backup", "audit.book"),
         *("cluster.postgres_shelf", "cluster.cached_folder", "cluster.replica"),
         *("cluster.reading", "cluster.joining", "cluster.moving"),
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),

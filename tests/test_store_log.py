@@ -203,6 +203,7 @@ def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_spl
         "seg_0001.bin",
         "seg_0001.hnsw",
         "seg_0001.meta",
+        "seg_0001.words",
     ]
 
 

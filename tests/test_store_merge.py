@@ -113,7 +113,7 @@ def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     assert [len(view.index.segment_ids) for view in topic.snapshot().indexes] == [64, 1, 1, 1, 1, 1, 1]
     assert most == 14
     merged = sorted(name for name in files.names(SEGMENTS) if name.startswith("merged"))
-    assert merged == ["merged_0001_0064.hnsw", "merged_0001_0064.meta"]
+    assert merged == [f"merged_0001_0064.{kind}" for kind in ("hnsw", "meta", "words")]
     assert len(found(topic.snapshot())) == 140
 
 

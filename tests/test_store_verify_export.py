@@ -28,9 +28,9 @@ def test_verify_counts_what_it_read() -> None:
     store.close()
     report = verify(DATA_DIR, files)
     assert report.ok and report.damaged == []
-    assert (report.counts.topics, report.counts.files, report.counts.records) == (2, 6, 10)
+    assert (report.counts.topics, report.counts.files, report.counts.records) == (2, 7, 10)
     assert report.counts.bytes == sum(map(len, files.contents().values()))
-    assert report.lines == [f"checked 2 topics: 6 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
+    assert report.lines == [f"checked 2 topics: 7 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
 
 
 def test_verify_changes_nothing() -> None:

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memd.assets import model_dir
 from memd.embedding.bundled import FINGERPRINT
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.embedding.table import PART_PIECES_MAX, QuestionTable, bundled_tokenizer, readable, table_of
+from memd.embedding.pieces import readable, tokenizer_in
+from memd.embedding.table import QuestionTable, table_of
 from memd.errors import EmbeddingError
+from memd.recall.question import PART_TOKENS
 from memd.settings.model import EmbeddingSettings
 
 QUESTIONS = (
@@ -66,24 +69,21 @@ def encoder(embedder: Embedder) -> Iterator[Encoder]:
 
 
 @pytest.mark.parametrize(
-    "text", ["w " * 500, "x" * 10_000, "这是没有空格的中文" * 1_000, "\ud800?" * 300, "🙂" * 300, ""]
+    "text", ["w " * 500, "x" * 9_000, "这是没有空格的中文" * 1_000, "\ud800?" * 300, "🙂" * 300, ""]
 )
 def test_a_part_is_cut_at_a_character(embedder: Embedder, encoder: Encoder, text: str) -> None:
-    head = embedder.cut(text, PART_PIECES_MAX)
+    head = encoder.cut(text, PART_TOKENS)
     assert text.startswith(head) and bool(head) == bool(text)
-    assert len(bundled_tokenizer().encode(readable(head), add_special_tokens=False)) <= PART_PIECES_MAX
-    vectors = encoder.embed_parts([text, "a question"], 60)
-    assert vectors is not None and vectors.shape == (2, embedder.dimension)
+    assert len(tokenizer_in(model_dir()).encode(readable(head), add_special_tokens=False)) <= PART_TOKENS
+    assert encoder.embed_parts([head, "a question"], 60).shape == (2, embedder.dimension)
 
 
 def test_parts_have_the_models_vectors_where_there_is_time(embedder: Embedder, encoder: Encoder) -> None:
     assert encoder.table is not None and encoder.table.fingerprint == encoder.fingerprint
+    assert len(encoder.embed_parts(["nobody asked this before", "nor this"], 0)) == 1
     vectors = encoder.embed_parts(QUESTIONS, 60)
-    assert vectors is not None and np.allclose(vectors, embedder.embed_many(QUESTIONS), atol=1e-5)
-    assert encoder.embed_parts(["something that was not asked before"], 0) is None
-    again = encoder.embed_parts(QUESTIONS, 0)
-    assert again is not None and (again == vectors).all()  # the questions asked last are known
-    assert encoder.embed_parts([], 0) is not None
+    assert np.allclose(vectors, embedder.embed_many(QUESTIONS), atol=1e-5)
+    assert (encoder.embed_parts(QUESTIONS, 0) == vectors).all()  # the questions asked last are known
 
 
 class Slow(Embedder):
@@ -108,9 +108,9 @@ def test_a_model_that_is_too_slow_is_known_when_it_is_asked_again() -> None:
     slow = Slow()
     with closing(Encoder(slow)) as encoder:
         assert encoder.table is None
-        assert encoder.embed_parts(["where is it?"], 0.01) is None
+        with pytest.raises(EmbeddingError, match="within 10 ms"):
+            encoder.embed_parts(["where is it?"], 0.01)
         slow.let.set()
-        found = encoder.embed_parts(["where is it?"], 30)
-        assert found is not None and found.tolist() == [[1, 0]]
-        with pytest.raises(EmbeddingError):
+        assert encoder.embed_parts(["where is it?"], 30).tolist() == [[1, 0]]
+        with pytest.raises(EmbeddingError, match="it fails"):
             encoder.embed_parts(["fails"], 30)

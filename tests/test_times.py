@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.recall.times import TimedQuestion, spans
+from memd.recall.times import is_about_time, spans
 
 NOW = datetime(2026, 11, 23, 15, 30)  # a Monday
 
@@ -185,7 +185,7 @@ def test_any_text_speaks_of_days_that_there_are_or_of_none(text: str) -> None:
     ],
 )
 def test_a_question_about_a_time_and_nothing_else_is_known(question: str) -> None:
-    assert TimedQuestion.of(question, int(NOW.timestamp() * 1e6), 0.5).is_about_time
+    assert is_about_time(question)
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_a_question_about_a_time_and_nothing_else_is_known(question: str) -> Non
     ],
 )
 def test_what_names_something_else_or_asks_for_nothing_is_not_taken_for_one(question: str) -> None:
-    assert not TimedQuestion.of(question, int(NOW.timestamp() * 1e6), 0.5).is_about_time
+    assert not is_about_time(question)

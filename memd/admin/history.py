@@ -23,8 +23,8 @@ from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
 from memd.recall.instructions import instructing_chunk
-from memd.recall.ranking import stream_of
 from memd.store.choice import chosen
+from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.order import id_before
 from memd.store.pending import PendingRun, UnstoredText
@@ -199,7 +199,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingRun | None = No
         return _pending_story(snapshot.topic_id, chunk_uuid, waiting)
     places = sorted(snapshot.places(chunk_uuid), key=lambda place: _canonical_id(snapshot, place))
     versions = tuple(_event(snapshot, place) for place in places)
-    before, after = snapshot.neighbours(places[-1:])[0]
+    before, after = snapshot.neighbours(places[-1])
     newest = versions[-1]
     return ChunkStory(
         topic_id=snapshot.topic_id,

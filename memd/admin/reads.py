@@ -21,9 +21,9 @@ from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.principals import Principal
+from memd.recall.columns import Searchable
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.recall.topic_search import Searchable
 from memd.store.disk import LocalDisk
 from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log
@@ -63,7 +63,7 @@ class SearchRoutes:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
                 logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
-            filters = Filters(relevant_only=False, wanted=query.wanted, asked_at=query.as_of)
+            filters = Filters(everything=True, wanted=query.wanted, asked_at=query.as_of)
             retrieved = await self._retriever.retrieve(query.q, logs, await self._budget(), filters)
         return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
 

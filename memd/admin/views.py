@@ -19,9 +19,9 @@ from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion
 from memd.principals import Principal
 from memd.recall.digest import Period, Said, digest
-from memd.recall.related import Reading, Related, related
+from memd.recall.related import Related, related
 from memd.store.choice import chosen, live_ids
-from memd.store.lexical.entities import Kind, key_of, kind_of
+from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
 from memd.store.pending import UnstoredText
 from memd.store.store import Snapshot, TopicLog
 
@@ -117,13 +117,11 @@ def _related(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str, lim
     snapshot, uuid, waiting = named(topics, chunk_id)
     if waiting is not None:
         raise BadQuestion(f"the chunk {chunk_id} is not in the log yet: ask again once it is; `memd show` shows it")
-    readings = [
-        Reading(snapshot if snapshot.topic_id == log.topic_id else log.snapshot(), log.postings()) for log, _ in topics
-    ]
+    snapshots = [snapshot if snapshot.topic_id == log.topic_id else log.snapshot() for log, _ in topics]
     entry = snapshot.find(uuid)
     if entry is None or entry.uuid not in {snapshot.read(place).uuid for place in _live(snapshot, uuid)}:
         raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; `memd show {chunk_id}` tells by which")
-    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related(readings, snapshot, entry, limit)))
+    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related(snapshots, snapshot, entry, limit)))
 
 
 def _live(snapshot: Snapshot, uuid: bytes) -> list[tuple[int, int]]:
@@ -134,17 +132,23 @@ def _entities(logs: Sequence[TopicLog], query: EntitiesQuery) -> Entities:
     wanted_key = None if query.name is None else key_of(query.name)
     written: dict[str, Counter[str]] = defaultdict(Counter)
     having: dict[str, list[tuple[int, Snapshot]]] = defaultdict(list)
-    for log in logs:
-        snapshot, postings = log.snapshot(), log.postings()
-        if postings is None:
-            continue
-        chunks = postings.names() if wanted_key is None else postings.naming([wanted_key], postings.chunks)[wanted_key]
-        for canonical_id, names in chunks.items():
-            for name in names:
+    snapshots = [log.snapshot() for log in logs]
+    if query.name is None and (count := sum(one.live_count for one in snapshots)) > DIGESTED_MAX:
+        raise BadQuestion(
+            f"that is {count:,} chunks, and names are read in {DIGESTED_MAX:,}; choose a topic, or a name"
+        )
+    for snapshot in snapshots:
+        places = (
+            snapshot.live_places(live_ids(snapshot)).values()
+            if query.name is None
+            else snapshot.places_with(query.name)
+        )
+        for entry in snapshot.read_many(places).values():
+            for name in entities_of(entry.named_text):
                 key = key_of(name)
                 if wanted_key in (None, key):
                     written[key][name] += 1
-                    having[key].append((canonical_id, snapshot))
+                    having[key].append((entry.canonical_id, snapshot))
     most_first = sorted(having, key=lambda key: (-len(having[key]), key))
     kept = [key for key in most_first if not query.kind or kind_of(written[key].most_common(1)[0][0]) in query.kind]
     shown = LATEST if wanted_key is None else query.limit

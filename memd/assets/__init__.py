@@ -1,5 +1,4 @@
-"""The files that memd bundles so that it works offline: the embedding model, its question
-table and the tokenizer ranks.
+"""The files that memd bundles so that it works offline: the embedding model and the tokenizer ranks.
 
 Rule: only this module knows where they lie. What they are and where they come from is in PROVENANCE.md.
 """
@@ -16,10 +15,9 @@ def model_dir() -> Path:
     return _HERE / "minilm"
 
 
-def table_dir() -> Path:
-    """The folder of the question table (`memd.embedding.table`): `rows.npy`, `scale.npy`, `idf.npy` and `table.json`,
-    which has the fingerprint of the model that it belongs to."""
-    return _HERE / "table"
+def question_table_dir() -> Path:
+    """The folder of the question table (`embedding.table`), and the fingerprint of the model that it is of."""
+    return _HERE / "question_table"
 
 
 def ranks_bytes() -> bytes:
@@ -34,9 +32,3 @@ def ranks_bytes() -> bytes:
 def calibration_pairs() -> bytes:
     """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
     return (_HERE / "calibration_pairs.json").read_bytes()
-
-
-def calibration_questions() -> bytes:
-    """A JSON object: language code to `memory`, questions about what somebody said or stored, and `world`, questions
-    that need none of it, requests and small talk; the same ones in each. None of them is in `bench/data`."""
-    return (_HERE / "calibration_questions.json").read_bytes()

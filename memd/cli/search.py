@@ -115,13 +115,13 @@ def _chunk(chunk: FoundChunk, *, explain: bool) -> RenderableType:
         head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
     parts: list[RenderableType] = [head]
     if explain:
-        share, words, beside = chunk.cosine_share, chunk.lexical, chunk.neighbours
         echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
         echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
         parts.append(
             Padding(
-                f"meaning {share:.3f} (cosine {chunk.cosine:.3f}) + words {words:.3f} + neighbours {beside:.3f}, "
-                f"times {chunk.multiplier:g}{echo}; strength {chunk.strength:.3f}, {counted(chunk.tokens, 'token')}",
+                f"meaning {chunk.meaning:.3f} (cosine {chunk.cosine:.3f}) + words {chunk.words:.3f} + feedback "
+                f"{chunk.feedback:.3f} + neighbours {chunk.neighbours:.3f}, times {chunk.multiplier:g}{echo}; "
+                f"{counted(chunk.tokens, 'token')}",
                 (0, 0, 0, INDENT),
                 expand=False,
             )

@@ -179,10 +179,10 @@ def _candidates(one: Receipt) -> RenderableType:
         "id",
         "said",
         "score",
-        "strength",
         "cosine",
         "meaning",
         "words",
+        "feedback",
         "neighbours",
         "times",
         "tokens",
@@ -192,7 +192,7 @@ def _candidates(one: Receipt) -> RenderableType:
             name, justify="left" if name in ("id", "said", "verdict") else "right", no_wrap=name != "verdict"
         )
     for chunk in one.candidates:
-        parts = (chunk.score, chunk.strength, chunk.cosine, chunk.cosine_share, chunk.lexical, chunk.neighbours)
+        parts = (chunk.score, chunk.cosine, chunk.meaning, chunk.words, chunk.feedback, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
         said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
         table.add_row(

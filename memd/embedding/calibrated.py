@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.assets import calibration_pairs, calibration_questions
-from memd.embedding.calibration import Calibration, Kinds, measure
-from memd.embedding.embedder import Embedder, Prior
+from memd.assets import calibration_pairs
+from memd.embedding.calibration import UNMEASURED, Calibration, measure
+from memd.embedding.embedder import Embedder
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -78,20 +78,6 @@ class CalibratedEmbedder(Embedder):
             raise EmbeddingError(f"the cosines of {self.name} are being measured, once; words alone find until then")
         return (self._kept or self._measure()).calibration.applied(found)
 
-    def embed_part(self, text: str) -> Vector:
-        """See `Embedder.embed_part`: without what tells languages apart, see `calibration`."""
-        found = self.embed_query(text)[:1]
-        bare = found[0, : self.dimension]
-        return np.asarray(bare / max(float(np.linalg.norm(bare)), 1e-9), np.float32)
-
-    def cut(self, text: str, pieces_max: int) -> str:
-        """See `Embedder.cut`."""
-        return self._inner.cut(text, pieces_max)
-
-    def scale(self, cosine: float) -> float:
-        """See `Embedder.scale`; as it is before it is known."""
-        return self._kept.calibration.scale(cosine) if self._kept else cosine
-
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`. To a server each batch goes with a text whose vector is known."""
         if not self._is_server or self._kept is None:
@@ -104,13 +90,19 @@ class CalibratedEmbedder(Embedder):
         """See `Embedder.same_cosine`; before it is known only what is the same is."""
         return self._kept.calibration.same(cosine) if self._kept else 1 - 1e-5
 
-    def finds_across_languages(self) -> bool:
-        """See `Embedder.finds_across_languages`; not before it is known."""
-        return self._kept is not None and self._kept.calibration.is_multilingual
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return self._inner.cut(text, tokens)
 
-    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
-        """See `Embedder.prior`; None before it is known."""
-        return self._kept.calibration.prior(queries) if self._kept else None
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Embedder.scale`; before it is known that of the bundled model."""
+        return (self._kept.calibration.slope, self._kept.calibration.offset) if self._kept else (1.0, 0.0)
+
+    @property
+    def tells_apart(self) -> bool:
+        """See `Embedder.tells_apart`."""
+        return self._kept is None or self._kept.calibration != UNMEASURED
 
     def close(self) -> None:
         """See `Embedder.close`."""
@@ -146,18 +138,10 @@ class CalibratedEmbedder(Embedder):
         pairs: dict[str, list[tuple[str, str]]] = msgspec.json.decode(calibration_pairs())
         answered = np.stack([self._inner.embed_many([text for text, _ in one]) for one in pairs.values()])
         asked = np.stack([self._asked([question for _, question in one]) for one in pairs.values()])
-        calibration = measure(asked, answered, self._kinds(list(pairs)))
+        calibration = measure(asked, answered)
         self._kept = _Kept(_which_pairs(), calibration, self._inner.embed(PROBE).astype("<f4").tobytes())
         self._write(self._kept)
         return self._kept
-
-    def _kinds(self, languages: list[str]) -> dict[int, Kinds]:
-        """By the position of the language."""
-        kinds: dict[str, dict[str, list[str]]] = msgspec.json.decode(calibration_questions())
-        return {
-            languages.index(language): Kinds(self._asked(one["memory"]), self._asked(one["world"]))
-            for language, one in kinds.items()
-        }
 
     def _asked(self, questions: Sequence[str]) -> NDArray[np.float32]:
         return np.concatenate([self._inner.embed_query(question)[:1] for question in questions])
@@ -169,8 +153,7 @@ class CalibratedEmbedder(Embedder):
             kept = msgspec.msgpack.decode(self._path.read_bytes(), type=_Kept)
         except (OSError, msgspec.MsgspecError):
             return None
-        stored = kept.calibration.directions, kept.calibration.kind
-        fits = len(kept.probe) == 4 * self.dimension and not any(len(one) % len(kept.probe) for one in stored)
+        fits = len(kept.probe) == 4 * self.dimension and not len(kept.calibration.directions) % len(kept.probe)
         return kept if kept.pairs == _which_pairs() and fits else None
 
     def _write(self, kept: _Kept) -> None:
@@ -186,4 +169,4 @@ class CalibratedEmbedder(Embedder):
 
 
 def _which_pairs() -> str:
-    return hashlib.sha256(bytes([MEASURE]) + calibration_pairs() + calibration_questions()).hexdigest()[:16]
+    return hashlib.sha256(bytes([MEASURE]) + calibration_pairs()).hexdigest()[:16]

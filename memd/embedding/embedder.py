@@ -7,27 +7,15 @@ adding it is the embedder's own business. Every method may be called from severa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.table import cut
 from memd.entries import Vector
 
 EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
 """The type of `Embedder.embed_many`."""
-
-
-class Prior(NamedTuple):
-    """The knowledge of a question before anything is found, on the common scale (see `calibration`)."""
-
-    kind: float
-    """0 as questions about the world and small talk on average, 1 as questions about what was said."""
-    spread: float
-    """The standard deviation of the cosines between questions and texts that have nothing to do with each other."""
-    across: float | None
-    """By how much lower the cosines of related texts in two languages are; None: the model does not know several."""
 
 
 class Embedder(Protocol):
@@ -56,32 +44,11 @@ class Embedder(Protocol):
         """
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a question, each piece that the model can read whole; float32, q ≥ 1, C-contiguous: unit vectors
-        `(q, dimension)`, or `(q, dimension + 1)`, whose last column is added to each cosine of the question, so that
-        all models' are on one scale (see `calibration`).
+        """Embed a question, each piece that the model can read whole; unit vectors, float32 `(q, dimension)`, q ≥ 1.
 
         Raises:
             EmbeddingError: as in `embed_many`.
         """
-
-    def embed_part(self, text: str) -> Vector:
-        """Embed a part of a question, which the model reads at once: one unit vector `(dimension,)` in the space of
-        the stored ones. What its cosines mean says `scale`.
-
-        Raises:
-            EmbeddingError: as in `embed_many`.
-        """
-        vector: Vector = self.embed_query(text)[0]
-        return vector
-
-    def cut(self, text: str, pieces_max: int) -> str:
-        """The head of a text that has at most so many of the model's word pieces, cut at a character."""
-        return cut(text, pieces_max)
-
-    def scale(self, cosine: float) -> float:
-        """The bundled model's cosine that means as much as this one of `embed_part` and a stored text: thresholds are
-        told for that model."""
-        return cosine
 
     def embed(self, text: str) -> Vector:
         """Embed one text; see `embed_many`."""
@@ -100,17 +67,19 @@ class Embedder(Protocol):
         """The cosine from which this model takes two texts for as alike as the bundled one does from `cosine`."""
         return cosine
 
-    def finds_across_languages(self) -> bool:
-        """Whether a question finds a text in another language: then words, which do not, count less."""
-        return False
+    def cut(self, text: str, tokens: int) -> str:
+        """The beginning of a text that has at most so many word pieces, cut at a character."""
+        return text[: 4 * tokens]
 
-    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
-        """Whether a question sounds as if memory could answer it; None: that is not known of this model.
+    @property
+    def scale(self) -> tuple[float, float]:
+        """Slope and offset from this model's cosines to those of the bundled one, which thresholds are set for."""
+        return 1.0, 0.0
 
-        Args:
-            queries: the question's vectors, as `embed_query` gives them.
-        """
-        return None
+    @property
+    def tells_apart(self) -> bool:
+        """Whether a question is nearest to what answers it: else no cosine says that nothing is near."""
+        return True
 
     def close(self) -> None:
         """End what is under way, from another thread; the embedder is not used again."""

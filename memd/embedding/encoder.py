@@ -14,14 +14,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder, Prior
+from memd.embedding.embedder import Embedder
 from memd.embedding.priority import Priority, Turns
-from memd.embedding.table import PART_PIECES_MAX, QuestionTable, table_of
+from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -29,10 +28,10 @@ log = logging.getLogger("memd")
 
 INGESTING_MAX = 16
 """Topics whose texts are embedded by turns, a batch each; others wait for one of them to be done."""
+ASKED_MAX = 16
+"""Questions that wait for a model behind an address, or for one that is being loaded."""
 QUESTIONS_MAX = 256
 """The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
-ASKED_MAX = 16
-"""Parts of questions that wait for a model behind an address, or for one that is being loaded."""
 QUESTION_CHARACTERS_MAX = 2_000
 """Of a question whose vectors are kept."""
 
@@ -51,17 +50,10 @@ class Encoder:
         self._is_closing = False
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
-        self._parts: OrderedDict[str, Vector] = OrderedDict()
-        self._asked: dict[str, Future[Vector]] = {}
         self._questions_lock = threading.Lock()
-        self._early = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-embed")
-        self._begun: dict[str, Future[NDArray[np.float32]]] = {}
-        """By question: what `begin` was told of and nobody asked for yet."""
-
-    @cached_property
-    def table(self) -> QuestionTable | None:
-        """Gives vectors in the model's space without the model; None: there is no table for this model."""
-        return table_of(self._embedder.fingerprint)
+        self._asking = ThreadPoolExecutor(4, "memd-embed")
+        self._asked: dict[str, Future[NDArray[np.float32]]] = {}
+        """By question: the answers that a slow model owes."""
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
@@ -82,45 +74,79 @@ class Encoder:
         """See `Embedder.same_cosine`."""
         return self._embedder.same_cosine(cosine)
 
-    def finds_across_languages(self) -> bool:
-        """See `Embedder.finds_across_languages`."""
-        return self._embedder.finds_across_languages()
+    @property
+    def dimension(self) -> int:
+        """Components of every vector."""
+        return self._embedder.dimension
 
-    def prior(self, queries: NDArray[np.float32]) -> Prior | None:
-        """See `Embedder.prior`; None without vectors."""
-        return self._embedder.prior(queries) if len(queries) else None
+    @property
+    def table(self) -> QuestionTable | None:
+        """The question table of the model; None if it has none."""
+        return table_of(self.fingerprint)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Embedder.scale`."""
+        return self._embedder.scale
+
+    @property
+    def tells_apart(self) -> bool:
+        """See `Embedder.tells_apart`."""
+        return self._embedder.tells_apart
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return self._embedder.cut(text, tokens)
+
+    def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
+        """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
+        least one. A model that keeps somebody waiting (a server) may have none in time; what it answers later is known
+        when it is asked again.
+
+        Raises:
+            EmbeddingError: the model failed, or has not answered in time.
+        """
+        until, ask = time.monotonic() + seconds, self._asked_for if self._embedder.waits else self._asked_now
+        found: list[NDArray[np.float32]] = []
+        for part in parts:
+            vectors = self._known(part)
+            if vectors is None and (not found or time.monotonic() < until):
+                vectors = ask(part, until)
+            if vectors is None:
+                break
+            found.append(vectors[0])
+        if not found:
+            raise EmbeddingError(f"the embedding model has not answered within {seconds * 1000:.0f} ms")
+        return np.stack(found)
 
     @property
     def works(self) -> bool:
         """Whether the model gave the vectors that it was last asked for."""
         return self._trouble is None
 
-    def begin(self, text: str) -> Future[NDArray[np.float32]] | None:
-        """Embed a question in another thread, once for all who ask it meanwhile; None: its vectors are known already.
-
-        Called on the event loop, before `embed_query`, which a long question's vectors are to be given to.
-        """
-        begun = self._begun.get(text)
-        if begun is None and text not in self._questions:
-            begun = self._begun[text] = self._early.submit(self._embedded, text)
-            begun.add_done_callback(lambda _: self._begun.pop(text, None))
-        return begun
-
-    def embed_query(self, text: str, begun: Future[NDArray[np.float32]] | None = None) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; read-only. In the caller's thread, which holds the priority.
-
-        `begun`: as `begin` gave it; without it what is being embedded is looked for.
-        """
-        begun = begun or self._begun.get(text)
-        if begun is not None and not begun.cancel():  # else it has not begun: nobody waits for another's question
-            return begun.result()
-        return self._embedded(text)
-
-    def _embedded(self, text: str) -> NDArray[np.float32]:
+    def _known(self, text: str) -> NDArray[np.float32] | None:
         with self._questions_lock:
             if (known := self._questions.get(text)) is not None:
                 self._questions.move_to_end(text)
-                return known
+            return known
+
+    def _asked_now(self, text: str, until: float) -> NDArray[np.float32] | None:
+        return self._embedded(text)
+
+    def _asked_for(self, text: str, until: float) -> NDArray[np.float32] | None:
+        """In another thread, once for all who ask it meanwhile; None: not in time."""
+        with self._questions_lock:
+            if (asked := self._asked.get(text)) is None:
+                if len(self._asked) >= ASKED_MAX:
+                    return None
+                asked = self._asked[text] = self._asking.submit(self._embedded, text)
+        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # not in the lock: it may be done already
+        try:
+            return asked.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            return None
+
+    def _embedded(self, text: str) -> NDArray[np.float32]:
         with self._noting():
             vectors = self._embedder.embed_query(text)
         vectors.flags.writeable = False
@@ -130,60 +156,6 @@ class Encoder:
                 if len(self._questions) > QUESTIONS_MAX:
                     self._questions.popitem(last=False)
         return vectors
-
-    def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32] | None:
-        """The model's unit vectors of parts of a question, `(n, dimension)`, each part cut to `PART_PIECES_MAX` word
-        pieces; None: they cannot be had within so many seconds. In the caller's thread, which holds the priority.
-
-        Raises:
-            EmbeddingError: the model fails.
-        """
-        deadline = time.monotonic() + seconds
-        found = []
-        for part in parts:
-            text = self._embedder.cut(part, PART_PIECES_MAX)
-            if (vector := self._known_part(text)) is None:
-                if time.monotonic() >= deadline:
-                    return None
-                vector = self._asked_part(text, deadline) if self._embedder.waits else self._embedded_part(text)
-            if vector is None:
-                return None
-            found.append(vector)
-        return np.array(found, np.float32).reshape(len(found), self._embedder.dimension)
-
-    def scale(self, cosine: float) -> float:
-        """See `Embedder.scale`."""
-        return self._embedder.scale(cosine)
-
-    def _known_part(self, text: str) -> Vector | None:
-        with self._questions_lock:
-            known = self._parts.get(text)
-            if known is not None:
-                self._parts.move_to_end(text)
-            return known
-
-    def _embedded_part(self, text: str) -> Vector:
-        with self._noting():
-            vector = self._embedder.embed_part(text)
-        with self._questions_lock:
-            self._parts[text] = vector
-            if len(self._parts) > QUESTIONS_MAX:
-                self._parts.popitem(last=False)
-        return vector
-
-    def _asked_part(self, text: str, deadline: float) -> Vector | None:
-        """From a model that may keep somebody waiting: what comes too late is known when it is asked for again."""
-        with self._questions_lock:
-            asked = self._asked.get(text)
-            if asked is None:
-                if len(self._asked) >= ASKED_MAX:
-                    return None
-                asked = self._asked[text] = self._early.submit(self._embedded_part, text)
-        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # not in the lock: it may be done already
-        try:
-            return asked.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return None
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests, and to other texts, between batches. Called in an ingesting
@@ -212,8 +184,8 @@ class Encoder:
     def close(self) -> None:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
         self._is_closing = True
-        self._early.shutdown(wait=True, cancel_futures=True)
         self._embedder.close()
+        self._asking.shutdown(wait=True, cancel_futures=True)
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
     def give_way(self) -> None:

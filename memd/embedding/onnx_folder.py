@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.assets import model_dir
-from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of
+from memd.embedding.pieces import PiecewiseEmbedder, fingerprint_of, tokenizer_in
 from memd.embedding.prefixes import Prefixes, prefixes_of
-from memd.embedding.table import bundled_tokenizer, tokenizer_in
 from memd.errors import EmbeddingError, WrongModel
 from memd.settings.model import EmbeddingSettings
 
@@ -128,7 +126,7 @@ class _Model:
     """From a piece of a text to its vector."""
 
     def __init__(self, folder: Path, graph: Path, told: _Told, threads: int) -> None:
-        self.tokenizer = bundled_tokenizer() if folder == model_dir() else tokenizer_in(folder)
+        self.tokenizer = tokenizer_in(folder)
         self.words_max = told.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
         self._takes_first = told.takes_first
         from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,6 @@ from tokenizers import Encoding, Tokenizer
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.prefixes import NO_PREFIXES, Prefixes
-from memd.embedding.table import cut, readable
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
@@ -28,6 +29,7 @@ PIECES_MAX = 16
 _CHARACTERS_MAX = 32_768  # before the cut into pieces: to tokenise 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _FINGERPRINT_DIGITS = 32
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class PiecewiseEmbedder(Embedder):
@@ -73,9 +75,12 @@ class PiecewiseEmbedder(Embedder):
         cuts = [0, *(offsets[token][0] for token in _piece_starts(encoding, self._words_max)), len(text)]
         return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
-    def cut(self, text: str, pieces_max: int) -> str:
+    def cut(self, text: str, tokens: int) -> str:
         """See `Embedder.cut`."""
-        return cut(text, min(pieces_max, self._words_max), self._tokenizer)
+        if len(text) <= tokens:
+            return text
+        offsets = self._tokenizer.encode(readable(text), add_special_tokens=False).offsets
+        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
@@ -106,6 +111,15 @@ class PiecewiseEmbedder(Embedder):
         return _unit(np.asarray(vector, dtype=np.float32))
 
 
+@lru_cache(maxsize=4)
+def tokenizer_in(folder: Path) -> Tokenizer:
+    """The tokenizer of the model in a folder, which neither truncates nor pads; loaded once, as it takes 15 MB."""
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
 def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
     """Compute a fingerprint of the content of a model's files; see `Embedder.fingerprint`."""
     digest = hashlib.sha256()
@@ -132,6 +146,11 @@ def _head_and_tail(text: str) -> str:
         return text
     half = _CHARACTERS_MAX // 2
     return text[:half] + text[-half:]
+
+
+def readable(text: str) -> str:
+    """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
+    return _LONE_SURROGATES.sub("\ufffd", text)
 
 
 def _unit(vector: NDArray[np.float32]) -> Vector:

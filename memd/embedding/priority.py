@@ -4,18 +4,20 @@ Rule: background work goes in small steps and gives way between them: to request
 else wants the processor, for as long as that kept it waiting. Several works that need the same thing take turns, one
 step each. Under a load without gaps it goes on all the same, with a share of the time, so that everything is stored.
 
-The threads keep the usual class. One that the system runs only when nobody else wants to (SCHED_IDLE), or seldom (nice
-19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that take two
-cores, an event loop stood still for up to 690 and 305 ms, and for 156 by this rule (77 without a background thread).
+The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
+seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
+take two cores, an event loop stood still for up to 690 and 305 ms, and for 156 by this rule (77 without any such
+thread).
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 WAITS_MAX = 3.0
@@ -25,6 +27,8 @@ DELAYS = 4.0
 """How many times as long as it waited to be run in its last step a background work rests: beside programs that take all
 cores it takes about a tenth of one."""
 WAIT_SECONDS_MAX = 1.0
+NICENESS = 5
+"""Of threads that work on indexes in steps of their own length: lower, and far from never."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -105,6 +109,12 @@ class Turns:
                     self._waiting.popleft().release()
                 else:
                     self._is_taken = False
+
+
+def yield_to_others() -> None:
+    """Give the calling thread less of the processor than others get; the initializer of an executor."""
+    with suppress(OSError):  # a thread has a priority of its own on Linux alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _delayed_seconds() -> float:

@@ -27,7 +27,8 @@ class ListedParts:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
-        return sum(parts.spoken.cut[1].joined_bytes for _, _, parts in self._listed.values())
+        joined = (parts.spoken.cut for _, _, parts in self._listed.values())
+        return sum(run.columns_bytes for cut, run in joined if len(cut) > 1)
 
     def of(self, conversation: Conversation) -> PartRun:
         """Its parts as of now, without those owed."""

@@ -1,4 +1,4 @@
-"""Builds the indexes of full segments, merges them, and updates the lexical index, in the background.
+"""Builds the indexes of full segments and merges them, in the background.
 
 Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
 is tried again later; meanwhile searches find everything, only slower.
@@ -7,20 +7,14 @@ is tried again later; meanwhile searches find everything, only slower.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
-import os
-import threading
-import time
-import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from memd.clock import pause_before_retry
-from memd.embedding.priority import Background, Priority
+from memd.embedding.priority import Background, Priority, yield_to_others
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
@@ -31,14 +25,10 @@ log = logging.getLogger("memd")
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 """The pause after a first failure; it is doubled after each further one in a row."""
-NICENESS = 10
-WORDS_SECONDS, WORDS_ENTRIES = 2.0, 100
-"""The words of a topic are indexed once in so many seconds, or entries: that takes 10 ms, threads and files, however
-little is new, and until then a question looks at new entries by itself (`FRESH_ENTRIES_MAX`)."""
 
 
 class Indexer:
-    """Seals one segment, merges one group of indexes and indexes the words of one topic at a time."""
+    """Seals one segment and merges one group of indexes at a time."""
 
     def __init__(
         self,
@@ -46,20 +36,14 @@ class Indexer:
         priority: Priority,
         settings: RetrievalSettings,
         metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: seconds."""
         self._tasks = tasks
-        self._clock = clock
         self._priority = priority
-        self._mergers_turn, self._word_indexers_turn = priority.for_background(), priority.for_background()
+        self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
-        self._has_words = settings.lexical_weight > 0
         self._sealer = background_thread("memd-seal")
-        self._word_indexer = background_thread("memd-words")
         self._merger = background_thread("memd-merge")
         self._under_way: set[str] = set()
-        self._words_at: weakref.WeakKeyDictionary[Topic, float] = weakref.WeakKeyDictionary()  # by the clock
         self._failures: dict[str, int] = {}  # in a row, of each work whose last attempt failed
         self._closing = False
         self._metrics = metrics
@@ -78,13 +62,10 @@ class Indexer:
             self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
         if topic.log.due_merge(self._recall_budget_ms) is not None:
             self._start(f"merge {topic.id}", topic, lambda: self._merge(topic))
-        if self._has_words and self._are_words_due(topic):
-            self._start(f"words {topic.id}", topic, lambda: self._index_words(topic))
 
     def close(self) -> None:
         """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
         self._closing = True
-        self._word_indexer.shutdown(wait=True, cancel_futures=True)
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
@@ -129,16 +110,6 @@ class Indexer:
             give_way = partial(self._give_way, self._mergers_turn)
             await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, give_way)
 
-    def _are_words_due(self, topic: Topic) -> bool:
-        count = topic.log.unindexed_terms
-        waited = self._clock() - self._words_at.get(topic, -math.inf)
-        return count > 0 and (count >= WORDS_ENTRIES or waited >= WORDS_SECONDS)
-
-    async def _index_words(self, topic: Topic) -> None:
-        give_way = partial(self._give_way, self._word_indexers_turn)
-        await asyncio.get_running_loop().run_in_executor(self._word_indexer, topic.log.index_terms, give_way)
-        self._words_at[topic] = self._clock()
-
     def _give_way(self, work: Background) -> None:
         if self._closing:
             raise _ClosingError
@@ -151,10 +122,4 @@ class _ClosingError(Exception):
 
 def background_thread(name: str) -> ThreadPoolExecutor:
     """Return an executor with one thread of low priority."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_lower_priority)
-
-
-def _lower_priority() -> None:
-    # On Linux a thread has a priority of its own; elsewhere it does not, and only giving way remains.
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=yield_to_others)

@@ -4,7 +4,7 @@ Rule: verbatim. Joined, the pieces are the text, to the last blank. A unit for a
 paragraph, a fenced code block, a list, a table, a stack trace) is one piece where it fits; longer prose is cut into
 sentences. Time grows with the length of the text, whatever is in it.
 
-Measured (bench/quality.py): chunks that end between messages and not within them find 3 points more of what a question
+Measured (bench/recall.py): chunks that end between messages and not within them find 3 points more of what a question
 needs in 500 tokens, 2 points more in 2,000.
 """
 

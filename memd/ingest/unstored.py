@@ -17,12 +17,14 @@ from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import UnsetType
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.events import BufferEvent, decode_event
 from memd.conversation.hot_buffer import HotBuffer
+from memd.embedding.table import table_of
 from memd.entries import Draft, Entry
 from memd.errors import ForeignFile
 from memd.ingest.copies import may_return
@@ -31,14 +33,12 @@ from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
 from memd.store.disk import LocalDisk
-from memd.store.lexical.analyzer import analyze
-from memd.store.lexical.terms import ChunkTerms
 from memd.store.log.journal import read_journal
 from memd.store.pending import PendingChunk, PendingRun
 from memd.store.store import TopicLog
 
-_CHUNK_BYTES = 1_200
-"""Of a pending chunk beside its text and its words (measured with tracemalloc)."""
+_CHUNK_BYTES = 1_900
+"""Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
 _SPARE_PARTS = 64
@@ -271,8 +271,9 @@ class PartCutter:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        chunks = (chunk for part in self._known.values() for chunk in part.chunks)
-        return sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + sys.getsizeof(one.terms.text) for one in chunks)
+        runs = [part.chunks for part in self._known.values()]
+        own = (_CHUNK_BYTES + sys.getsizeof(one.draft.content) + one.vector.nbytes for run in runs for one in run)
+        return sum(own) + sum(run.columns_bytes for run in runs)
 
     def cut(
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
@@ -295,7 +296,7 @@ class PartCutter:
             cut = self.cut(parts, until)
         before, run = parts.cut
         if cut != before:
-            run = cut[0].chunks if len(cut) == 1 else PendingRun(chunk for one in cut for chunk in one.chunks)
+            run = PendingRun.joined([one.chunks for one in cut], goes_on=True)
             parts.cut = cut, run
         return cut, run
 
@@ -421,8 +422,11 @@ class PartCutter:
         return CutPart(self._pending(drafts, step), (note_id,))
 
     def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> PendingRun:
+        table = table_of(self._log.fingerprint)
+
         def pending(draft: Draft, entry: Entry) -> PendingChunk:
             step()
-            return PendingChunk(draft, entry, ChunkTerms.of(analyze(draft.indexed_text)))
+            vector = np.zeros(0, np.float32) if table is None else table.vector(draft.embedded_text)
+            return PendingChunk(draft, self._log.counted(entry), vector)
 
         return PendingRun(map(pending, drafts, self._log.reserve(drafts)))

@@ -7,40 +7,23 @@ where only the embedding failed, with what words alone find.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 
 import msgspec
 
 from memd.conversation.tokens import TokenCounter
-from memd.embedding.encoder import Encoder
 from memd.errors import MemdError
-from memd.ingest.topics import Topic
-from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
+from memd.messages import NO_BLOCK, Block, BlockChunk
 from memd.proxy.correct import CorrectionResult, degraded
-from memd.proxy.reading import Asked
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, remove_blocks
 from memd.recall import block
 from memd.recall.retrieve import Budget, Filters, Retrieved, Retriever
-from memd.recall.small_talk import is_small_talk
 from memd.settings.model import InjectionSettings
 from memd.telemetry.logging import Content
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory_headers
 
 log = logging.getLogger("memd")
-
-FOLLOW_UP_TOKENS = 12
-"""A question shorter than this is retrieved together with the user's messages before it."""
-FOLLOW_UP_CHARACTERS = 2_000
-"""That much of a question is looked at to see whether it is that short; the user may have pasted a book."""
-STEP_CHARACTERS = 400
-"""Of the model's latest step, in the question of a turn that recalls anew."""
-OPENING_CHARACTERS, CLOSING_CHARACTERS = 200, 600
-"""Of the user's words in such a question the first line and the end: people ask there, and in between stand the task's
-instructions and files, of which each result that the model works with has some (measured: bench/NOTES.md)."""
-FOLLOW_UP_TURNS = 3
-"""The most messages that are joined for it."""
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +86,6 @@ class Memory:
         settings: InjectionSettings,
         timeout_seconds: float,
         retriever: Retriever,
-        encoder: Encoder,
         counter: TokenCounter,
     ) -> None:
         """`timeout_seconds`: the longest that a request waits for recall."""
@@ -111,21 +93,8 @@ class Memory:
         self._pressure_ratio = settings.pressure_ratio
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
-        self._encoder = encoder
         self._counter = counter
         self._recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
-
-    def foresee(self, asked: Asked, topic: Topic) -> None:
-        """Begin to embed the question that the last message is likely to be, while the conversation is looked for.
-
-        A short one will have others beside it, and a step of a tool loop asks nothing.
-        """
-        last = asked.request.messages[-1] if asked.request.messages else None
-        if last is None or last.role != "user" or last.answers_call or is_small_talk(last.said):
-            return
-        is_long = len(last.said[:FOLLOW_UP_CHARACTERS].split()) >= FOLLOW_UP_TOKENS  # a word is a token at least
-        if is_long and any(len(view.rows) for view in topic.log.snapshot().views.values()):
-            self._encoder.begin(last.said.strip())
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
@@ -152,7 +121,9 @@ class Memory:
     async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
         prompt = received.prompt
         asked = Recalled(
-            question=self._question(received), budget_tokens=room.thresholds.injection, room_tokens=room.block
+            question=next(iter(prompt.user_texts()), "").strip(),
+            budget_tokens=room.thresholds.injection,
+            room_tokens=room.block,
         )
         try:
             recalled, placed = await self._retrieved(received, asked)
@@ -197,28 +168,6 @@ class Memory:
             return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
         return ()
 
-    def _question(self, received: Received) -> str:
-        """The text to retrieve for. A short follow-up ("yes, do that") is put behind the user's messages before it.
-
-        In the middle of a tool loop the model's latest step tells as well what is needed now, in words if it has some.
-        Thanks and the like ask for nothing, so not for what was asked before either.
-        """
-        texts: list[str] = []
-        for text in itertools.islice(received.prompt.user_texts(), FOLLOW_UP_TURNS):
-            is_small = not texts and is_small_talk(text)
-            texts.insert(0, text)
-            if is_small or self._is_enough(" ".join(texts)):
-                break
-        step = received.prompt.latest_step()
-        if step is None:
-            return "\n\n".join(texts).strip()
-        thought = step.said if self._is_enough(step.said) else stored_text(step)
-        return "\n\n".join([*map(_ends, texts), thought[:STEP_CHARACTERS]]).strip()
-
-    def _is_enough(self, text: str) -> bool:
-        """Whether a text says by itself what is asked."""
-        return self._counter.count(text[:FOLLOW_UP_CHARACTERS]) >= FOLLOW_UP_TOKENS
-
     async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
         question = asked.question
@@ -233,12 +182,11 @@ class Memory:
             Filters(
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
-                in_turn=received.prompt.latest_step() is not None,
                 wanted=received.request.wanted,
             ),
         )
         placed = block.render(
-            retrieved.shown,
+            [(one.entry, one.topic_id) for one in retrieved.shown],
             own_topic_id=received.topic.id,
             header=retrieved.header,
             dates=self._dates,
@@ -251,20 +199,12 @@ class Memory:
             asked,
             note=retrieved.note,
             retrieved=retrieved,
-            candidate_count=len(retrieved.candidates),
+            candidate_count=retrieved.worth_showing,
             fill_ratio=retrieved.fill_ratio,
             spans_ms={"embed": retrieved.embed_ms, "search": retrieved.search_ms, "inject": retrieved.fill_ms},
             trouble=None if retrieved.trouble is None else degraded(retrieved.trouble),
         )
         return recalled, placed
-
-
-def _ends(text: str) -> str:
-    """The first line and the end of a long text."""
-    if len(text) <= OPENING_CHARACTERS + CLOSING_CHARACTERS:
-        return text
-    first_line, _, _ = text.lstrip()[:OPENING_CHARACTERS].partition("\n")
-    return f"{first_line}\n\n{text[-CLOSING_CHARACTERS:]}"
 
 
 def forget_blocks(received: Received) -> None:

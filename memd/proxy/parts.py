@@ -73,13 +73,13 @@ from memd.proxy.routing import Router
 from memd.proxy.token_watch import TokenWatch
 from memd.proxy.turn import Forwarder, TurnRunner
 from memd.proxy.upstream.pool import UpstreamPool
-from memd.recall import echoes
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.speech import Speech
 from memd.store.bucket.tending import BucketTender
 from memd.store.layout import GRANTS_NAME
+from memd.store.log.segment import bytes_read_before, forget_entries
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 from memd.telemetry.events import Events
@@ -145,9 +145,8 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes in the caches of parsed messages, their token counts, entries that were read, and words of chunks."""
-        recalled = self.store.terms_cache.bytes_held + self.retriever.read_before.bytes_held + echoes.cache_bytes()
-        return self.reader.cache_bytes + self.counter.cache_bytes + recalled
+        """Bytes in the caches of parsed messages, their token counts, and entries that were read."""
+        return self.reader.cache_bytes + self.counter.cache_bytes + bytes_read_before()
 
 
 async def make_parts(
@@ -225,7 +224,7 @@ def _topics_of(
 
         shelf = store.shared.shelf
         assert isinstance(shelf, PostgresShelf), "of a cluster"
-        uses = tasks, indexer.look_after, retriever.read_before.forget
+        uses = tasks, indexer.look_after, forget_entries
         topics.replicas = replicas = Replicas(shelf, store.shared, config, redactor, counter.count, *uses)
         stack.callback(replicas.close)
     return topics
@@ -270,14 +269,15 @@ def _retention(
     auditor: Auditor,
 ) -> Retention:
     """Retention, and with it the eraser, which reaches every place where text is."""
-    blank, forget = partial(receipts.blank, config.data_dir), retriever.read_before.forget
-    eraser = Eraser(store, topics, indexer, events, blank, forget)
+    eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
     return Retention(config.retention, eraser, encoder.priority, partial(own_erasure, auditor, BY))
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
     header, dates = config.injection.header, config.injection.dates == "day"
-    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
+    retriever = Retriever(
+        encoder, config.retrieval, header=header, dates=dates, count=counter.count_again, utility=config.utility
+    )
     retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
     return retriever
 
@@ -302,7 +302,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         ),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, counter, archiver),
-        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, daemon.encoder, counter),
+        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
         forwarder,
         Rememberer(
             counter,

@@ -67,16 +67,6 @@ class Prompt:
                 return False
         return False
 
-    def latest_step(self) -> Message | None:
-        """The assistant's latest message in the open turn; None if there is none."""
-        opened = None if self.turn_position is None else self._message(self.turn_position)
-        for message in self._newest_first():
-            if message.role == "assistant":
-                return message
-            if message is opened and not message.answers_call:
-                return None
-        return None
-
     @property
     def last_digest(self) -> bytes:
         """The digest of the last message; being chained, it identifies the whole list."""

@@ -27,7 +27,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import stamped
 from memd.proxy.correct import degraded
-from memd.proxy.memory import FOLLOW_UP_TURNS, Recalled, SettledPrompt
+from memd.proxy.memory import Recalled, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
@@ -240,7 +240,7 @@ class Rememberer:
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},
         )
         forbidden = received.topic.log.forbidden
-        return without_texts(receipt) if prompt.asks_erased(forbidden, FOLLOW_UP_TURNS) else receipt
+        return without_texts(receipt) if prompt.asks_erased(forbidden, 1) else receipt
 
 
 def _place(received: Received) -> dict[str, Any]:

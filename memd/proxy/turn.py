@@ -118,7 +118,6 @@ class TurnRunner:
                 topic = await self._topics.get(asked.topic_id)
                 holding.enter_context(topic.used())
                 with self._priority.held():
-                    self._memory.foresee(asked, topic)
                     received = await self._receiver.receive(asked, topic)
                 holding.callback(received.assignment.release)
                 record.end_step("receive")

@@ -19,11 +19,12 @@ from memd.entries import WRITTEN_ROLES, Entry, role_opening, speaker_name
 from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER, NO_BLOCK, Block, BlockChunk
 from memd.recall.days import day_words
 from memd.recall.neutralising import neutralised, plain, without_control
-from memd.recall.ranking import Candidate
 
 ORIGIN_CHARACTERS_MAX = 120
 """Of each part of an origin."""
 ORIGIN_TAGS_MAX = 8
+_QUARTER_US = 900_000_000
+"""No time zone's day begins within a quarter of an hour."""
 
 
 def shown_text(entry: Entry) -> str:
@@ -113,19 +114,14 @@ def heading(header: str, at_us: int | None) -> str:
     return " ".join(part for part in (header, today) if part)
 
 
-def day_line(entry: Entry) -> str:
-    """Return the line before the first chunk of the day on which this one was said."""
-    return f"-- {day_words(entry.said)} --"
+def day_line(said_at: int) -> str:
+    """Return the line before the first chunk of a day, by a time on it in microseconds since the epoch."""
+    return _day_line(said_at // _QUARTER_US)
 
 
-def tokens_at_least(line: str) -> int:
-    """Return a lower bound of a line's raw tokens: no token of cl100k_base spans two words."""
-    return len(line.split())
-
-
-def tokens_about(line: str) -> int:
-    """Estimate a line's raw tokens, never below `tokens_at_least`: English has about four characters to a token."""
-    return max(tokens_at_least(line), len(line) // 4)
+@lru_cache(maxsize=4096)
+def _day_line(quarter: int) -> str:
+    return f"-- {day_words(quarter * _QUARTER_US)} --"
 
 
 def frame(header: str) -> str:
@@ -134,7 +130,7 @@ def frame(header: str) -> str:
 
 
 def render(
-    shown: Sequence[Candidate],
+    shown: Sequence[tuple[Entry, str]],
     *,
     own_topic_id: str,
     header: str,
@@ -145,7 +141,7 @@ def render(
     """Render the block that shows the selected chunks; `NO_BLOCK` where there are none.
 
     Args:
-        shown: in reading order.
+        shown: each with its topic, in reading order.
         own_topic_id: the topic of the request; its chunks keep their ids where a related topic has the same one.
         header: the words of the first line, as from `heading`.
         taken: ids that other blocks of the same prompt show.
@@ -156,18 +152,15 @@ def render(
         return NO_BLOCK
     ids: dict[bytes, str] = {}
     used = set(taken)
-    for candidate in sorted(shown, key=lambda candidate: candidate.topic_id != own_topic_id):
-        ids[candidate.entry.uuid] = shown_id(candidate.entry, used)
-        used.add(ids[candidate.entry.uuid])
+    for entry, _ in sorted(shown, key=lambda one: one[1] != own_topic_id):
+        ids[entry.uuid] = shown_id(entry, used)
+        used.add(ids[entry.uuid])
     lines = [f"{BLOCK_OPENING} {header}"]
     day = ""
-    for candidate in shown:
-        before, day = day, day_line(candidate.entry) if dates else ""
+    for entry, _ in shown:
+        before, day = day, day_line(entry.said) if dates else ""
         lines += [day] if day != before else []
-        lines.append(chunk_line(ids[candidate.entry.uuid], shown_text(candidate.entry)))
+        lines.append(chunk_line(ids[entry.uuid], shown_text(entry)))
     lines.append(BLOCK_CLOSING)
-    chunks = tuple(
-        BlockChunk(ids[candidate.entry.uuid], candidate.entry.uuid, candidate.topic_id, candidate.entry.origin_id)
-        for candidate in shown
-    )
+    chunks = tuple(BlockChunk(ids[entry.uuid], entry.uuid, topic_id, entry.origin_id) for entry, topic_id in shown)
     return Block("\n".join(lines), tokens, chunks)

@@ -11,17 +11,15 @@ import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
-from memd.recall.filling import Judged
 from memd.recall.instructions import instructing_chunk
-from memd.recall.ranking import Verdict
-from memd.recall.retrieve import Retrieved
+from memd.recall.retrieve import Candidate, Retrieved, Verdict
 
 INJECTED = str(Verdict.INJECTED)
 EARLIER = str(Verdict.EARLIER)
 
 
 class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate. `score` is (`cosine_share` + `lexical` + `neighbours`) × `multiplier` × `echo` × `time`."""
+    """One candidate. `score` is (`meaning` + `words` + `feedback` + `neighbours`) × `multiplier` × `echo` × `time`."""
 
     id: str
     uuid: str
@@ -30,22 +28,24 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     said_at: int = 0
     """When it was said, in microseconds since the epoch; 0 in receipts from before it was known."""
     score: float
-    strength: float
-    """The larger of `score` and `cosine` × `multiplier` × `echo`, which is compared with `retrieval.min_score`."""
     cosine: float
-    cosine_share: float
-    lexical: float
+    """To the nearest part of the question."""
+    meaning: float = 0.0
+    """The share of the score that it has for its vector; 0, as the next two, in receipts from before they were told."""
+    words: float = 0.0
+    """For the words that it shares with the question."""
+    feedback: float = 0.0
+    """For its likeness to the best chunks."""
     neighbours: float
+    """For the chunks just before and after it."""
     multiplier: float
+    """Of corrections."""
     echo: float = 1.0
-    """The share of its score that a chunk has left which only repeats others."""
+    """The share of its score that an answer has left which was shown what it says."""
     time: float = 1.0
     """Above 1 where it was said when the question says."""
     tokens: int
     """The tokens of its line in a prompt, in the model's tokens."""
-    evidence: float = 1.0
-    """The mean of cosine and words matched; that of the best is compared with `retrieval.min_evidence`. 1 in receipts
-    from before it was known."""
     verdict: str
     """`injected`, or why not."""
     instructs: tuple[str, ...] = ()
@@ -83,16 +83,15 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     budget_tokens: int
     tokens: int
     """Of the block that would be injected."""
+    is_model_asked: bool
+    """Whether the embedding model read a part of the question; else the question table's vectors stood."""
     chunks: tuple[FoundChunk, ...]
 
 
 def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
     """The candidates without their text."""
     return tuple(
-        ScoredChunk(
-            **_fields(one),
-            instructs=instructing_chunk(one.candidate.entry) if one.verdict is Verdict.INJECTED else (),
-        )
+        ScoredChunk(**_fields(one), instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
         for one in retrieved.candidates
     )
 
@@ -111,14 +110,15 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
         note=retrieved.note,
         budget_tokens=retrieved.budget.tokens,
         tokens=retrieved.budget.drifted(retrieved.raw_tokens),
+        is_model_asked=retrieved.is_model_asked,
         chunks=tuple(
             FoundChunk(
                 **_fields(one),
-                instructs=instructing_chunk(one.candidate.entry),
-                created_at=one.candidate.entry.created_at,
-                roles=one.candidate.entry.roles,
-                content=one.candidate.entry.displayed,
-                **origin_fields(one.candidate.entry),
+                instructs=instructing_chunk(one.entry),
+                created_at=one.entry.created_at,
+                roles=one.entry.roles,
+                content=one.entry.displayed,
+                **origin_fields(one.entry),
             )
             for one in retrieved.candidates[:limit]
         ),
@@ -138,24 +138,16 @@ def origin_fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _fields(judged: Judged) -> dict[str, Any]:
-    entry, parts = judged.candidate.entry, judged.candidate.parts
+def _fields(one: Candidate) -> dict[str, Any]:
+    entry, parts = one.entry, one.parts
     return {
+        **{name: round(getattr(parts, name), 6) for name in parts.__struct_fields__},
         "id": entry.public_id,
         "uuid": entry.uuid.hex(),
-        "topic_id": judged.candidate.topic_id,
+        "topic_id": one.topic_id,
         "canonical_id": entry.canonical_id,
         "said_at": entry.said,
         "score": round(parts.score, 6),
-        "strength": round(parts.strength, 6),
-        "cosine": round(parts.similarity, 6),
-        "cosine_share": round(parts.cosine, 6),
-        "lexical": round(parts.lexical, 6),
-        "neighbours": round(parts.neighbours, 6),
-        "multiplier": parts.multiplier,
-        "echo": round(parts.echo, 6),
-        "time": parts.time,
-        "tokens": judged.tokens,
-        "evidence": round(parts.evidence, 6),
-        "verdict": str(judged.verdict),
+        "tokens": one.tokens,
+        "verdict": str(one.verdict),
     }

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from memd.entries import Entry
 from memd.store.choice import chosen, live_ids
-from memd.store.lexical.bm25 import Postings
 from memd.store.lexical.entities import entities_of, key_of
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
@@ -26,6 +24,8 @@ COSINE_MIN = 0.35
 """Less is no nearness: any two chunks of one talk have 0.2 or so."""
 RARE_CHUNKS_MAX = 20
 """A name that more chunks of a topic have says little about any of them."""
+RARE_WORDS_MAX = 200
+"""Chunks that have the words of a name, and may not have them as a name."""
 TIMED_KINDS = ("turn", "note")
 SAME_TIME_US = 30 * 60 * 1_000_000
 NAMES_WEIGHT, TIME_WEIGHT = 0.4, 0.1
@@ -50,41 +50,43 @@ class Related(msgspec.Struct, frozen=True, kw_only=True):
     """None: more than half an hour, or a document."""
 
 
-class Reading(NamedTuple):
-    """A topic to look in."""
-
-    snapshot: Snapshot
-    postings: Postings | None
-    """The index of its names; None: shared names are not looked at."""
-
-
-def related(readings: Sequence[Reading], snapshot: Snapshot, entry: Entry, limit: int) -> list[Related]:
+def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit: int) -> list[Related]:
     """Return the chunks that belong to a chunk of one of these topics, best first.
 
     Raises:
         StoreError: an entry or an index cannot be read.
     """
     own = next(place for place in snapshot.places(entry.uuid) if snapshot.is_live(place))
-    beside = {own, *snapshot.neighbours([own])[0]}
+    beside = {own, *snapshot.neighbours(own)}
     is_comparable = own in snapshot.hits_at(entry.embedding[None], [own])
     names = {key_of(name): name for name in entities_of(entry.named_text)}
     found: list[Related] = []
-    for one in readings:
-        shared: dict[int, dict[str, float]] = defaultdict(dict)
-        if one.postings is not None:
-            for key, chunks in one.postings.naming(names, RARE_CHUNKS_MAX + 1).items():
-                for canonical_id in chunks if len(chunks) <= RARE_CHUNKS_MAX else ():
-                    shared[canonical_id][names[key]] = 1 / math.log2(1 + len(chunks))
-        places = set(one.snapshot.live_places([*shared, *_of_its_time(one.snapshot, entry)]).values())
+    for one in topics:
+        shared = _sharing(one, names)
+        places = set(one.live_places([*shared, *_of_its_time(one, entry)]).values())
         if is_comparable:
-            hits = one.snapshot.search(entry.embedding[None], limit + len(beside))
+            hits = one.search(entry.embedding[None], limit + len(beside))
             places |= {(hit.segment, hit.row) for hit in hits if hit.cosine >= COSINE_MIN}
-        if one.snapshot is snapshot:
+        if one is snapshot:
             places -= beside
-        found += _described(one.snapshot, entry, sorted(places), shared, is_comparable=is_comparable)
+        found += _described(one, entry, sorted(places), shared, is_comparable=is_comparable)
     seen = {entry.uuid.hex()}
     best_first = sorted(found, key=lambda chunk: (-chunk.score, chunk.said_at, chunk.uuid))
     return [chunk for chunk in best_first if chunk.uuid not in seen and not seen.add(chunk.uuid)][:limit]  # type: ignore[func-returns-value]  # it is None
+
+
+def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str, float]]:
+    """The chunks that have one of these names, where it is rare, by canonical_id: each name with its weight."""
+    shared: dict[int, dict[str, float]] = defaultdict(dict)
+    for key, name in names.items():
+        places = snapshot.places_with(name)
+        if len(places) > RARE_WORDS_MAX:
+            continue
+        entries = snapshot.read_many(places).values()
+        having = [one for one in entries if key in set(map(key_of, entities_of(one.named_text)))]
+        for one in having if len(having) <= RARE_CHUNKS_MAX else ():
+            shared[one.canonical_id][name] = 1 / math.log2(1 + len(having))
+    return shared
 
 
 def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:

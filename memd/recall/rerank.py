@@ -1,6 +1,6 @@
 """The order of the best candidates, as a reranker behind `rerank.url` sees it.
 
-Rule: it changes an order and nothing else: what is excluded stays so, and a reranker that fails or is late leaves the
+Rule: it changes an order and nothing else: what is too weak stays so, and a reranker that fails or is late leaves the
 order as it was. Then no question asks for a moment, so that a server that hangs costs little.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from memd.embedding.json_server import JsonServer
 from memd.errors import RerankError
-from memd.recall.ranking import Ranked
 from memd.settings.model import RerankSettings
 from memd.settings.url import without_credentials
 
@@ -45,31 +44,24 @@ class Reranker:
         """Each with whether it is asked in TEI's form; the first that answers is kept."""
         self._silent_until = self._pause = 0.0
 
-    def reordered(
-        self, question: str, ranked: Sequence[Ranked], began: float, seconds: float | None
-    ) -> tuple[list[Ranked], str | None]:
-        """Put the best `rerank.candidates` that are not excluded into the reranker's order, on the places they had.
+    def order(self, question: str, texts: Sequence[str], seconds: float | None) -> tuple[list[int], str | None]:
+        """Return the numbers of all texts, the best `rerank.candidates` in the reranker's order; and why that is as it
+        was, if the reranker failed.
 
         Args:
-            began: when the recall began (time.monotonic).
+            texts: best first.
             seconds: how long it may take; None: as long as it takes.
-
-        Returns:
-            The candidates, and why their order is as it was, if the reranker failed.
         """
-        places = [place for place, one in enumerate(ranked) if one.excluded is None][: self._settings.candidates]
-        if len(places) < 2:
-            return list(ranked), None
-        until = math.inf if seconds is None else began + SHARE * seconds
+        numbers = list(range(len(texts)))
+        first = texts[: self._settings.candidates]
+        if len(first) < 2:
+            return numbers, None
+        until = math.inf if seconds is None else time.monotonic() + SHARE * seconds
         try:
-            scores = self.scores(question, [ranked[place].candidate.entry.displayed for place in places], until)
+            scores = self.scores(question, first, until)
         except RerankError as error:
-            return list(ranked), f"Not reranked: {error}."
-        ordered = list(ranked)
-        best_first = sorted(range(len(places)), key=lambda number: (-scores[number], number))
-        for place, number in zip(places, best_first, strict=True):
-            ordered[place] = ranked[places[number]]
-        return ordered, None
+            return numbers, f"Not reranked: {error}."
+        return [*sorted(numbers[: len(first)], key=lambda one: (-scores[one], one)), *numbers[len(first) :]], None
 
     def scores(self, question: str, texts: Sequence[str], until: float = math.inf) -> list[float]:
         """The score of each text; whatever the scale, more is better.

@@ -14,13 +14,10 @@ from calendar import isleap
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from itertools import islice
-from typing import NamedTuple, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from memd.recall.days import day_of
-from memd.recall.fusion import WORD_BY_WORD, Parts
-from memd.store.lexical.analyzer import analyze_query, language_of_text
+from memd.store.lexical.analyzer import language_of_text
 
 CHARACTERS_MAX = 250
 """People ask at the end of what they write."""
@@ -142,30 +139,6 @@ _TALK = _WHAT | frozenset(
 """The words of questions about what was said at a time, whatever it was."""
 
 
-class TimedQuestion(NamedTuple):
-    """A question, its words, and the times that it speaks of."""
-
-    text: str
-    words: frozenset[str]
-    """As `analyze_query` leaves them."""
-    spans: tuple[Span, ...]
-    factor: float
-    """The factor on the score of what was said then."""
-    is_about_time: bool
-    """Whether it asks for nothing but a time ("What did we talk about yesterday?"), so that no words can match."""
-
-    @classmethod
-    def of(cls, text: str, now_us: int, weight: float) -> TimedQuestion:
-        """`weight`: `retrieval.time_weight`."""
-        found = spans(text, now_us) if weight else ()
-        return cls(text, frozenset(analyze_query(text)), found, 1 + weight, bool(found) and _is_about_time(text))
-
-    def favoured(self, parts: Parts) -> Parts:
-        """The score of a chunk that was said then. If a time is all that is asked for, it has all that is named."""
-        lexical = max(parts.lexical, WORD_BY_WORD) if self.is_about_time else parts.lexical
-        return msgspec.structs.replace(parts, lexical=lexical, time=self.factor)
-
-
 def spans(question: str, now_us: int) -> tuple[Span, ...]:
     """Return the stretches of time that a question speaks of, at most `SPANS_MAX`; `now_us`: when it is asked."""
     today = day_of(now_us)
@@ -173,7 +146,8 @@ def spans(question: str, now_us: int) -> tuple[Span, ...]:
     return tuple(span for span in dict.fromkeys(found) if span is not None)
 
 
-def _is_about_time(question: str) -> bool:
+def is_about_time(question: str) -> bool:
+    """Whether a question asks for nothing but a time ("What did we talk about yesterday?"): no words can match."""
     rest = set(_WORD.findall(_TIMES.sub(" ", _end(question).rsplit("\n", 1)[-1])))
     return rest <= _TALK and not rest.isdisjoint(_WHAT)
 

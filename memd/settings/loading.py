@@ -38,6 +38,7 @@ CONFIG_VARIABLE = "MEMD_CONFIG"
 
 _NO_BOUNDARIES = "chunks end where they have chunking.min_tokens"
 REMOVED = {
+    "retrieval.min_evidence": "where nothing stored is near a question, one fixed threshold decides",
     "buffer.handover_ms": "a new conversation waits for none, see buffer.store_after_seconds",
     "chunking.similarity": _NO_BOUNDARIES,
     "chunking.budget_ms": _NO_BOUNDARIES,

@@ -146,27 +146,27 @@ class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Finding the chunks that matter for the current question."""
 
-    top_k: Annotated[int, Meta(ge=1, le=1_000)] = 32
-    """How many chunks are considered for each 2,000 tokens of the budget."""
+    question: Literal["auto", "table", "model"] = "auto"
+    """The vectors that find chunks by meaning: the question table's, which cost nothing; the embedding model's; or the
+    model's only where the table's meaning and the words do not agree."""
+    top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    """The most chunks that are recalled; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Chunks that score lower are not recalled."""
-    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.17
-    """Chunks that score less than this share of the best one are not recalled: the block ends where they fall far below
-    it, not where the budget ends."""
-    min_evidence: Annotated[float, Meta(ge=0, le=1)] = 0.22
-    """Where the mean of cosine and words matched is lower for every chunk, nothing stored is about the question, and
-    nothing is recalled; 0: whatever scores is. Not used where `lexical_weight` is 0."""
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Chunks that score less than this share of the best one for the same part of the question are not recalled: the
+    block ends where they fall far below it, not where the budget ends."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
-    """Share of word matching (BM25) in the score; 0 is the cosine alone, and then no lexical index is kept."""
-    feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.4
-    """How far the question is moved towards the best chunks before it is compared again; 0: not at all."""
-    neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Share of the relevance of the chunks just before and after one of the strongest chunks that is added to its own,
-    and the other way round."""
+    """Share of word matching (BM25) in the score; 0 is meaning alone."""
+    feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Share of the likeness to the five best chunks in the score."""
+    neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
+    """Share of the relevance of the chunks just before and after a short chunk that is added to its own."""
     time_weight: Annotated[float, Meta(ge=0, le=10)] = 2.0
     """The share by which the score of a chunk grows that was said when the question says ("last week")."""
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
-    """When searching all indexes of a topic takes longer, more of them are merged."""
+    """The longest that a question waits for the embedding model; past it words and the question table decide. When
+    searching all indexes of a topic takes longer, more of them are merged."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
     global_topics: tuple[TopicName, ...] = ()

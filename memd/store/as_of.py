@@ -1,22 +1,17 @@
 """A topic as it was at an earlier time: the log keeps every entry, so any past state can be searched.
 
-Rule: nothing is changed and nothing written. What counted then is computed from the columns; vectors are read from the
-log and scanned, and terms are indexed in memory, so a search of the past is exact and slow.
+Rule: nothing is changed and nothing written. What counted then is computed from the columns, and vectors are read from
+the log and scanned, so a search of the past is exact and slow. Words are as rare as they are today.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
-from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
-from memd.store.lexical.bm25 import LexicalQuery
-from memd.store.lexical.index import LexicalIndex
-from memd.store.lexical.terms import TermsCache, TermsTable
 from memd.store.log.columns import Floats, superseded
 from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
@@ -24,29 +19,17 @@ from memd.store.snapshot import SearchTimes, Snapshot
 from memd.store.topic import TopicLog
 from memd.store.views import IndexView, SegmentView
 
-LEXICAL_ENTRIES_MAX = 50_000
-"""In a larger topic the past is searched by meaning alone: indexing its terms takes about 0.2 ms an entry."""
-
 
 class TopicAsOf:
-    """A topic as it was, for recall. Slow to make if its terms are indexed."""
+    """A topic as it was, for recall."""
 
     is_loaded = True
 
-    def __init__(self, log: TopicLog, canonical_id: int, *, words: bool) -> None:
-        """`canonical_id` is the last entry that counts, or a WallTime; `words` says whether to search by words too."""
+    def __init__(self, log: TopicLog, canonical_id: int) -> None:
+        """`canonical_id` is the last entry that counts, or a WallTime."""
         self.topic_id = log.topic_id
         present = log.snapshot()
         self._snapshot = snapshot_as_of(present, id_upto(present, canonical_id))
-        entries = sum(len(view.rows) for view in self._snapshot.views.values())
-        self._lexical = LexicalIndex(None, TermsCache()) if words and entries <= LEXICAL_ENTRIES_MAX else None
-        if self._lexical is not None:
-            self._lexical.update(self._snapshot)
-
-    @property
-    def has_lexical(self) -> bool:
-        """Whether it can be searched by words too."""
-        return self._lexical is not None
 
     def snapshot(self) -> Snapshot:
         """Return the topic as it was."""
@@ -55,12 +38,6 @@ class TopicAsOf:
     def unstored(self) -> UnstoredText:
         """Return nothing: the past is in the log, or it is unknown."""
         return NOTHING_UNSTORED
-
-    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
-        """Prepare a lexical search for `text` in the topic as it was."""
-        if self._lexical is None:
-            raise StoreError(f"more than {LEXICAL_ENTRIES_MAX:,} entries: its past can be searched by meaning alone")
-        return self._lexical.lexical_query(text, self._snapshot, pending)
 
 
 def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:

@@ -82,9 +82,9 @@ _OWN_NAMES = {
 }
 _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
-_SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta)")
+_SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta|words)")
 _MONTH = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])\.jsonl")
-_MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta)")
+_MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:hnsw|meta|words)")
 
 
 def models_dir(data_dir: Path) -> Path:
@@ -165,9 +165,14 @@ class TopicLayout:
         """Return the `.meta` of a merged index."""
         return self.merged_hnsw(first, last).with_suffix(".meta")
 
+    def words(self, first: int, last: int) -> Path:
+        """Return the columns of words of the segments from `first` to `last`."""
+        index = self.hnsw(first) if first == last else self.merged_hnsw(first, last)
+        return index.with_suffix(".words")
+
     def merged(self, first: int, last: int) -> list[Path]:
-        """Return both files of a merged index, first the one that vouches for the other."""
-        return [self.merged_meta(first, last), self.merged_hnsw(first, last)]
+        """Return the files of a merged index, first the one that vouches for the next."""
+        return [self.merged_meta(first, last), self.merged_hnsw(first, last), self.words(first, last)]
 
     def merges(self, files: Files) -> list[tuple[int, int]]:
         """Return (first, last) of every merged index that has a file on disk, sorted."""
@@ -178,7 +183,8 @@ class TopicLayout:
         """Return the files of every vector index over one of these segments, first what vouches for it."""
         merged = [one for one in self.merges(files) if any(one[0] <= number <= one[1] for number in segment_ids)]
         paths = [path for one in merged for path in self.merged(*one)]
-        return [*paths, *(path for number in segment_ids for path in (self.meta(number), self.hnsw(number)))]
+        own = ((self.meta(number), self.hnsw(number), self.words(number, number)) for number in segment_ids)
+        return [*paths, *(path for files in own for path in files)]
 
     def segment_ids(self, files: Files) -> list[int]:
         """Return the numbers of the full segments on disk, ascending."""
@@ -202,7 +208,7 @@ class TopicLayout:
 
 def is_derived(name: str) -> bool:
     """Whether a file of a topic, by its name, is built from the log: columns of a segment, or an index over some."""
-    return name.endswith((".meta", ".hnsw"))
+    return name.endswith((".meta", ".hnsw", ".words"))
 
 
 def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:

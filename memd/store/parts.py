@@ -13,7 +13,6 @@ from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
-from memd.store.lexical.terms import TermsCache
 from memd.store.log.format import ModelId
 from memd.store.shelf import Shelf
 
@@ -39,4 +38,3 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """Applied to every draft of every topic: there is no other way into the log."""
     line_tokens: Callable[[Entry], int] | None = None
     """Counts `Entry.line_tokens`."""
-    terms_cache: TermsCache = msgspec.field(default_factory=TermsCache)

@@ -21,10 +21,10 @@ from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
 from memd.store.index.uuid_index import UuidIndex
 from memd.store.index.vectors import cosines, multipliers, scores_of
+from memd.store.lexical.postings import query_keys
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, may_be_wanted, uuid_bytes
 from memd.store.log.extent import LogExtent
 from memd.store.log.segment import GrowingSegment
-from memd.store.neighbours import NeighbourSearch
 from memd.store.views import IndexView, SegmentView
 from memd.wanted import Wanted
 
@@ -257,6 +257,15 @@ class Snapshot:
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
 
+    def records_at(self, segment_ids: Rows, rows: Rows) -> Records:
+        """Return the columns of the entries at these places."""
+        return self._records_at(np.stack([segment_ids, rows], axis=1))
+
+    @functools.cached_property
+    def taken_out(self) -> UInts:
+        """The first halves of the uuids of the chunks that a correction has taken out, here or in a related topic."""
+        return np.concatenate([np.empty(0, np.uint64), *(view.taken_out for view in self.views.values())])
+
     def unscored_hits(self, places: Sequence[Place]) -> dict[Place, Hit]:
         """Return hits for the entries at these places without comparing vectors: their cosine and score are NaN."""
         if not places:
@@ -265,20 +274,20 @@ class Snapshot:
         hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"], self.utility))
         return {(hit.segment, hit.row): hit for hit in hits}
 
-    def neighbours(self, places: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
-        """Return for each place the live chunks stored just before and just after its chunk, by origin_id."""
-        origins = np.array([self.views[s].rows[row]["origin_id"] for s, row in places], dtype=np.uint64)
-        nearest = NeighbourSearch(origins)
-        own: dict[int, list[int]] = {}
-        for position, (segment_id, _) in enumerate(places):
-            own.setdefault(segment_id, []).append(position)
-        for segment_id, positions in own.items():
-            nearest.update(segment_id, self.views[segment_id], np.array(positions))
-        for segment_id, view in self.views.items():  # a correction lies far from the first entry of its chunk
-            positions_left = nearest.to_compare(view, np.array(own.get(segment_id, []), dtype=np.intp))
-            if len(positions_left):
-                nearest.update(segment_id, view, positions_left)
-        return nearest.pairs()
+    def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
+        """Return the live chunks stored just before and just after a chunk, by origin_id."""
+        origin = int(self.views[place[0]].rows[place[1]]["origin_id"])
+        before: tuple[int, Place] | None = None
+        after: tuple[int, Place] | None = None
+        for segment_id, view in self.views.items():
+            origins, rows = view.chronology
+            start, stop = origins.searchsorted(origin, "left"), origins.searchsorted(origin, "right")
+            if start > 0:
+                before = max(before or (0, place), (int(origins[start - 1]), (segment_id, int(rows[start - 1]))))
+            if stop < len(origins):
+                found = int(origins[stop]), (segment_id, int(rows[stop]))
+                after = found if after is None else min(after, found)
+        return before[1] if before else None, after[1] if after else None
 
     def knows(self, uuid: bytes) -> bool:
         """Whether the topic has an entry of the chunk, live or not."""
@@ -289,6 +298,19 @@ class Snapshot:
         sealed = self.uuid_index.alike(uuids)
         growing = (segment.known(uuids) for segment, _ in self._growing)
         return set(filter(self.knows, sealed.union(*growing)))
+
+    def places_with(self, text: str) -> list[Place]:
+        """Return the places of the live chunks that have all words of a text, as far as their words are known."""
+        found: list[Place] = []
+        for segment, view in self._growing:
+            rows = segment.columns.rows_with(query_keys(text, segment.columns.languages))
+            found += [(segment.segment_id, row) for row in rows.tolist() if row < len(view.rows) and not view.dead[row]]
+        for one in self.indexes:
+            if (columns := one.index.columns) is not None:
+                labels = columns.rows_with(query_keys(text, columns.languages))
+                segments, rows = one.index.places_of(labels[~one.dead[labels]])
+                found += zip(segments.tolist(), rows.tolist(), strict=True)
+        return found
 
     def find(self, uuid: bytes) -> Entry | None:
         """Read the newest entry of the chunk, also a Deprecated one; None if the topic has none.

@@ -79,7 +79,6 @@ class Store:
         self.model = shared.model
         self.shared = shared
         """The parts that all topics share."""
-        self.terms_cache = shared.terms_cache
         self._lock = lock
         self._names = names
         self._recent = recent

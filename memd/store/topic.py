@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
@@ -24,22 +25,21 @@ from memd.store.erasure.rewriting import (
     was_erased,
 )
 from memd.store.erasure.wiping import Wiper
+from memd.store.files import write_beside
 from memd.store.index.merging import due_merge, merged_files, write_merged
 from memd.store.index.meta import own_index_file
 from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
-from memd.store.lexical.bm25 import LexicalQuery, Postings
-from memd.store.lexical.index import LexicalIndex
-from memd.store.lexical.stamp import StampedFolder
-from memd.store.lexical.terms import TermsTable
+from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
+from memd.store.lexical.words_file import columns_from_log, encode_words, read_words
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding
-from memd.store.log.segment import GrowingSegment, SealedSegment, create_active
+from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, forget_entries
 from memd.store.opening import open_topic, reread_segment
 from memd.store.parts import StoreShared
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
@@ -60,8 +60,8 @@ from memd.wording import unsearched
 
 _PASSES = 2
 """Of an erasure: during the first one the file that is appended to may become full, and one of the others."""
-_WAIT_SECONDS = 0.2
-"""How long a query waits for another thread to open the lexical index."""
+_COMPLETED_AT_ONCE = 50
+"""Rows of an old log that get their words between two appends."""
 
 
 class TopicLog:
@@ -88,7 +88,6 @@ class TopicLog:
         self._merging = OrderedLock(LockOrder.MERGE)
         self._sealing = OrderedLock(LockOrder.SEAL)
         self._state = OrderedLock(LockOrder.STATE)
-        self._lexical = LexicalIndex(StampedFolder(self._files, layout.lexical), shared.terms_cache)
         self._closed = False
         opened = open_topic(claim, shared.model)
         self.findings = opened.findings
@@ -108,7 +107,6 @@ class TopicLog:
         shared.clock.take_turn(claim.id_turn, above=claim.id_floor)
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
-        self.findings += self._lexical.ahead_of(self._snapshot)
         if count := sum(len(rows) for _, rows in self.unsearched()):
             self.findings.append(Finding("foreign", str(layout.directory), unsearched(count)))
 
@@ -132,6 +130,7 @@ class TopicLog:
         if not drafts:
             return []
         drafts = [self._shared.draft_filter(draft) for draft in drafts]
+        terms = [encoded_terms(one.indexed_text) if one.status is Status.ACTIVE else UNSET for one in drafts]
         with self._state:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
@@ -142,7 +141,9 @@ class TopicLog:
                 raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
             try:
                 public_ids = self._public_ids.assign(drafts, fresh)
-                entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
+                entries = [
+                    self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
+                ]
                 payloads = [encode_entry(entry) for entry in entries]
                 start, data = self._end, b"".join(map(encode_record, payloads))
                 self.claim.append("log", start, data)
@@ -222,6 +223,8 @@ class TopicLog:
                 dead = self._snapshot.views[segment_id].dead
                 searched = SealedIndex(self._files, file, [sealed], dead=dead)
                 searched.use(index, growing.matrix)
+                self._complete_growing(growing, lambda: None)
+                self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
                 self._snapshot = after_seal(self._snapshot, sealed, uuid_index, searched)
                 self._public_ids = self._new_public_ids()
@@ -237,6 +240,10 @@ class TopicLog:
         """
         while missing := [view.index for view in self._snapshot.indexes if not view.index.is_loaded]:
             for index in missing:
+                first, last = index.segment_ids[0], index.segment_ids[-1]
+                index.columns = index.columns or read_words(
+                    self._files, self._layout.words(first, last), index.segments
+                )
                 try:
                     problems = index.load()
                 except StoreError as error:
@@ -245,34 +252,67 @@ class TopicLog:
                 self.findings += [Finding("damaged", str(index.path), str(problem)) for problem in problems]
 
     @property
-    def unindexed_terms(self) -> int:
-        """How many entries `index_terms` has to look at."""
-        return self._lexical.behind(self._snapshot)
+    def fingerprint(self) -> str:
+        """Of the model that embeds what is stored now."""
+        return self._shared.model.fingerprint
 
-    def index_terms(self, give_way: Callable[[], None] = lambda: None) -> None:
-        """Bring the lexical index up to date. Very slow if it must be rebuilt; appends go on meanwhile.
+    @property
+    def wordless(self) -> int:
+        """How many entries have no columns of words yet: of a log of an old version, or with damaged files."""
+        segments = (view.segment for view in self._snapshot.views.values())
+        growing = sum(len(one.columns.lacking) for one in segments if isinstance(one, GrowingSegment))
+        return growing + sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
 
-        Raises:
-            StoreError: the index cannot be written; all else works.
-        """
-        self._lexical.update(self._snapshot, give_way)
-
-    def postings(self) -> Postings | None:
-        """Return the lexical index, brought up to date; None: the topic is closed.
-
-        Raises:
-            StoreError: the index cannot be written; all else works.
-        """
-        return self._lexical.postings(self._snapshot)
-
-    def lexical_query(self, text: str, pending: Sequence[TermsTable] = ()) -> LexicalQuery:
-        """Prepare a lexical search for `text`, also in new entries unless the index lags far behind, and in chunks that
-        are not in the log yet, whose terms are `pending`.
+    def complete_words(self, give_way: Callable[[], None] = lambda: None) -> None:
+        """Make the columns of words that are missing. Very slow for a log of an old version; all else goes on.
 
         Raises:
-            StoreError: the index cannot be read or written; all else works.
+            StoreError: a file cannot be read or written; all else works.
         """
-        return self._lexical.lexical_query(text, self._snapshot, pending, wait_seconds=_WAIT_SECONDS)
+        if self._files.is_directory(self._layout.lexical):  # of a version that had the words in a folder of their own
+            Wiper(self._files).wipe_folder(self._layout.lexical)
+        for view in self._snapshot.views.values():
+            if isinstance(view.segment, GrowingSegment):
+                self._complete_growing(view.segment, give_way)
+        for index in [view.index for view in self._snapshot.indexes]:
+            if index.columns is None:
+                count = self._shared.line_tokens or (lambda entry: 0)
+                parts = [
+                    read_words(self._files, self._layout.words(one.segment_id, one.segment_id), [one])
+                    or columns_from_log(one, count, give_way)
+                    for one in index.segments
+                ]
+                with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
+                    if any(view.index is index for view in self._snapshot.indexes):
+                        self._publish_words(index, parts)
+
+    def _complete_growing(self, segment: GrowingSegment, give_way: Callable[[], None]) -> None:
+        while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
+            give_way()
+            entries = segment.read_many(segment.rows[rows])
+            with self._state:
+                for row, entry in zip(rows, entries, strict=True):
+                    segment.columns.lacking.remove(row)
+                    if entry is not None and entry.content:
+                        counted = self.counted(entry)
+                        segment.columns.complete(row, counted)
+
+    def _publish_words(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
+        first, last = index.segment_ids[0], index.segment_ids[-1]
+        columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
+        path = self._layout.words(first, last)
+        self.claim.publish({path: write_beside(self._files, path, encode_words(index.segments, columns))})
+        index.columns = columns
+
+    def counted(self, entry: Entry) -> Entry:
+        """The entry with its words and tokens, which are counted when it is stored."""
+        terms = entry.terms
+        if terms is UNSET or ChunkTerms.decoded(terms) is None:
+            terms = encoded_terms(entry.indexed_text)
+        tokens = entry.line_tokens
+        if tokens is UNSET and self._shared.line_tokens is not None:
+            tokens = self._shared.line_tokens(entry)
+        return msgspec.structs.replace(entry, terms=terms, line_tokens=tokens)
 
     @property
     def is_loaded(self) -> bool:
@@ -312,6 +352,9 @@ class TopicLog:
                 built_at=self._shared.clock.now_us(),
                 give_way=give_way,
             )
+            columns = [index.columns for index in replaced]
+            if all(columns):
+                self._publish_words(index, [one for one in columns if one is not None])
             with self._state:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
@@ -323,7 +366,7 @@ class TopicLog:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
 
         Slow, and done again it goes on where it ended. Appends and searches go on meanwhile. A sealed segment of which
-        something was erased is scanned until `seal`, and words are not found until `index_terms`.
+        something was erased is scanned until `seal`.
 
         Raises:
             StoreError: a file could not be read or written; what was erased by then is erased.
@@ -336,16 +379,15 @@ class TopicLog:
                 full = [number for number, view in views.items() if holds(view.rows, uuids)]
                 count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
                 count += self._erase_in_active(uuids, mark, wiper)
-            self._lexical.wipe(wiper)
+            if self._files.is_directory(self._layout.lexical):
+                wiper.wipe_folder(self._layout.lexical)
+        forget_entries()
         return count
 
     def retire(self, wiper: Wiper) -> None:
         """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
-        with self._merging, self._sealing:
-            self._lexical.wipe(wiper)
-            self._lexical.close()
-            with self._state:
-                self._closed = True
+        with self._merging, self._sealing, self._state:
+            self._closed = True
 
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         before = self._snapshot
@@ -380,25 +422,22 @@ class TopicLog:
     def stats(self) -> TopicStats:
         """Return the figures of the topic as it is now."""
         damage = tuple(str(finding) for finding in self.findings if finding.kind == "damaged")
-        return stats_of(
-            self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self._lexical.behind(self._snapshot)
-        )
+        return stats_of(self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self.wordless)
 
     def close(self, *, unfinished: bool = False) -> None:
         """Let go of the topic; later appends fail. `unfinished`: see `Claim.release`."""
         with self._state:
             self._closed = True
             self.claim.release(unfinished=unfinished)
-        self._lexical.close()
 
-    def _entry(self, draft: Draft, public_id: str, group_left: int) -> Entry:
+    def _entry(self, draft: Draft, public_id: str, group_left: int, terms: bytes | UnsetType) -> Entry:
         """The entry of a draft."""
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
         canonical_id, now_us = self._shared.clock.next_and_now()
         entry = draft.as_entry(public_id=public_id, canonical_id=canonical_id, group_left=group_left, now_us=now_us)
         count = self._shared.line_tokens if entry.status is Status.ACTIVE else None
-        return entry if count is None else msgspec.structs.replace(entry, line_tokens=count(entry))
+        return msgspec.structs.replace(entry, terms=terms, line_tokens=UNSET if count is None else count(entry))
 
     def public_id_of(self, uuid: bytes) -> str:
         """The public id of a chunk that the topic has, or that is reserved for one."""

@@ -48,6 +48,12 @@ class SegmentView:
         return frozenset(uuid_bytes(row["uuid_high"], row["uuid_low"]) for row in rows)
 
     @functools.cached_property
+    def taken_out(self) -> UInts:
+        """The first halves of the uuids in `deprecated`."""
+        gone = (self.rows["status"] == Status.DEPRECATED) & (self.rows["is_erased"] == 0)
+        return np.ascontiguousarray(self.rows["uuid_high"][gone], dtype=np.uint64)
+
+    @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:
         """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
         live = np.flatnonzero(~self.dead)

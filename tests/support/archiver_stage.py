@@ -46,6 +46,7 @@ class HashEmbedder(Embedder):
     dimension = DIMENSION
     fingerprint = "a" * 32
     batch_texts = 1
+    tells_apart = False
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -89,7 +90,7 @@ class Stage:
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER.count)
-        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics, lambda: self.now)
+        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics)
         self.archiver = Archiver(
             config,
             self.encoder,

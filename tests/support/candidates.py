@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from memd.entries import Entry, Status
-from memd.recall.fusion import Parts
-from memd.recall.ranking import Candidate
+from memd.recall.relevance import Parts
+from memd.recall.retrieve import Candidate, Verdict
 
 
 def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = None, **members: Any) -> Entry:
@@ -43,5 +43,5 @@ def candidate(
     name: str, score: float = 0.5, content: str = "", *, topic_id: str = "own", at: int = 1, **members: Any
 ) -> Candidate:
     """A chunk found with that score."""
-    parts = Parts(similarity=score, cosine=score, lexical=0.0, neighbours=0.0, multiplier=1.0)
-    return Candidate(entry(name, content, at=at, **members), topic_id, parts)
+    parts = Parts(meaning=score, words=0.0, feedback=0.0, neighbours=0.0, cosine=score)
+    return Candidate(entry(name, content, at=at, **members), topic_id, 7, parts, Verdict.INJECTED)

@@ -89,16 +89,16 @@ export type Origin = {
 /** A chunk that a question found, and why; `score` orders them. */
 export type FoundChunk = Origin & {
   created_at: number;
+  /** (`meaning` + `words` + `feedback` + `neighbours`) × `multiplier` × `echo` × `time`. */
   score: number;
-  strength: number;
   cosine: number;
-  cosine_share: number;
-  lexical: number;
+  meaning: number;
+  words: number;
+  feedback: number;
   neighbours: number;
   multiplier: number;
   echo: number;
   time: number;
-  evidence: number;
   /** Of its line in a prompt. */
   tokens: number;
   /** `injected` if a prompt with this question would get it, else why not. */

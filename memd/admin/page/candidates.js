@@ -23,7 +23,7 @@ function candidate(found, { open, beginning }) {
   };
   const box = el("details", { class: injected ? "candidate" : "candidate out", open, toggle: fill },
     el("summary", {},
-      meter([found.cosine_share, found.lexical, found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
+      meter([found.meaning, found.words, found.feedback + found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
       badge(found.verdict, injected ? "on" : ""),
       el("span", { class: "preview" }, warning(found.instructs), found.instructs?.length > 0 && " ", Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
@@ -38,9 +38,9 @@ function equation(found) {
     chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
     Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs),
     el("span", {}, `${number(found.tokens)} tokens`),
-    el("span", {}, `score ${part(found.score)} = (meaning ${part(found.cosine_share)} + words ${part(found.lexical)} + `
-      + `neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
-    el("span", {}, `cosine ${part(found.cosine)}`), el("span", {}, `strength ${part(found.strength)}`));
+    el("span", {}, `score ${part(found.score)} = (meaning ${part(found.meaning)} + words ${part(found.words)} + `
+      + `feedback ${part(found.feedback)} + neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
+    el("span", {}, `cosine ${part(found.cosine)}`));
 }
 
 async function chunkText({ topic_id: topic, uuid }) {

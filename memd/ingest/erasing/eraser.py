@@ -71,19 +71,13 @@ class Eraser:
         indexer: Indexer,
         events: Events,
         blank_receipts: Callable[[Concern, Wiper], None],
-        forget: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            blank_receipts: takes the texts out of receipts; called in a thread.
-            forget: drops what is kept in memory to be read again.
-        """
+        """`blank_receipts` takes the texts out of receipts; called in a thread."""
         self.store = store
         self.topics = topics
         self._indexer = indexer
         self._events = events
         self._blank_receipts = blank_receipts
-        self._forget = forget
         self._turn = asyncio.Lock()
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
@@ -114,7 +108,6 @@ class Eraser:
         wiper = Wiper(self.store.files)
         concern = Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in erasure.chunk_uuids))
         await asyncio.to_thread(self._blank_receipts, concern, wiper)
-        self._forget()
         await self._forget_shown(erasure, wiper)
         self.store.observe_canonical_id(erasure.highest_id)
         await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
@@ -203,7 +196,6 @@ class Eraser:
                 erasure = await self._topic(erasure, wiper)
             else:
                 erasure = await self._chunks(erasure, wiper)
-            self._forget()
             await self._forget_shown(erasure, wiper)
             done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)

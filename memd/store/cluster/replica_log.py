@@ -28,8 +28,6 @@ class ReplicaLog(TopicLog):
             before: the log as it was opened the last time. It stays readable, and follows no more.
         """
         super().__init__(shared, claim)
-        if before is not None:
-            self._lexical = before._lexical  # it was made for the folder, and is asked with a snapshot each time
 
     @property
     def end(self) -> Position | None:
@@ -78,5 +76,5 @@ class ReplicaLog(TopicLog):
             return tuple(entries)
 
     def wipe_words(self, wiper: Wiper) -> None:
-        """Wipe the lexical index, which has words of what was erased; see `LexicalIndex.wipe`."""
-        self._lexical.wipe(wiper)
+        """Wipe the folder of words of a former version, which has words of what was erased."""
+        wiper.wipe_folder(self._layout.lexical)

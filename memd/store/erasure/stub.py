@@ -91,6 +91,7 @@ def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
         author=UNSET,
         action_by=UNSET,
         line_tokens=UNSET,
+        terms=UNSET,
         part=UNSET,
         tags=UNSET,
         unknown={},

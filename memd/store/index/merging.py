@@ -66,7 +66,7 @@ def write_merged(
     left_out = np.setdiff1d(np.flatnonzero(plain), held, assume_unique=True)
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
-    files, (meta_path, path) = claim.files, claim.layout.merged(first, last)
+    files, (meta_path, path, _) = claim.files, claim.layout.merged(first, last)
     written, checksum = write_index(files, path, index)
     meta = MergedMeta(
         segment_ids=segment_ids,

@@ -196,7 +196,7 @@ def choose_merged(
     for first, last in sorted(layout.merges(files), key=lambda pair: pair[0] - pair[1]):  # the widest first
         meta = read_merged_meta(files, layout, first, last)
         if meta is None or not _fits(files, layout, (first, last), meta, segments) or covered & set(meta.segment_ids):
-            useless += [layout.merged_meta(first, last), layout.merged_hnsw(first, last)]
+            useless += layout.merged(first, last)
             continue
         covered |= set(meta.segment_ids)
         chosen.append(

@@ -21,6 +21,7 @@ from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import VectorIndex, best_rows, cosines, multipliers, scores_of
+from memd.store.lexical.postings import SealedColumns
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
@@ -64,6 +65,8 @@ class SealedIndex:
         self._marking = OrderedLock(LockOrder.MARK)
         self._loading = OrderedLock(LockOrder.LOAD)
         self._in_memory: _LoadedIndex | None = None
+        self.columns: SealedColumns | None = None
+        """Words, tokens and neighbours of its rows, by label; None as long as they are not made or read."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -144,6 +147,31 @@ class SealedIndex:
     def starts(self) -> Rows:
         """The first label of each segment."""
         return self._starts[:-1]
+
+    def labels_of(self, segment_ids: Rows, rows: Rows) -> Rows:
+        """The labels of places."""
+        return np.asarray(self._starts[np.searchsorted(self._numbers, segment_ids)] + rows, np.intp)
+
+    def places_of(self, labels: Rows) -> tuple[Rows, Rows]:
+        """The segment ids and the rows of labels."""
+        positions = self._starts.searchsorted(labels, side="right") - 1
+        return self._numbers[positions], labels - self._starts[positions]
+
+    def vectors_of(self, labels: Rows) -> Floats:
+        """The vectors of labels, shape (n, dimension); zeros for those that cannot be read."""
+        found = np.zeros((len(labels), self._dimension), np.float32)
+        rows, vectors, _ = self._read_vectors(np.sort(labels))
+        found[np.searchsorted(labels, rows)] = vectors
+        return found
+
+    def multipliers_of(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """The utility multipliers of labels."""
+        found = np.ones(len(labels), np.float32)
+        if self._in_memory is not None and len(extras := self._in_memory.extras):
+            at = np.minimum(extras.searchsorted(labels), len(extras) - 1)
+            is_extra = extras[at] == labels
+            found[is_extra] = multipliers(self._in_memory.extra_steps[at[is_extra]], utility)
+        return found
 
     def search(
         self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings, *, is_choice: bool = False

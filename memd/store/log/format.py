@@ -30,6 +30,7 @@ the buffer put there; of a `.meta` file (one record), see index/meta.py.
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 import zlib
 
@@ -73,6 +74,7 @@ _FIRST = ("uuid", "public_id", "canonical_id", "vector", "content", "status", "o
 """The order in which version 1 writes the first fields of an entry; the others follow as they are defined."""
 _FIELDS = tuple(name for name in dict.fromkeys([*_FIRST, *Entry.__struct_fields__]) if name != "unknown")
 _OPTIONAL = tuple(field.name for field in msgspec.structs.fields(Entry) if field.default is UNSET)
+_optional_values = operator.attrgetter(*_OPTIONAL)
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(Entry)
 
@@ -282,7 +284,7 @@ def _count(payload: bytes) -> int:
 
 def _written_count(entry: Entry) -> int:
     """How many fields the payload of an entry without unknown ones has."""
-    return len(_FIELDS) - sum(getattr(entry, name) is UNSET for name in _OPTIONAL)
+    return len(_FIELDS) - _optional_values(entry).count(UNSET)
 
 
 class _Search:

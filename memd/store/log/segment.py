@@ -6,16 +6,20 @@ known here but in the views of a snapshot. Row numbers follow the order of the f
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
 import numpy as np
 from msgspec import UNSET
 
+from memd.caching import ByteCache
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.files import FileChecksum, Files, write_beside
 from memd.store.layout import TopicLayout
+from memd.store.lexical.postings import GrowingColumns
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
 from memd.store.log.format import (
     FRAME_BYTES,
@@ -35,6 +39,23 @@ from memd.store.shelf import Claim
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 750
 """Of an entry in the tables of a growing segment, about."""
+
+
+_READ_BYTES = 1_000
+"""Of an entry that is kept, beside its vector and content (measured with tracemalloc)."""
+_read_before: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
+"""The entries that were read last, by segment and canonical_id: most that one question shows another one has shown."""
+_numbers = itertools.count()
+
+
+def bytes_read_before() -> int:
+    """Memory of the entries that are kept to be read again."""
+    return _read_before.bytes_held
+
+
+def forget_entries() -> None:
+    """Drop the entries that are kept to be read again: the text of some was erased."""
+    _read_before.clear()
 
 
 def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
@@ -80,6 +101,7 @@ class LogSegment:
         self._paths = tuple(paths)
         self.header = header
         self.segment_id = header.segment_id
+        self._number = next(_numbers)
 
     def read(self, record: np.void) -> Entry:
         """Read the entry of one `ROW`; see `read_entry`."""
@@ -87,6 +109,19 @@ class LogSegment:
 
     def read_many(self, records: Records) -> list[Entry | None]:
         """Read the entries of many rows at once; None for one that `read` may find elsewhere, or tell what it has."""
+        keys = [(self._number, one) for one in records["canonical_id"].tolist()]
+        known = _read_before.get_many(keys)
+        found: list[Entry | None] = [known.get(key) for key in keys]
+        if len(known) < len(keys):
+            missing = [place for place, one in enumerate(found) if one is None]
+            for place, entry in zip(missing, self._read_anew(records[missing]), strict=True):
+                found[place] = entry
+                if entry is not None:
+                    size = _READ_BYTES + len(entry.vector) + sys.getsizeof(entry.content)
+                    _read_before.put(keys[place], entry, size)
+        return found
+
+    def _read_anew(self, records: Records) -> list[Entry | None]:
         starts, lengths = records["offset"].tolist(), (records["length"] + FRAME_BYTES).tolist()
         found: list[Entry | None] = []
         try:
@@ -119,6 +154,8 @@ class GrowingSegment(LogSegment):
         self._by_text: dict[int, tuple[int, ...]] = {}
         self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
         self._said: list[frozenset[int]] = []
+        self.columns = GrowingColumns()
+        """Words, tokens and neighbours of its rows."""
 
     def emptied(self) -> GrowingSegment:
         """Return a segment of the same file without rows."""
@@ -141,13 +178,14 @@ class GrowingSegment(LogSegment):
             self._said.append(frozenset(map(digest_word, entry.digests)))
             for word in self._said[-1]:
                 self._digests[word] = (*self._digests.get(word, ()), row)
+        self.columns.extend(entries)
         self.count = added.stop
         return added
 
     @property
     def memory_bytes(self) -> int:
         """Approximate size of the columns, the vectors and the tables over them."""
-        return self._rows.nbytes + self._matrix.nbytes + _TABLE_BYTES * self.count
+        return self._rows.nbytes + self._matrix.nbytes + _TABLE_BYTES * self.count + self.columns.memory_bytes
 
     @property
     def rows(self) -> Records:

@@ -16,7 +16,7 @@ import numpy as np
 from memd.errors import StoreError
 from memd.store.files import Files
 from memd.store.index.meta import read_segment_meta
-from memd.store.layout import TopicLayout, segments_before, topic_ids_in
+from memd.store.layout import TopicLayout, is_derived, segments_before, topic_ids_in
 from memd.store.log.columns import ROW_OF_VERSION_1, Bits, Records, as_version_1, superseded
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
@@ -69,7 +69,7 @@ def _topic(files: Files, layout: TopicLayout) -> TopicDiskUsage:
             if files.is_directory(directory / name):
                 continue
             size = files.size(directory / name) or 0
-            if name.endswith((".hnsw", ".meta")):
+            if is_derived(name):
                 derived_bytes += size
             else:
                 log_bytes += size

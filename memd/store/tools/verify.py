@@ -21,10 +21,9 @@ from memd.store.erasure.ledger import finding_of, read_erasures, returned
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
-from memd.store.lexical.stamp import STAMP_NAME, read_stamp
 from memd.store.log.columns import Records, as_version_1, rows_from
 from memd.store.log.extent import ahead_of_log
-from memd.store.log.format import MAGIC_JOURNAL, decode_header, scan_records
+from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
 from memd.store.log.journal import extent_in
 from memd.store.log.recovery import Finding, LogFile, find_damage, missing_segment, read_log_file, torn_files
 from memd.wording import counted, day_and_time
@@ -122,7 +121,6 @@ class _Verification:
         self.counts.topics += 1
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
         journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
-        stamp = read_stamp(self._files, layout.lexical)
         self._ids, self._records = set(), []
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout, layout.active, active) if active is not None else None
@@ -139,8 +137,6 @@ class _Verification:
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
             self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
-        if stamp is not None:
-            self.findings += ahead_of_log(layout.lexical / STAMP_NAME, stamp.extent, self._count_upto)
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
                 if damage := self._files.damage_of(directory / name):
@@ -181,12 +177,22 @@ class _Verification:
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
             check_file(self._files, layout.hnsw(number), meta.checksum)
             self._count_file(layout.hnsw(number))
+            self._words(layout, number, number)
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
         except ShortLogFile as error:
             self._add_finding("damaged", layout.bin(number), str(error))
         except StoreError as error:
             self._add_finding("derived", path, f"is rebuilt from the log at the next start: {error}")
+
+    def _words(self, layout: TopicLayout, first: int, last: int) -> None:
+        """Check a file of words, where there is one."""
+        path = layout.words(first, last)
+        if self._files.size(path) is None:
+            return
+        if payload_at(self._files.read(path), HEADER_BYTES) is None:
+            self._add_finding("derived", path, "does not match its checksum; it is rebuilt from the log")
+        self._count_file(path)
 
     def _merged(self, layout: TopicLayout) -> None:
         """Check that each merged index is the file that its `.meta` vouches for and covers segments that exist."""
@@ -205,6 +211,7 @@ class _Verification:
                     raise CorruptFile(f"{path}: covers other segments than those beside it")
                 check_file(self._files, path, meta.checksum)
                 self._count_file(path)
+                self._words(layout, first, last)
             except StoreError as error:
                 if not self._is_served:  # a running daemon may be writing or removing it
                     self._add_finding("derived", path, f"is left out at the next start: {error}")

@@ -1,0 +1,327 @@
+"""The columns of a topic in which one question is answered: who competes, and how near each is to each part of it.
+
+Rule: a few array operations a source, no loop over chunks. A *source* is a growing segment, an index over sealed ones,
+or what waits to be stored; a source of thousands competes whole, of a larger one what its indexes find. Each has the
+same columns afterwards, so nothing behind this module knows where a chunk lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memd.entries import Entry
+from memd.recall.times import Span
+from memd.settings.model import UtilitySettings
+from memd.store.choice import chosen
+from memd.store.index.vectors import multipliers
+from memd.store.lexical.postings import (
+    MEAN_LENGTH,
+    GrowingColumns,
+    Keys,
+    SealedColumns,
+    identifier_keys,
+    query_keys,
+    rarity,
+)
+from memd.store.log.columns import Records, digest_word
+from memd.store.log.segment import GrowingSegment
+from memd.store.pending import PendingRun, UnstoredText
+from memd.store.snapshot import Place, Snapshot
+from memd.store.views import IndexView, SegmentView
+from memd.wanted import EVERYTHING, Wanted
+
+FOUND_MAX = 48
+"""Chunks that an index finds for a part by meaning, and as many by words; their neighbours come with them."""
+POSTINGS_MAX = 60_000
+"""Of a large source: a word that so many chunks have finds none by itself, but counts for those that others find."""
+IDENTIFIER_WEIGHT = 3
+"""So many words an identifier counts for as a whole; its parts count besides."""
+FEW_CHUNKS = 25
+"""The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
+PENDING_SEGMENT = -1
+"""In the places of chunks that are not stored yet."""
+TOKEN_BYTES = 3
+"""Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
+
+Floats = NDArray[np.float32]
+Bits = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+
+class Searchable(Protocol):
+    """A topic that can be searched: a live log, or a topic as of an earlier time."""
+
+    @property
+    def topic_id(self) -> str:
+        """The topic."""
+
+    def snapshot(self) -> Snapshot:
+        """Its present content."""
+
+    def unstored(self) -> UnstoredText:
+        """Return the text that was said and is not in its log yet; asked on the event loop."""
+
+
+class Pool(NamedTuple):
+    """The chunks of one source that compete, in columns of the same length n; p parts ask."""
+
+    segment: Rows
+    row: Rows
+    raw: Floats
+    """Cosine to each part, (n, p); 0 where either has no vector."""
+    centred: Floats
+    """Cosine of both without the topic's mean, (n, p)."""
+    words: Floats
+    """BM25, (n, p)."""
+    competes: Bits
+    """Others only speak for their neighbours: what is visible in the prompt; or for nobody: what no longer counts."""
+    counts: Bits
+    multiplier: Floats
+    tokens: Rows
+    """Raw tokens of each chunk's line."""
+    follows: Bits
+    """Whether the chunk goes on where the one in the row before it ended: they are neighbours."""
+    vectors: Floats
+    """Unit vectors, (n, dimension)."""
+    columns: GrowingColumns | SealedColumns | None
+    labels: Rows
+    """The rows in `columns`."""
+
+
+class TopicColumns:
+    """One topic, for one question."""
+
+    def __init__(
+        self,
+        topic: Searchable,
+        pending: Sequence[PendingRun],
+        wanted: Wanted,
+        visible_digests: Collection[bytes],
+        spans: Sequence[Span],
+    ) -> None:
+        """
+        Args:
+            pending: its chunks that are not in the log yet.
+            wanted: the chunks that may be shown.
+            visible_digests: messages in the prompt; chunks of these alone do not compete.
+            spans: times that the question speaks of, whose best chunks compete whatever else there is.
+        """
+        self.snapshot = topic.snapshot()
+        self.topic_id = self.snapshot.topic_id
+        self._chosen = chosen(self.snapshot, wanted)
+        self._is_choice = wanted != EVERYTHING
+        self._then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
+        self._visible = frozenset(map(digest_word, visible_digests))
+        chunks = [chunk for run in pending for chunk in run]
+        known = self.snapshot.known([chunk.entry.uuid for chunk in chunks]) if chunks else ()
+        self.pending = PendingRun.joined(pending) if pending else PendingRun()
+        self._pending_counts = np.array(
+            [chunk.entry.uuid not in known and wanted.admits_entry(chunk.entry) for chunk in self.pending], np.bool_
+        )
+        views = self._chosen.views.values()
+        self._growing = [view for view in views if isinstance(view.segment, GrowingSegment) and len(view.rows)]
+        self._indexes = self._chosen.indexes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing that could be found."""
+        return not (self._growing or self._indexes or len(self.pending))
+
+    @cached_property
+    def _columns(self) -> list[GrowingColumns | SealedColumns]:
+        growing = [view.segment.columns for view in self._growing if isinstance(view.segment, GrowingSegment)]
+        sealed = [view.index.columns for view in self._indexes if view.index.columns is not None]
+        return [*growing, *sealed, *([self.pending.columns] if self.pending else [])]
+
+    @cached_property
+    def mean(self) -> Floats | None:
+        """The topic's mean vector, weighed by how many chunks it is of; None without any: who talks there, and what
+        about, says nothing about one of its chunks."""
+        sums = [one.mean_sum for one in self._columns if one.mean_sum is not None and one.mean_count]
+        count = sum(one.mean_count for one in self._columns)
+        return (np.sum(sums, axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if sums else None
+
+    def keys_of(self, part: str) -> Keys:
+        """The terms that a part asks this topic for."""
+        return query_keys(part, frozenset().union(*(one.languages for one in self._columns)))
+
+    def is_named(self, part: str) -> bool:
+        """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
+        keys = identifier_keys(part)
+        return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
+
+    def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
+        """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
+        columns = self._columns
+        keys = [self.keys_of(part) for part in parts]
+        total = sum(one.count for one in columns)
+        rarities = [rarity(np.sum([one.having(some) for one in columns], axis=0), total) for some in keys]
+        for part, some, rare in zip(parts, keys, rarities, strict=True):
+            rare[np.isin(some, identifier_keys(part))] *= IDENTIFIER_WEIGHT
+        terms = [(some[rare > 0], rare[rare > 0]) for some, rare in zip(keys, rarities, strict=True)]
+        mean_length = sum(one.length_sum for one in columns) / total if total else MEAN_LENGTH
+        found = [self._of_growing(view, terms, vectors, utility, max(1.0, mean_length)) for view in self._growing]
+        found += [self._of_index(view, place, terms, vectors, utility) for place, view in enumerate(self._indexes)]
+        return [*found, self._of_pending(terms, vectors)] if len(self.pending) else found
+
+    def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
+        """Read chunks; those are absent that cannot be read."""
+        stored = [place for place in places if place[0] != PENDING_SEGMENT]
+        read = self.snapshot.read_many(stored) if stored else {}
+        waiting = {place: self.pending[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
+        return {**read, **waiting}
+
+    def records(self, segment: Rows, row: Rows) -> Records:
+        """The columns of the log of some chunks."""
+        waiting = segment == PENDING_SEGMENT
+        if not waiting.any():
+            return self.snapshot.records_at(segment, row)
+        found = np.empty(len(row), self.pending.records.dtype)
+        found[waiting] = self.pending.records[row[waiting]]
+        found[~waiting] = self.snapshot.records_at(segment[~waiting], row[~waiting])
+        return found
+
+    def _of_growing(
+        self,
+        view: SegmentView,
+        terms: Sequence[tuple[Keys, Floats]],
+        vectors: Floats,
+        utility: UtilitySettings,
+        mean_length: float,
+    ) -> Pool:
+        segment, count = view.segment, len(view.rows)
+        assert isinstance(segment, GrowingSegment), "one that is scanned"
+        counts = ~view.dead
+        competes = counts
+        if self._visible and (rows := segment.rows_of_messages(self._visible)):
+            competes = counts.copy()
+            competes[[row for row in rows if row < count]] = False
+        matrix = np.zeros((count, 0), np.float32) if view.matrix is None else view.matrix
+        steps = view.rows["utility_steps"]
+        return Pool(
+            np.full(count, segment.segment_id),
+            np.arange(count),
+            *self._cosines(matrix, vectors, segment.columns),
+            np.stack([segment.columns.words(*some, count, mean_length) for some in terms], axis=1),
+            competes,
+            counts,
+            multipliers(steps, utility).astype(np.float32) if steps.any() else np.ones(count, np.float32),
+            _tokens(segment.columns.tokens[:count], view.rows, matrix.shape[1]),
+            segment.columns.follows[:count],
+            matrix,
+            segment.columns,
+            np.arange(count),
+        )
+
+    def _of_index(
+        self,
+        view: IndexView,
+        place: int,
+        terms: Sequence[tuple[Keys, Floats]],
+        vectors: Floats,
+        utility: UtilitySettings,
+    ) -> Pool:
+        index, columns = view.index, view.index.columns
+        labels = self._found(view, place, terms, vectors[vectors.any(axis=1)], utility)
+        segment, row = index.places_of(labels)
+        matrix = index.vectors_of(labels)
+        counts = np.ones(len(labels), np.bool_)
+        if columns is None:
+            words, follows = np.zeros((len(labels), len(terms)), np.float32), ~counts
+            tokens = np.zeros(len(labels), np.uint16)
+        else:
+            words = np.stack([columns.words_at(labels, *some) for some in terms], axis=1)
+            tokens = columns.tokens[labels]
+            follows = columns.follows[labels] & (np.diff(labels, prepend=-2) == 1)
+        return Pool(
+            segment,
+            row,
+            *self._cosines(matrix, vectors),
+            words,
+            counts,
+            counts,
+            index.multipliers_of(labels, utility),
+            tokens.astype(np.intp) if tokens.all() else _tokens(tokens, self.records(segment, row), matrix.shape[1]),
+            follows,
+            matrix,
+            columns,
+            labels,
+        )
+
+    def _found(
+        self,
+        view: IndexView,
+        place: int,
+        terms: Sequence[tuple[Keys, Floats]],
+        queries: Floats,
+        utility: UtilitySettings,
+    ) -> Rows:
+        """The labels that an index finds, by meaning and by words, at any time and at those that are spoken of; and
+        their neighbours."""
+        index, columns = view.index, view.index.columns
+        views = [view, *(then.indexes[place] for then in self._then)]
+        found = [np.empty(0, np.intp)]
+        for one in views if len(queries) else ():
+            hits = one.search(queries, FOUND_MAX * len(queries), utility)
+            found += (index.labels_of(some.segment_ids, some.rows) for some in hits)
+        for some in terms:
+            if columns is None:
+                break
+            score = columns.words(*some, POSTINGS_MAX)
+            for dead in [view.dead if self._is_choice else None, *(one.dead for one in views[1:])]:
+                kept = score if dead is None else np.where(dead, 0, score)
+                best = np.argpartition(-kept, min(2 * FOUND_MAX, len(kept) - 1))[: 2 * FOUND_MAX]
+                found.append(best[kept[best] > 0])
+        labels = np.unique(np.concatenate(found))
+        labels = np.unique(np.concatenate([labels, labels - 1, labels + 1]))
+        labels = labels[(labels >= 0) & (labels < len(view.dead))]
+        return labels[~view.dead[labels]]
+
+    def _of_pending(self, terms: Sequence[tuple[Keys, Floats]], vectors: Floats) -> Pool:
+        pending, count = self.pending, len(self.pending)
+        visible = np.array([bool(words) and words <= self._visible for words in pending.words], np.bool_)
+        return Pool(
+            np.full(count, PENDING_SEGMENT),
+            np.arange(count),
+            *self._cosines(pending.matrix, vectors),
+            np.stack([pending.columns.words(*some) for some in terms], axis=1),
+            self._pending_counts & ~visible,
+            self._pending_counts,
+            np.ones(count, np.float32),
+            pending.columns.tokens.astype(np.intp),
+            pending.columns.follows,
+            pending.matrix,
+            pending.columns,
+            np.arange(count),
+        )
+
+    def _cosines(self, matrix: Floats, vectors: Floats, columns: GrowingColumns | None = None) -> tuple[Floats, Floats]:
+        """The cosines of rows to the parts, as they are and without the topic's mean, (n, p) each."""
+        if matrix.shape[1] != vectors.shape[1] or not vectors.size:
+            nothing = np.zeros((len(matrix), len(vectors)), np.float32)
+            return nothing, nothing
+        raw = np.stack([matrix @ vector for vector in vectors], axis=1)  # faster than one product of so few columns
+        if (mean := self.mean) is None or len(mean) != matrix.shape[1]:
+            return raw, raw
+        # |v - m| and v (q - m) from v q and v m: no second matrix is made or kept.
+        to_mean = matrix @ mean if columns is None else columns.to_mean(matrix, mean)
+        square = float(mean @ mean)
+        length = np.sqrt(np.maximum(1 - 2 * to_mean + square, 1e-6))[:, None]
+        asked = np.linalg.norm(vectors - mean, axis=1)
+        known = vectors.any(axis=1)
+        centred = (raw - to_mean[:, None] - vectors @ mean + square) / (length * np.where(known, asked, np.inf))
+        return raw, centred.astype(np.float32)
+
+
+def _tokens(tokens: NDArray[np.uint16], records: Records, dimension: int) -> Rows:
+    """Tokens of lines, estimated where an old log does not tell them."""
+    found = tokens.astype(np.intp)
+    if (unknown := found == 0).any():
+        lengths = records["length"][unknown].astype(np.intp) - 4 * dimension
+        found[unknown] = np.maximum(1, lengths // TOKEN_BYTES)
+    return found

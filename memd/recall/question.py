@@ -1,0 +1,34 @@
+"""The parts of a question, each of which asks for itself.
+
+Rule: pure. People ask at the end of what they paste, at its beginning, or several things at once; a text has one vector
+and one bag of words, so a long paste would drown the question and one question the other. The cost does not grow with
+the message: its ends are looked at, and of each part the beginning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+PARTS_MAX = 8
+HEAD_CHARACTERS, TAIL_CHARACTERS = 4_000, 16_000
+"""Of a longer message only its ends are looked at."""
+PART_CHARACTERS_MAX = 400
+"""Of a part; the embedder cuts it to `PART_TOKENS` besides."""
+PART_TOKENS = 48
+
+_ASKING = "?？؟;՞፧"
+"""Question marks: Latin, Chinese and Japanese, Arabic, Greek, Armenian, Ethiopic."""
+_ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])\s+|(?<=[。！？])\s*|\n+")
+_ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
+
+
+def parts_of(message: str) -> list[str]:
+    """The sentences that ask, the items of a list, the last sentence and the first: at most `PARTS_MAX`, each once."""
+    if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
+        message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
+    sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
+    asking = [one for one in sentences if one[-1] in _ASKING][-PARTS_MAX:]
+    items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
+    chosen = itertools.chain(asking, sentences[-1:], sentences[:1], items)
+    return list(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen))[:PARTS_MAX]

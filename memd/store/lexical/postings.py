@@ -1,0 +1,443 @@
+"""Columns of chunks beside their vectors: the postings of their words, their tokens, and what answers were shown.
+
+Rule: computed when a chunk is stored and kept in its record (`Entry.terms`), so that a question reads columns and no
+text. A term is the CRC-32 of a word's stem: two words share one once in 200,000, which costs a little order and no
+chunk. Both kinds of columns answer the same two questions: which rows have a term, and how much each counts (the impact
+of BM25 with the length of the chunk, without the rarity of the term, which the whole topic decides).
+
+    Entry.terms:  | format u8 | length u16: terms with repetition | term u32 … | times u8 … |
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, reduce
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+from numpy.typing import NDArray
+
+from memd.entries import Entry
+from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze, analyze_query, in_languages
+from memd.store.lexical.languages import STEMMERS
+
+FORMAT = 1
+"""Raise it when `analyze` gives other terms: those in records are then made anew, in the background."""
+K1, B = 1.2, 0.75
+"""Of BM25 (Robertson and Zaragoza, 2009)."""
+MEAN_LENGTH = 40.0
+"""The terms of a chunk where none is known yet."""
+TOKENS_MAX, LENGTH_MAX = 65_535, 65_535
+
+Keys = NDArray[np.uint32]
+"""Terms."""
+Floats = NDArray[np.float32]
+Rows = NDArray[np.intp]
+
+
+def key_of(term: str) -> int:
+    """The number that stands for a term."""
+    return zlib.crc32(term.encode("utf-8", "surrogatepass"))
+
+
+Stream = tuple[str, str | None, bytes]
+
+
+def place_in_stream(entry: Entry) -> Stream | None:
+    """The stream that an entry goes on with; None for one that is not its chunk's first, and so lies elsewhere."""
+    return stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
+
+
+def stream_of(entry: Entry) -> Stream:
+    """The stream of text that a chunk was cut from: its kind and source, and of notes each by itself.
+
+    Neighbours never cross streams. All live conversations of a topic are one: a conversation is stored in many appends,
+    and the log does not tell whose the one before was.
+    """
+    note = entry.part.hash if entry.kind == "note" and entry.part is not UNSET else b""
+    return entry.kind, entry.source, note
+
+
+LANGUAGE_KEYS = {key_of(LANGUAGE_MARK + language): language for language in STEMMERS}
+
+
+class ChunkTerms(NamedTuple):
+    """The terms of one chunk, each once."""
+
+    keys: Keys
+    times: NDArray[np.uint8]
+    length: int
+    """Of all of them with repetition."""
+
+    @classmethod
+    def of(cls, text: str) -> ChunkTerms:
+        """Analyze a text: about 0.1 ms for a chunk."""
+        found = analyze(text)
+        counts = Counter(map(key_of, found))
+        times = np.minimum(np.fromiter(counts.values(), np.intp, len(counts)), 255).astype(np.uint8)
+        return cls(np.fromiter(counts, np.uint32, len(counts)), times, min(len(found), LENGTH_MAX))
+
+    @classmethod
+    def decoded(cls, data: bytes) -> ChunkTerms | None:
+        """The terms in a record; None for those of another format."""
+        if len(data) < 3 or data[0] != FORMAT or (len(data) - 3) % 5:
+            return None
+        count = (len(data) - 3) // 5
+        keys = np.frombuffer(data, "<u4", count, 3)
+        return cls(keys, np.frombuffer(data, np.uint8, count, 3 + 4 * count), int.from_bytes(data[1:3], "little"))
+
+    def encoded(self) -> bytes:
+        """As they stand in a record."""
+        head = bytes([FORMAT]) + self.length.to_bytes(2, "little")
+        return head + self.keys.astype("<u4").tobytes() + self.times.tobytes()
+
+
+@lru_cache(maxsize=64)
+def encoded_terms(text: str) -> bytes:
+    """The terms of a text as a record has them; what waits to be stored is analyzed once."""
+    return ChunkTerms.of(text).encoded()
+
+
+def query_keys(text: str, languages: Iterable[str]) -> Keys:
+    """The terms that a question asks for, each once: as English, and in each of these languages."""
+    known = analyze_query(text)
+    if not (languages := sorted(languages)):
+        return np.fromiter(map(key_of, known), np.uint32, len(known))
+    forms, empty = in_languages(text, languages)
+    terms = dict.fromkeys([*known, *(form for name, others in forms.items() if name not in empty for form in others)])
+    return np.unique(np.fromiter(map(key_of, terms), np.uint32, len(terms)))
+
+
+def identifier_keys(text: str) -> Keys:
+    """The terms of a question that can only be names: whole identifiers, versions, codes, hashes."""
+    found = [key_of(term) for term, is_exact in analyze_query(text).items() if is_exact]
+    return np.array(found, np.uint32)
+
+
+def rarity(having: NDArray[np.intp], chunks: int) -> Floats:
+    """The inverse document frequency of terms that so many of a topic's chunks have; 0 for one that none has."""
+    found = np.log(1 + np.maximum(chunks - having + 0.5, 0.5) / (having + 0.5))
+    return np.where(having > 0, found, 0.0).astype(np.float32)
+
+
+class GrowingColumns:
+    """Columns that gain rows. One thread adds; others read rows below a count that a snapshot has published."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._postings: dict[int, array[int]] = {}
+        """Of a term: row << 8 | times, for each row that has it. Copied before use: an array that somebody looks into
+        cannot grow."""
+        self._lengths = np.zeros(64, np.uint16)
+        self._tokens = np.zeros(64, np.uint16)
+        self._follows = np.zeros(64, np.bool_)
+        self._stream: Stream | None = None
+        """Of the row added last."""
+        self._shown_starts = np.zeros(65, np.uint32)
+        self._shown = np.zeros(64, np.uint64)
+        self.languages: frozenset[str] = frozenset()
+        self.lacking: list[int] = []
+        """Rows of older logs whose record has no terms, or no count of tokens; see `complete`."""
+        self._sum: NDArray[np.float64] = np.zeros(1)
+        self._summed = 0
+        self.mean_sum: NDArray[np.float64] | None = None
+        """The sum of the first 2^k vectors, so that it seldom changes; `mean_count` says of how many."""
+        self.mean_count = 0
+        self._to_mean = np.zeros(0, np.float32), np.zeros(0, np.float32)
+        """A mean, and the product of each vector with it."""
+        self._length_sum = 0
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Add a row for each entry."""
+        for entry in entries:
+            row = self.count
+            if row == len(self._lengths):  # readers keep the old arrays
+                self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
+                self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+                self._follows = np.concatenate([self._follows, np.zeros_like(self._follows)])
+                self._shown_starts = np.concatenate([self._shown_starts, np.zeros(row, np.uint32)])
+            terms = None if entry.terms is UNSET else ChunkTerms.decoded(entry.terms)
+            if entry.content and (terms is None or entry.line_tokens is UNSET):
+                self.lacking.append(row)
+            if terms is not None:
+                self._add_terms(row, terms)
+            self._tokens[row] = 0 if entry.line_tokens is UNSET else min(entry.line_tokens, TOKENS_MAX)
+            stream = place_in_stream(entry)
+            self._follows[row] = stream is not None and stream == self._stream
+            self._stream = stream
+            self._add_shown(row, () if entry.shown is UNSET else entry.shown)
+            if entry.vector:
+                self._sum = self._sum + entry.embedding
+                self._summed += 1
+                if self._summed & (self._summed - 1) == 0:
+                    self.mean_sum, self.mean_count = self._sum, self._summed
+            self.count = row + 1
+
+    def rows_with(self, keys: Keys) -> Rows:
+        """The rows that have all of these terms."""
+        found = [(np.array(self._postings.get(key, ()), np.uint32) >> 8).astype(np.uint32) for key in keys.tolist()]
+        return _in_all(found)
+
+    def complete(self, row: int, entry: Entry) -> None:
+        """Give a row of an older log what its record lacks; not while another thread adds."""
+        if not self._lengths[row] and (terms := ChunkTerms.decoded(entry.terms or b"")) is not None:
+            self._add_terms(row, terms)
+        self._tokens[row] = min(entry.line_tokens or 0, TOKENS_MAX)
+
+    @property
+    def tokens(self) -> NDArray[np.uint16]:
+        """Raw tokens of each row's line; 0: not counted yet."""
+        return self._tokens[: self.count]
+
+    @property
+    def follows(self) -> NDArray[np.bool_]:
+        """Whether each row goes on where the one before it ended: the two are neighbours."""
+        return self._follows[: self.count]
+
+    @property
+    def length_sum(self) -> int:
+        """The terms of all rows."""
+        return self._length_sum
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate."""
+        return 150 * len(self._postings) + 4 * 60 * self.count + 16 * self.count
+
+    def having(self, keys: Keys) -> NDArray[np.intp]:
+        """How many rows have each of these terms."""
+        postings = self._postings
+        return np.array([len(postings.get(key, ())) for key in keys.tolist()], np.intp)
+
+    def words(self, keys: Keys, rarities: Floats, count: int, mean_length: float) -> Floats:
+        """BM25 of the first `count` rows, (count,)."""
+        score = np.zeros(count, np.float32)
+        norm = (K1 * (1 - B + B / mean_length * self._lengths[:count])).astype(np.float32)
+        for key, rare in zip(keys.tolist(), rarities.tolist(), strict=True):
+            if (found := self._postings.get(key)) is not None:
+                packed = np.array(found, np.uint32)
+                rows = packed >> 8
+                if count < self.count:
+                    packed, rows = packed[rows < count], rows[rows < count]
+                times = (packed & 255).astype(np.float32)
+                score[rows] += rare * (K1 + 1) * times / (times + norm[rows])
+        return score
+
+    def sealed(self) -> SealedColumns:
+        """The same as columns that do not change."""
+        keys = np.fromiter(self._postings, np.uint32, len(self._postings))
+        counts = np.fromiter(map(len, self._postings.values()), np.intp, len(keys))
+        packed = np.concatenate(
+            [np.array(one, np.uint32) for one in self._postings.values()] or [np.empty(0, np.uint32)]
+        )
+        rows, times = (packed >> 8).astype(np.uint32), (packed & 255).astype(np.float32)
+        end = int(self._shown_starts[self.count])
+        return SealedColumns(
+            *_postings(np.repeat(keys, counts), rows, times, self._lengths[: self.count].astype(np.float32)),
+            self.tokens.copy(),
+            self.follows.copy(),
+            self._shown_starts[: self.count + 1].copy(),
+            self._shown[:end].copy(),
+            self._length_sum,
+            self._sum,
+            self._summed,
+        )
+
+    def to_mean(self, matrix: Floats, mean: Floats) -> Floats:
+        """The product of each row of `matrix` (n, dimension) with the topic's mean, (n,); of each row computed once."""
+        known_mean, known = self._to_mean
+        if not np.array_equal(known_mean, mean):
+            known = np.zeros(0, np.float32)
+        if len(known) < len(matrix):
+            known = np.concatenate([known, matrix[len(known) :] @ mean])
+            self._to_mean = mean, known
+        return known[: len(matrix)]
+
+    def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
+        """The chunks that rows had been shown: the position in `rows`, and the first half of the uuid, of each."""
+        return _slices(self._shown, self._shown_starts, rows)
+
+    def _add_terms(self, row: int, terms: ChunkTerms) -> None:
+        postings = self._postings
+        for key, packed in zip(terms.keys.tolist(), (row << 8 | terms.times.astype(np.uint32)).tolist(), strict=True):
+            if (found := postings.get(key)) is None:
+                found = postings[key] = array("I")
+                if key in LANGUAGE_KEYS:
+                    self.languages |= {LANGUAGE_KEYS[key]}
+            found.append(packed)
+        self._lengths[row] = max(1, terms.length)
+        self._length_sum += terms.length
+
+    def _add_shown(self, row: int, uuids: Sequence[bytes]) -> None:
+        start = int(self._shown_starts[row])
+        while start + len(uuids) > len(self._shown):
+            self._shown = np.concatenate([self._shown, np.zeros_like(self._shown)])
+        self._shown[start : start + len(uuids)] = [int.from_bytes(uuid[:8], "big") for uuid in uuids]
+        self._shown_starts[row + 1] = start + len(uuids)
+
+
+class SealedColumns(msgspec.Struct, frozen=True, eq=False):
+    """Columns that do not change: of sealed segments, one after the other, or of what waits to be stored."""
+
+    terms: Keys
+    """Ascending, each once."""
+    starts: NDArray[np.uint32]
+    """Of each term's postings, and their end."""
+    rows: NDArray[np.uint32]
+    """Of each posting, ascending within a term."""
+    impacts: NDArray[np.uint8]
+    """Of each posting, in 255ths of the most that times and length can give."""
+    tokens: NDArray[np.uint16]
+    follows: NDArray[np.bool_]
+    shown_starts: NDArray[np.uint32]
+    shown_uuids: NDArray[np.uint64]
+    length_sum: int
+    mean_sum: NDArray[np.float64]
+    mean_count: int
+
+    @classmethod
+    def of(
+        cls,
+        terms: Sequence[ChunkTerms | None],
+        tokens: Sequence[int],
+        follows: NDArray[np.bool_],
+        shown: Sequence[Sequence[bytes]],
+        vectors: NDArray[np.float32],
+    ) -> SealedColumns:
+        """Columns of rows with these terms (None: without text), tokens, neighbours, shown uuids, and vectors (any
+        number)."""
+        known = [ChunkTerms(np.empty(0, np.uint32), np.empty(0, np.uint8), 0) if one is None else one for one in terms]
+        lengths = np.array([one.length for one in known], np.float32)
+        rows = np.repeat(np.arange(len(known), dtype=np.uint32), [len(one.keys) for one in known])
+        times = np.concatenate([one.times for one in known] or [np.empty(0, np.uint8)]).astype(np.float32)
+        keys = np.concatenate([one.keys for one in known] or [np.empty(0, np.uint32)])
+        flat = np.array([int.from_bytes(one[:8], "big") for some in shown for one in some], np.uint64)
+        return cls(
+            *_postings(keys, rows, times, lengths),
+            np.minimum(np.array(tokens, np.intp), TOKENS_MAX).astype(np.uint16),
+            follows,
+            np.cumsum([0, *map(len, shown)]).astype(np.uint32),
+            flat,
+            int(lengths.sum()),
+            vectors.sum(axis=0, dtype=np.float64),
+            len(vectors) if vectors.shape[1] else 0,
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[SealedColumns]) -> SealedColumns:
+        """The columns of several, one after the other; their impacts stay as they were."""
+        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        keys = np.concatenate([np.repeat(part.terms, part.starts[1:] - part.starts[:-1]) for part in parts])
+        rows = np.concatenate([part.rows + np.uint32(first) for part, first in zip(parts, firsts, strict=False)])
+        ends = np.cumsum([0, *(len(part.shown_uuids) for part in parts)])
+        starts = [part.shown_starts[:-1] + np.uint32(end) for part, end in zip(parts, ends, strict=False)]
+        return cls(
+            *_sorted(keys, rows, np.concatenate([part.impacts for part in parts])),
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.follows for part in parts]),
+            np.concatenate([*starts, ends[-1:].astype(np.uint32)]),
+            np.concatenate([part.shown_uuids for part in parts]),
+            sum(part.length_sum for part in parts),
+            np.sum([part.mean_sum for part in parts], axis=0),
+            sum(part.mean_count for part in parts),
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.tokens)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all columns."""
+        return sum(one.nbytes for one in msgspec.structs.astuple(self) if isinstance(one, np.ndarray))
+
+    @property
+    def languages(self) -> frozenset[str]:
+        """Those of the rows that are in none with English stems."""
+        marks = np.array(list(LANGUAGE_KEYS), np.uint32)
+        return frozenset(LANGUAGE_KEYS[key] for key in marks[self.having(marks) > 0].tolist())
+
+    def having(self, keys: Keys) -> NDArray[np.intp]:
+        """How many rows have each of these terms."""
+        first, end = self._ranges(keys)
+        return end - first
+
+    def rows_with(self, keys: Keys) -> Rows:
+        """The rows that have all of these terms."""
+        return _in_all([self.rows[first:end] for first, end in zip(*self._ranges(keys), strict=True)])
+
+    def words(self, keys: Keys, rarities: Floats, postings_max: int | None = None) -> Floats:
+        """BM25 of all rows, (count,). With `postings_max` the commonest terms count for no row (see `words_at`)."""
+        score = np.zeros(self.count, np.float32)
+        first, end = self._ranges(keys)
+        order, left = np.argsort(end - first, kind="stable").tolist(), postings_max
+        for one in order:
+            start, stop = int(first[one]), int(end[one])
+            if left is not None:
+                left -= stop - start
+                if left < 0 and one != order[0]:
+                    break
+            score[self.rows[start:stop]] += (rarities[one] * (K1 + 1) / 255) * self.impacts[start:stop]
+        return score
+
+    def words_at(self, labels: Rows, keys: Keys, rarities: Floats) -> Floats:
+        """BM25 of some rows, with all terms."""
+        score = np.zeros(len(labels), np.float32)
+        for start, stop, rare in zip(*(one.tolist() for one in self._ranges(keys)), rarities.tolist(), strict=True):
+            if start < stop:
+                rows = self.rows[start:stop]
+                at = np.minimum(rows.searchsorted(labels.astype(np.uint32)), stop - start - 1)
+                has = rows[at] == labels
+                score[has] += (rare * (K1 + 1) / 255) * self.impacts[start + at[has]]
+        return score
+
+    def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
+        """See `GrowingColumns.shown`."""
+        return _slices(self.shown_uuids, self.shown_starts, rows)
+
+    def _ranges(self, keys: Keys) -> tuple[Rows, Rows]:
+        """Where the postings of each term begin and end."""
+        if not len(self.terms):
+            nothing = np.zeros(len(keys), np.intp)
+            return nothing, nothing
+        at = np.minimum(self.terms.searchsorted(keys), len(self.terms) - 1)
+        first = self.starts[at].astype(np.intp)
+        return first, np.where(self.terms[at] == keys, self.starts[at + 1].astype(np.intp), first)
+
+
+def _in_all(found: Sequence[NDArray[np.uint32]]) -> Rows:
+    """The rows that are in all of these lists; none where there is no list."""
+    return reduce(np.intersect1d, found).astype(np.intp) if found else np.empty(0, np.intp)
+
+
+def _postings(
+    keys: Keys, rows: NDArray[np.uint32], times: Floats, lengths: Floats
+) -> tuple[Keys, NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
+    """Postings by term, with their impacts; `lengths`: of each row."""
+    mean = max(1.0, float(lengths.sum()) / max(1, int(np.count_nonzero(lengths))))
+    impact = times / (times + K1 * (1 - B + B / mean * lengths[rows]))
+    return _sorted(keys, rows, np.maximum(1, np.round(255 * impact)).astype(np.uint8))
+
+
+def _sorted(
+    keys: Keys, rows: NDArray[np.uint32], impacts: NDArray[np.uint8]
+) -> tuple[Keys, NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
+    order = np.argsort(keys, kind="stable")
+    terms, firsts = np.unique(keys[order], return_index=True)
+    return terms, np.append(firsts, len(keys)).astype(np.uint32), rows[order], impacts[order]
+
+
+def _slices(values: NDArray[np.uint64], starts: NDArray[np.uint32], rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
+    first = starts[rows].astype(np.intp)
+    counts = starts[rows + 1].astype(np.intp) - first
+    if not (total := int(counts.sum())):
+        return np.empty(0, np.intp), np.empty(0, np.uint64)
+    owner = np.repeat(np.arange(len(rows)), counts)
+    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return owner, values[first[owner] + within]

@@ -1,0 +1,380 @@
+"""Words: what finds a chunk by its words, and what becomes of their columns when their files are not what they were."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
+
+from memd.entries import Draft, Entry, Erased
+from memd.recall.columns import TopicColumns
+from memd.settings.model import DEFAULT_UTILITY
+from memd.store.disk import DiskFiles
+from memd.store.erasure.wiping import Wiper
+from memd.store.lexical.analyzer import analyze, analyze_query
+from memd.store.lexical.postings import ChunkTerms
+from memd.store.store import Store, TopicLog
+from memd.store.tools.verify import verify
+from memd.wanted import EVERYTHING
+
+IDENTIFIERS = {
+    "error": "The importer stopped with ERR_7421 and nothing else.",
+    "snake": "Call retry_with_backoff before you give up.",
+    "camel": "parseHttpRequest is slow on large bodies.",
+    "version": "The fix is in v2.3.1 of the client.",
+    "path": "Look into src/wire/session.py, near the end.",
+    "hash": "It broke with commit 9f8e7d6c5b4a39281706f5e4d3c2b1a098765432.",
+}
+OTHERS = ("We walked along the river.", "Dinner was late again.", "The red bicycle has a flat tyre.")
+
+
+def said(name: str, text: str) -> Draft:
+    return msgspec.structs.replace(draft(name), content=text)
+
+
+def filled(directory: Path, texts: dict[str, str] | None = None, *, segment_entries_max: int = 100) -> Store:
+    store = open_store(None, directory, segment_entries_max=segment_entries_max)
+    everything = {**(IDENTIFIERS if texts is None else texts), **{text: text for text in OTHERS}}
+    store.topic("talk").append([said(name, text) for name, text in everything.items()])
+    return store
+
+
+def scores(topic: TopicLog, text: str) -> dict[str, float]:
+    """The BM25 of all live chunks that have a word of `text`, by their content."""
+    columns = TopicColumns(topic, [], EVERYTHING, (), ())
+    found: dict[str, float] = {}
+    for source in columns.sources([text], np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
+        has = source.counts & (source.words[:, 0] > 0)
+        places = list(zip(source.segment[has].tolist(), source.row[has].tolist(), strict=True))
+        entries = columns.entries(places)
+        pairs = zip(places, source.words[has, 0].tolist(), strict=True)
+        found |= {entries[place].content: score for place, score in pairs}
+    return found
+
+
+def found(topic: TopicLog, text: str) -> list[str]:
+    """The contents found by the words of `text`, best first."""
+    known = scores(topic, text)
+    return sorted(known, key=lambda content: -known[content])
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("What was ERR_7421?", "error"),
+        ("err_7421", "error"),
+        ("error 7421", "error"),
+        ("retry_with_backoff()", "snake"),
+        ("how does the backoff work", "snake"),
+        ("`parseHttpRequest`", "camel"),
+        ("parsehttprequest", "camel"),
+        ("an http request", "camel"),
+        ("v2.3.1", "version"),
+        ("src/wire/session.py", "path"),
+        ("session.py", "path"),
+        ("the wire folder", "path"),
+        ("9f8e7d6c5b4a39281706f5e4d3c2b1a098765432", "hash"),
+        ("git show 9f8e7d6", "hash"),
+    ],
+)
+def test_an_identifier_is_found_whole_and_by_its_parts(tmp_path: Path, query: str, name: str) -> None:
+    assert found(filled(tmp_path).topic("talk"), query)[0] == IDENTIFIERS[name]
+
+
+def test_english_words_are_found_in_every_form(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    assert found(topic, "bicycles") == ["The red bicycle has a flat tyre."]
+    assert found(topic, "Who is walking?") == ["We walked along the river."]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Der Schlüssel liegt unter der Fußmatte.", "schlüssel?"),
+        ("Ключ лежит под ковриком.", "ключ"),
+        ("サーバーは東京にあります。", "東京のサーバー"),
+        ("会议定在星期五下午。", "星期五"),
+        ("열쇠는 서랍에 있어요.", "서랍"),
+        ("กุญแจอยู่ในลิ้นชัก", "ลิ้นชัก"),
+        ("المفتاح تحت السجادة", "المفتاح"),
+    ],
+)
+def test_other_languages_are_found_by_plain_tokens_or_by_their_characters(
+    tmp_path: Path, text: str, query: str
+) -> None:
+    assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Gestern habe ich zwei rote Fahrräder für die Kinder gekauft.", "Welche Farbe hatte das Fahrrad?"),
+        ("Herr Mueller hat gestern die Straße vor unserem Haus gesperrt.", "Was sagte Müller?"),
+        ("Nos chiens s'appellent Milou et Rex, ils dorment dans la cuisine.", "Et le chien ?"),
+        ("Ayer compramos dos bicicletas rojas para los niños.", "¿De qué color era la bicicleta?"),
+        ("Wczoraj kupiliśmy dwa czerwone rowery dla dzieci.", "Jakiego koloru był rower?"),
+        ("Вчера мы купили детям два красных велосипеда.", "Какого цвета был велосипед?"),
+        ("Eilen ostimme lapsille kaksi punaista polkupyörää.", "Minkä värinen polkupyörä oli?"),
+        ("Tegnap két piros biciklit vettünk a gyerekeknek.", "Milyen színű volt a bicikli?"),
+        ("Χθες αγοράσαμε δύο κόκκινα ποδήλατα για τα παιδιά.", "Τι χρώμα είχε το ποδήλατο;"),
+        ("कल हमने बच्चों के लिए दो लाल साइकिलें खरीदीं।", "साइकिल कहाँ"),
+        ("أعيد تشغيل الخادم ليلا لأن الأقراص تعطلت.", "متى الخادم؟"),
+    ],
+)
+def test_words_of_other_languages_are_found_in_every_form(tmp_path: Path, text: str, query: str) -> None:
+    """In a topic of several languages, and before the index has them."""
+    texts = {"text": text, "other": "Der Schlüssel liegt unter der Fußmatte, und die Tür ist immer offen."}
+    assert found(filled(tmp_path, texts).topic("talk"), query)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("We met at the Café Zoë.", "cafe zoe"),
+        ("We met at the Cafe Zoe.", "Café Zoë"),
+        ("Самолёт вылетает в шесть.", "самолет"),
+        ("İstanbul'da buluştuk.", "istanbul"),
+        ("ＡＰＩ　ｋｅｙ", "api key"),
+        ("المكسّرات في المطبـــخ", "المكسرات"),
+        ("المكسّرات في المطبـــخ", "المطبخ"),
+        ("Łódź", "lodz"),
+        ("The pass\u200bword is in the Donau\u00addampf folder.", "password"),
+        ("The pass\u200bword is in the Donau\u00addampf folder.", "Donaudampf"),
+        ("\u200fالمكسرات\u200f", "المكسرات"),
+        ("الغرفة ٣٠٥ محجوزة", "305"),
+        ("कमरा ३०५ हमारा है", "305"),
+        ("कॉफ़ी बिना चीनी", "कॉफी"),
+        ("दाँत का डॉक्टर", "दांत"),
+        ("ശ്രീ\u200dമതി", "ശ്രീമതി"),
+    ],
+)
+def test_accents_and_other_differences_of_writing_do_not_count(tmp_path: Path, text: str, query: str) -> None:
+    assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
+
+
+def test_a_question_without_spaces_takes_time_by_its_length_not_by_its_square() -> None:
+    began = time.process_time()
+    assert "字" in analyze_query("会议定在星期五下午字" * 4_000)
+    assert time.process_time() - began < 10, "it takes a fifth of a second; a minute if each term looks at all of it"
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("My brother Will lives in Leeds.", "Who is Will?"),
+        ("Our accountant, May, has an office in York.", "Where is our accountant May?"),
+        ("Ask the IT department about it.", "Where is IT?"),
+        ("Ich habe Will gestern im Baumarkt getroffen.", "Wann habe ich Will getroffen?"),
+    ],
+)
+def test_a_name_that_is_a_function_word_but_for_its_capital_is_found(tmp_path: Path, text: str, query: str) -> None:
+    texts = {"text": text, "other": "It will rain in May, may it not?", "heading": "Where Will It Be In May"}
+    topic = filled(tmp_path, texts).topic("talk")
+    assert found(topic, query)[0] == text
+    assert found(topic, "Where is it?") == found(topic, "WHERE IS IT?") == []
+
+
+def test_function_words_of_a_chunk_s_language_are_no_words_of_it(tmp_path: Path) -> None:
+    german = "Der Keller steht unter Wasser, weil wir ihn nicht gegen den Regen abgedichtet haben."
+    topic = filled(tmp_path, {"german": german, "english": "They won the war when the river froze."}).topic("talk")
+    assert german not in found(topic, "Wann haben wir den Zahnarzt angerufen?")
+    assert found(topic, "Was ist mit dem Keller?") == [german]
+
+
+def test_texts_in_english_need_no_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.store.lexical.languages._detector", lambda: pytest.fail("loaded"))
+    for text in ("", "1 2 3", IDENTIFIERS["error"], "Where did you put the keys of the car?"):
+        assert not any(term.startswith("\0") for term in analyze(text))
+
+
+def test_a_question_without_a_word_that_says_anything_finds_nothing(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    for text in ("yes, do that", "and what about it?", "", " \n", "!!!", "zebra"):
+        assert found(topic, text) == []
+
+
+def test_what_was_superseded_is_not_found_and_what_is_corrected_is_found_once(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    [entry] = topic.append([said("new", "The lighthouse was painted white.")])
+    topic.append([adjusted(entry, 2)])
+    assert found(topic, "lighthouse") == ["The lighthouse was painted white."]
+    topic.append([deprecated(entry)])
+    assert found(topic, "lighthouse") == []
+
+
+def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
+    topic = filled(tmp_path).topic("talk")
+    for number in range(5):
+        topic.append([said(f"{number}", f"Lamp number {number}hh stands in the hall.")])
+        assert found(topic, f"{number}hh")[0] == f"Lamp number {number}hh stands in the hall."
+
+
+def _written_at_random(topic: TopicLog, chosen: random.Random, count: int) -> None:
+    words = ["bicycle", "tyre", "river", "walk", "lamp", "ERR_7421", "sailing", "bread"]
+    known: list[Entry] = []
+    for number in range(count):
+        act = chosen.random()
+        if known and act < 0.15:
+            topic.append([deprecated(known.pop(chosen.randrange(len(known))))])
+        elif known and act < 0.3:
+            [entry] = topic.append([adjusted(known.pop(chosen.randrange(len(known))), chosen.choice([1, 2]))])
+            known.append(entry)
+        else:
+            text = " ".join(chosen.choices(words, k=6)) + f" {number}"
+            known += topic.append([said(f"{number}", text)])
+
+
+QUESTIONS = ("bicycle tyre", "ERR_7421", "walking along the river", "lamp 17", "bread")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_log_gives_the_same_answers_however_its_columns_came_about(tmp_path: Path, seed: int) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=30)
+    talk = store.topic("talk")
+    _written_at_random(talk, random.Random(seed), 80)
+    growing = [scores(talk, question) for question in QUESTIONS]
+    seal_all(talk)
+    sealed = [scores(talk, question) for question in QUESTIONS]
+    talk.merge([1, 2])
+    merged = [scores(talk, question) for question in QUESTIONS]
+    store.close()
+    store = open_store(None, tmp_path, segment_entries_max=30)
+    store.topic("talk").load()
+    read = [scores(store.topic("talk"), question) for question in QUESTIONS]
+    store.close()
+    for path in (tmp_path / "talk" / "segments").glob("*.words"):
+        path.unlink()
+    store = open_store(None, tmp_path, segment_entries_max=30)
+    store.topic("talk").load()
+    assert store.topic("talk").wordless
+    store.topic("talk").complete_words()
+    assert not store.topic("talk").wordless
+    made_anew = [scores(store.topic("talk"), question) for question in QUESTIONS]
+    store.close()
+    assert all(growing)
+    for plain, *others in zip(growing, sealed, merged, read, made_anew, strict=True):
+        for other in others:
+            assert other.keys() == plain.keys()
+            assert other == pytest.approx(plain, rel=0.15), (
+                "an impact has 255 steps, and the mean length of its segment"
+            )
+    assert read == merged == made_anew
+
+
+def _garbled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [_garbled, _cut_short, _emptied, Path.unlink])
+def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, damage: object) -> None:
+    store = filled(tmp_path, segment_entries_max=9)
+    seal_all(store.topic("talk"))
+    store.close()
+    [path] = (tmp_path / "talk" / "segments").glob("*.words")
+    whole = path.read_bytes()
+    assert callable(damage)
+    damage(path)
+    store = open_store(None, tmp_path, segment_entries_max=9)
+    topic = store.topic("talk")
+    topic.load()
+    assert topic.wordless == 9
+    topic.complete_words()
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    assert path.read_bytes() == whole
+    store.close()
+    assert verify(tmp_path, DiskFiles()).ok
+
+
+def test_a_file_of_another_log_is_not_used(tmp_path: Path) -> None:
+    for name, texts in (("one", None), ("other", {f"{n}": f"Quite another text {n}." for n in range(6)})):
+        store = filled(tmp_path / name, texts, segment_entries_max=9)
+        seal_all(store.topic("talk"))
+        store.close()
+    stranger = (tmp_path / "other" / "talk" / "segments" / "seg_0001.words").read_bytes()
+    (tmp_path / "one" / "talk" / "segments" / "seg_0001.words").write_bytes(stranger)
+    store = open_store(None, tmp_path / "one", segment_entries_max=9)
+    topic = store.topic("talk")
+    topic.load()
+    topic.complete_words()
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    store.close()
+
+
+def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
+        filled(tmp_path).close()
+    store = open_store(None, tmp_path, segment_entries_max=100)
+    topic = store.topic("talk")
+    folder = tmp_path / "talk" / "lexical"
+    folder.mkdir()
+    (folder / "stamp.json").write_text("of a version with an index of its own")
+    assert found(topic, "ERR_7421") == [] and topic.wordless == 9
+    topic.complete_words()
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
+    assert not folder.exists(), "it has the words of what may be erased some day"
+    store.close()
+
+
+def test_what_is_erased_leaves_no_words(tmp_path: Path) -> None:
+    store = filled(tmp_path, segment_entries_max=9)
+    topic = store.topic("talk")
+    seal_all(topic)
+    [path] = (tmp_path / "talk" / "segments").glob("*.words")
+    with_it = path.read_bytes()
+    [place] = topic.snapshot().places_with("ERR_7421")
+    wiper = Wiper(DiskFiles())
+    assert topic.erase({topic.snapshot().read(place).uuid}, Erased(at=1), wiper) == 1
+    assert found(topic, "ERR_7421") == [] and found(topic, "retry_with_backoff") == [IDENTIFIERS["snake"]]
+    seal_all(topic)
+    assert path.read_bytes() != with_it
+    assert not list((tmp_path / "talk").rglob("*.tmp"))
+    store.close()
+
+
+def test_terms_are_read_back_as_they_were_written() -> None:
+    for text in (*IDENTIFIERS.values(), "", "字" * 500, "word " * 70_000):
+        terms = ChunkTerms.of(text)
+        again = ChunkTerms.decoded(terms.encoded())
+        assert again is not None and again.length == terms.length
+        assert again.keys.tolist() == terms.keys.tolist() and again.times.tolist() == terms.times.tolist()
+    for damaged in (b"", b"\1", b"\2\0\0", ChunkTerms.of("two words").encoded()[:-1]):
+        assert ChunkTerms.decoded(damaged) is None
+
+
+def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=3)
+    topic = store.topic("talk")
+    entries = topic.append([draft(number) for number in range(3)]) + topic.append([draft(number) for number in (3, 4)])
+    topic.append([adjusted(entries[1], 2)])  # its newest entry is behind all others; its place in time is not
+    seal_all(topic)
+    snapshot = topic.snapshot()
+
+    def place(number: int) -> tuple[int, int]:
+        entry = snapshot.find(entries[number].uuid)
+        assert entry is not None
+        return snapshot.live_places([entry.canonical_id])[entry.canonical_id]
+
+    places = [place(number) for number in range(5)]
+    for number in range(5):
+        expected = places[number - 1] if number else None, places[number + 1] if number < 4 else None
+        assert snapshot.neighbours(places[number]) == expected
+    topic.append([deprecated(entries[2])])
+    assert topic.snapshot().neighbours(places[3]) == (places[1], places[4])
