@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ class Embedding:
     """An embedder that writes down what it embeds."""
 
     batch_texts = 1
+    waits = False
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -82,3 +85,38 @@ def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_ver
         assert model.order[-1] == "Where?", "the oldest ones are forgotten"
     finally:
         encoder.close()
+
+
+def test_topics_take_turns_at_the_model() -> None:
+    """A message of megabytes keeps nobody else's turns out of the log: each waits for one batch of the other's."""
+    model, begun, let = Embedding(), threading.Event(), threading.Event()
+    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
+    first = model.embed_many
+
+    def held(texts: Sequence[str]) -> NDArray[np.float32]:
+        begun.set()
+        assert let.wait(30)
+        return first(texts)
+
+    model.embed_many = held  # type: ignore[method-assign]
+    with closing(encoder):
+        book = encoder.ingestion.submit(encoder.embed_texts, ["book"] * 50)
+        assert begun.wait(30)
+        talk = encoder.ingestion.submit(encoder.embed_texts, ["talk"])
+        while len(encoder._turns._waiting) == 0:
+            pass
+        assert encoder.backlog == 51
+        let.set()
+        assert len(book.result(30)) == 50 and len(talk.result(30)) == 1
+    assert model.order[:2] == ["book", "talk"] and encoder.backlog == 0
+
+
+def test_background_work_rests_for_as_long_as_others_kept_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = iter([0.0, 0.0, 0.01, 0.01])
+    rests: list[float] = []
+    monkeypatch.setattr(priority, "_delayed_seconds", lambda: next(delays))
+    monkeypatch.setattr(time, "sleep", rests.append)
+    background = Priority().for_background()
+    background.give_way()
+    background.give_way()
+    assert rests == [priority.DELAYS * 0.01]

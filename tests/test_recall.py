@@ -428,7 +428,7 @@ async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not
 class Broken:
     """An embedder that fails whenever it is asked."""
 
-    dimension, scale, tells_apart = 384, (1.0, 0.0), True
+    dimension, scale, tells_apart, waits = 384, (1.0, 0.0), True, False
     cut, same_cosine = Embedder.cut, Embedder.same_cosine
 
     def __init__(self, fingerprint: str) -> None:

@@ -24,7 +24,6 @@ WORDS = {
     "documents",
     "errors",
     "entries",
-    "idle",
     "messages",
     "normal_form",
     "notes",
@@ -41,7 +40,6 @@ MIDDLE = LOWER | {"conversation", "recall", "ingest"}
 
 MAY_IMPORT = {
     "errors": set[str](),
-    "idle": set[str](),
     "entries": {"errors"},
     "normal_form": set[str](),
     "messages": {"errors", "normal_form"},

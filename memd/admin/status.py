@@ -158,6 +158,8 @@ class DaemonStats(msgspec.Struct, frozen=True):
     """Those that no request waits for; a topic has a few at most, however much there is to do in it."""
     unstored: int
     """Messages that are in a journal and not in the log yet."""
+    embedding_backlog: int | None
+    """Chunks that are being stored and wait for the embedding model; words find them meanwhile. The whole daemon's."""
     redacted: dict[str, int] | None
     """By pattern the number of redactions since the start, of the whole daemon; None also where redaction is off."""
     backup: BackupHealth | None
@@ -234,6 +236,7 @@ class StatusRoutes:
         redactor: Redactor,
         tasks: Tasks,
         cache_bytes: Callable[[], int],
+        embedding_backlog: Callable[[], int],
         backup: BucketTender | None,
         cluster: Callable[[], ClusterHealth | None],
         *,
@@ -253,6 +256,7 @@ class StatusRoutes:
         self._redactor = redactor
         self._tasks = tasks
         self._cache_bytes = cache_bytes
+        self._embedding_backlog = embedding_backlog
         self._backup = backup
         self._cluster = cluster
 
@@ -287,6 +291,7 @@ class StatusRoutes:
             memory_bytes=sum(one.memory_bytes for one in topics.values()),
             memory_bytes_max=self._config.store.memory_bytes_max,
             cache_bytes=self._cache_bytes() if is_all else None,
+            embedding_backlog=self._embedding_backlog() if is_all else None,
             buffer_bytes=sum(topic.buffer_bytes for topic in visible),
             tasks=len(asyncio.all_tasks()) if is_all else None,
             background_tasks=len(self._tasks) if is_all else None,

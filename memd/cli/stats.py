@@ -138,6 +138,8 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded."]
+    if backlog := figures.daemon.get("embedding_backlog"):
+        told.append(f"{counted(backlog, 'chunk')} that are being stored wait for the embedding model.")
     if backup := figures.daemon.get("backup"):
         left = f", {counted(backup['topics_left'], 'topic')} still to be compared" if backup["topics_left"] else ""
         trouble = f": {backup['trouble']}" if backup["trouble"] else ""

@@ -53,6 +53,7 @@ class CalibratedEmbedder(Embedder):
         """`models_dir`: where measurements are kept; None: nowhere."""
         self.name, self.dimension, self.fingerprint = inner.name, inner.dimension, inner.fingerprint
         self.batch_texts = max(1, inner.batch_texts - 1) if is_server else inner.batch_texts
+        self.waits = inner.waits
         self._inner = inner
         self._is_server = is_server
         self._path = models_dir / f"{inner.fingerprint}.calibration" if models_dir else None

@@ -28,6 +28,8 @@ class Embedder(Protocol):
     fingerprint: str
     """32 hex digits that change whenever the vectors may (model files, prefixes): vectors of different fingerprints
     are never compared."""
+    waits: bool = False
+    """Whether a call may wait for more than the processor: for a server, or for the model to be loaded."""
     batch_texts: int
     """How many texts the model embeds at once. A call may have more; a caller that gives way to queries between calls
     asks for that many at a time."""

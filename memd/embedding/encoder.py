@@ -1,7 +1,8 @@
 """The embedding model for several threads, requests first.
 
-Rule: a request never waits for more than one batch of a compaction (`Embedder.batch_texts`): ingestion gives way to
-requests before each. Both use the same model at the same time, from different threads.
+Rule: a request never waits for more than one batch of what is stored (`Embedder.batch_texts`): ingestion gives way to
+requests before each, and topics take turns, so that a message of megabytes keeps nobody else's out of the log. Both use
+the same model at the same time, from different threads, and no question waits for a lock that they hold.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
-from memd.embedding.priority import Priority
+from memd.embedding.priority import Priority, Turns
 from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 
 log = logging.getLogger("memd")
 
+INGESTING_MAX = 16
+"""Topics whose texts are embedded by turns, a batch each; others wait for one of them to be done."""
+ASKED_MAX = 16
+"""Questions that wait for a model behind an address, or for one that is being loaded."""
 QUESTIONS_MAX = 256
 """The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
 QUESTION_CHARACTERS_MAX = 2_000
@@ -32,11 +37,13 @@ QUESTION_CHARACTERS_MAX = 2_000
 
 
 class Encoder:
-    """Embeds queries in any thread, and texts in one ingesting thread."""
+    """Embeds queries in any thread, and texts in the ingesting threads."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._ingestion = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-ingest")
+        self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
+        self._turns = Turns()
+        self._waiting = 0
         self.priority = Priority()
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         self._background = self.priority.for_background()
@@ -44,11 +51,19 @@ class Encoder:
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._questions_lock = threading.Lock()
+        self._asking = ThreadPoolExecutor(4, "memd-embed")
+        self._asked: dict[str, Future[NDArray[np.float32]]] = {}
+        """By question: the answers that a slow model owes."""
 
     @property
     def ingestion(self) -> ThreadPoolExecutor:
-        """The one thread in which compactions are chunked and embedded."""
+        """The threads in which what is stored is chunked and embedded, one a topic: they take turns at the model."""
         return self._ingestion
+
+    @property
+    def backlog(self) -> int:
+        """The chunks that wait for the model, of those that are being stored."""
+        return self._waiting
 
     @property
     def fingerprint(self) -> str:
@@ -85,16 +100,23 @@ class Encoder:
 
     def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
         """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
-        least one.
+        least one. A model that keeps somebody waiting (a server) may have none in time; what it answers later is known
+        when it is asked again.
 
         Raises:
-            EmbeddingError: the model failed.
+            EmbeddingError: the model failed, or has not answered in time.
         """
-        until, found = time.monotonic() + seconds, [self._embedded(parts[0])[0]]
-        for part in parts[1:]:
-            if time.monotonic() > until:
+        until, ask = time.monotonic() + seconds, self._asked_for if self._embedder.waits else self._asked_now
+        found: list[NDArray[np.float32]] = []
+        for part in parts:
+            vectors = self._known(part)
+            if vectors is None and (not found or time.monotonic() < until):
+                vectors = ask(part, until)
+            if vectors is None:
                 break
-            found.append(self._embedded(part)[0])
+            found.append(vectors[0])
+        if not found:
+            raise EmbeddingError(f"the embedding model has not answered within {seconds * 1000:.0f} ms")
         return np.stack(found)
 
     @property
@@ -102,11 +124,29 @@ class Encoder:
         """Whether the model gave the vectors that it was last asked for."""
         return self._trouble is None
 
-    def _embedded(self, text: str) -> NDArray[np.float32]:
+    def _known(self, text: str) -> NDArray[np.float32] | None:
         with self._questions_lock:
             if (known := self._questions.get(text)) is not None:
                 self._questions.move_to_end(text)
-                return known
+            return known
+
+    def _asked_now(self, text: str, until: float) -> NDArray[np.float32] | None:
+        return self._embedded(text)
+
+    def _asked_for(self, text: str, until: float) -> NDArray[np.float32] | None:
+        """In another thread, once for all who ask it meanwhile; None: not in time."""
+        with self._questions_lock:
+            if (asked := self._asked.get(text)) is None:
+                if len(self._asked) >= ASKED_MAX:
+                    return None
+                asked = self._asked[text] = self._asking.submit(self._embedded, text)
+        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # not in the lock: it may be done already
+        try:
+            return asked.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            return None
+
+    def _embedded(self, text: str) -> NDArray[np.float32]:
         with self._noting():
             vectors = self._embedder.embed_query(text)
         vectors.flags.writeable = False
@@ -118,10 +158,23 @@ class Encoder:
         return vectors
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`; gives way to requests between batches. Called in the ingesting thread."""
+        """See `Embedder.embed_many`; gives way to requests, and to other texts, between batches. Called in an ingesting
+        thread."""
         size = max(1, self._embedder.batch_texts)
-        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-        return np.concatenate([self._embed_batch(batch) for batch in batches or [[]]])
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
+        found: list[NDArray[np.float32]] = []
+        self._count_waiting(len(texts))
+        try:
+            for batch in batches:
+                found.append(self._embed_batch(batch))
+                self._count_waiting(-len(batch))
+        finally:
+            self._count_waiting(-sum(map(len, batches[len(found) :])))
+        return np.concatenate(found)
+
+    def _count_waiting(self, more: int) -> None:
+        with self._questions_lock:
+            self._waiting += more
 
     def embed_text(self, text: str) -> Vector:
         """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
@@ -132,6 +185,7 @@ class Encoder:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
         self._is_closing = True
         self._embedder.close()
+        self._asking.shutdown(wait=True, cancel_futures=True)
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
     def give_way(self) -> None:
@@ -145,9 +199,10 @@ class Encoder:
         self._background.give_way()
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        self.give_way()
-        with self._noting():
-            return self._embedder.embed_many(texts)
+        with self._turns.taken():
+            self.give_way()
+            with self._noting():
+                return self._embedder.embed_many(texts)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

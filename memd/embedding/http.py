@@ -54,6 +54,7 @@ class _RefusedError(EmbeddingError):
 class HttpEmbedder(Embedder):
     """An `Embedder` that asks a server."""
 
+    waits = True
     batch_texts = BATCH_TEXTS
 
     def __init__(

@@ -23,6 +23,7 @@ from memd.errors import EmbeddingError
 class ResidentEmbedder(Embedder):
     """An `Embedder` that loads another one, and lets it go."""
 
+    waits = True
     batch_texts = 1
 
     def __init__(

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from memd.clock import pause_before_retry
-from memd.embedding.priority import Background, Priority
+from memd.embedding.priority import Background, Priority, yield_to_others
 from memd.errors import StoreError
-from memd.idle import yield_to_others
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
 from memd.telemetry.metrics import Metrics

@@ -41,7 +41,6 @@ from memd.proxy import malloc
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
-from memd.proxy.one_core import on_one_core
 from memd.proxy.owners.hop import PROOF, PROOF_HEADER
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, owners_of, router_of
 from memd.proxy.relay import Relayed
@@ -251,8 +250,7 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
             _announce(daemon, time.perf_counter() - started)
             if config.auth.is_short:
                 log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")
-            with on_one_core(daemon.tasks, is_wanted=config.processor.one_core):
-                await _until(stop, daemon.topics)
+            await _until(stop, daemon.topics)
             grace = {"seconds_max": config.shutdown.grace_seconds}
             log.info("stopping after replies in flight; a second Ctrl-C ends memd at once", extra=grace)
     except asyncio.CancelledError:

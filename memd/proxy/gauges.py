@@ -30,6 +30,7 @@ class Gauges:
         tasks: Tasks,
         *,
         queues: Mapping[str, Callable[[], int]],
+        embedding_backlog: Callable[[], int],
         cache_bytes: Callable[[], int],
         memory_bytes_max: int,
         backup: BucketTender | None,
@@ -41,6 +42,7 @@ class Gauges:
         self._topics = topics
         self._tasks = tasks
         self._queues = queues
+        self._embedding_backlog = embedding_backlog
         self._cache_bytes = cache_bytes
         self._memory_bytes_max = memory_bytes_max
         self._backup = backup
@@ -64,6 +66,8 @@ class Gauges:
         waiting = {name: queued() for name, queued in self._queues.items()}
         yield Gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
         yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(self._tasks))
+        about = "Chunks that wait for the embedding model, of those that are being stored; words find them meanwhile"
+        yield gauge("memd_embedding_backlog", about, self._embedding_backlog())
         lag_seconds = 0.0 if self._backup is None else self._backup.lag_seconds
         yield gauge("memd_backup_lag_seconds", "Age of what the bucket lacks; 0 without a backup", lag_seconds)
         claims = self._topics.claims

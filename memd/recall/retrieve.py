@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
+from memd.embedding.priority import yield_to_others
 from memd.entries import Entry
 from memd.errors import EmbeddingError, StoreError
-from memd.idle import yield_to_others
 from memd.recall import block
 from memd.recall.columns import Searchable, TopicColumns
 from memd.recall.question import PART_TOKENS, parts_of
@@ -400,7 +400,7 @@ class Filling(NamedTuple):
 
 
 def _complete(topic: TopicLog) -> None:
-    """Make the columns of words that an old log lacks; until then its chunks are found by meaning alone."""
+    """Make the columns of words that a log of an old version lacks; until then meaning alone finds its chunks."""
     try:
         topic.complete_words()
     except StoreError as error:

@@ -367,13 +367,6 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the audit, a month each, that are kept; 0: all."""
 
 
-class ProcessorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of the processor."""
-
-    one_core: bool = True
-    """Whether the threads that take turns are held on one core where others leave it to memd."""
-
-
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
@@ -427,6 +420,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     limits: LimitsSettings = LimitsSettings()
     receipts: ReceiptsSettings = ReceiptsSettings()
     audit: AuditSettings = AuditSettings()
-    processor: ProcessorSettings = ProcessorSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
