@@ -367,7 +367,7 @@ def test_indexes_that_the_bucket_has_lost_are_built_again_and_put_back(
     log.merge([1, 2])
     contents = live_contents(log)
     log.close()
-    for name in ("seg_0003.hnsw", "seg_0004.meta", "merged_0001_0002.hnsw"):
+    for name in ("seg_0003.hnsw", "seg_0004.meta", "merged_0001_0002.ivf"):
         lose(cluster, name, how)
     there = open_log(cluster.daemon("two"))
     assert live_contents(there) == contents and there.unsealed() == [3, 4]
