@@ -88,7 +88,7 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 	@if $(PY) tests/support/llamacpp_sources.py; then touch $@; else \
 		echo "The sources of xllamacpp could not be fetched: the tests that need them will fail or be left out." >&2; fi
 
-INSTALL_FAILED = { echo "The installation failed. hnswlib is compiled on this machine: it needs a C++ compiler and Python's headers (Debian and Ubuntu: apt install g++ python3-dev)." >&2; exit 1; }
+INSTALL_FAILED = { echo "The installation failed: what pip says above is the reason." >&2; exit 1; }
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing memd into .venv (a minute or two, once) ..."

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import hnswlib
 import numpy as np
 
-from memd.store.index.vectors import HNSW_EF_CONSTRUCTION, HNSW_M
 from memd.store.log.columns import Floats
 
 BATCH = 5000
@@ -51,8 +49,10 @@ class HnswlibAlone:
     """One index over everything, in memory: no log, no durability, no deletion."""
 
     def __init__(self, folder: Path, dimension: int) -> None:
-        self._index = hnswlib.Index(space="ip", dim=dimension)
-        self._index.init_index(BATCH, M=HNSW_M, ef_construction=HNSW_EF_CONSTRUCTION, random_seed=100)
+        import hnswlib
+
+        self._index: Any = hnswlib.Index(space="ip", dim=dimension)
+        self._index.init_index(BATCH, M=16, ef_construction=200, random_seed=100)
         self._index.set_ef(200)
 
     def add(self, vectors: Floats) -> None:

@@ -168,7 +168,7 @@ def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: 
 
 @pytest.mark.process
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    heavy = {"aiohttp", "fastembed", "hnswlib", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
+    heavy = {"aiohttp", "fastembed", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
     script = "import sys; from memd.cli.main import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -135,3 +135,15 @@ def create_private(path: Path, data: bytes) -> None:
     with writing(path), open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
         os.write(descriptor, data)
         sync_descriptor(descriptor)
+
+
+def map_native(name: str) -> memoryview:
+    """Map a file that `load_native` has named, for reading."""
+    with Path(name).open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def write_native(name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file that `save_native` has named."""
+    with Path(name).open("wb") as file:
+        file.writelines(pieces)

@@ -19,7 +19,6 @@ import math
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -30,6 +29,7 @@ from memd.store.disk import LocalDisk
 from memd.store.files import FileChecksum
 from memd.store.index.vectors import best_rows, parted, rounded
 from memd.store.log.columns import Bits, Floats, Rows
+from memd.store.syscalls import map_native, write_native
 
 HEAD = 64
 """Numbers of a head."""
@@ -210,10 +210,10 @@ class CompactIndex:
     def _write(self, name: str) -> None:
         axes, centroids = self._arrays.axes, self._arrays.centroids
         sizes = axes.shape[1], len(axes), len(centroids), len(self._arrays.labels)
-        with Path(name).open("wb") as file:
-            _write_padded(file, np.frombuffer(_SIZES.pack(_MAGIC, *sizes), dtype=np.uint8))
-            for array in _of(self._arrays):
-                _write_padded(file, array)
+        pieces: list[bytes | memoryview] = [_SIZES.pack(_MAGIC, *sizes).ljust(_ALIGNED, b"\0")]
+        for array in _of(self._arrays):
+            pieces += [array.reshape(-1).view(np.uint8).data, bytes(_padded(array.nbytes) - array.nbytes)]
+        write_native(name, pieces)
 
 
 def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:
@@ -221,7 +221,7 @@ def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:
 
 
 def _mapped(name: str) -> _Arrays:
-    data = np.memmap(name, dtype=np.uint8, mode="r")
+    data = np.frombuffer(map_native(name), dtype=np.uint8)
     magic, dimension, head, lists, count = _SIZES.unpack(data[: _SIZES.size].tobytes())
     if magic != _MAGIC:
         raise ValueError("it is none")
@@ -233,11 +233,6 @@ def _mapped(name: str) -> _Arrays:
         arrays.append(np.asarray(data[start : start + size]).view(kind).reshape(shape))
         start += _padded(size)
     return _Arrays(*arrays)
-
-
-def _write_padded(file: BinaryIO, array: NDArray[np.generic]) -> None:
-    array.tofile(file)
-    file.write(bytes(_padded(array.nbytes) - array.nbytes))
 
 
 def _padded(size: int) -> int:

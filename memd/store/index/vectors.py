@@ -22,6 +22,7 @@ from memd.settings.model import UTILITY_STEPS_LIMIT, UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.files import FileChecksum
 from memd.store.log.columns import Bits, Floats, Rows
+from memd.store.syscalls import map_native, write_native
 
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 200
@@ -94,9 +95,9 @@ class VectorIndex:
         Raises:
             CorruptFile: the file is not as it was written, or no index over exactly `labels`.
         """
-        read: list[bytes] = []
-        files.load_native(path, checksum, lambda name: read.append(Path(name).read_bytes()))
-        data = read[0]
+        mapped: list[memoryview] = []
+        files.load_native(path, checksum, lambda name: mapped.append(map_native(name)))
+        data = mapped[0]
         try:
             _, _, count, length, label_at, vector_at = _HNSW_OFFSETS.unpack_from(data)
             records = np.frombuffer(
@@ -118,7 +119,7 @@ class VectorIndex:
     def save(self, files: LocalDisk, path: Path) -> int:
         """Write the index to `path` durably; returns the size in bytes that the file must have."""
         data = _hnsw_file(self._matrix[self._labels], self._labels)
-        files.save_native(path, lambda name: _written(name, data))
+        files.save_native(path, lambda name: write_native(name, [data]))
         return len(data)
 
     def mark(self, rows: Rows) -> None:
@@ -177,10 +178,6 @@ def _hnsw_file(vectors: Floats, labels: Rows) -> bytes:
     top, entry = (0, 0) if count else (-1, 0xFFFFFFFF)
     tuning = _HNSW_TUNING.pack(top, entry, HNSW_M, 2 * HNSW_M, HNSW_M, 1 / math.log(HNSW_M), HNSW_EF_CONSTRUCTION)
     return offsets + tuning + records.tobytes() + bytes(4 * count)
-
-
-def _written(name: str, data: bytes) -> None:
-    Path(name).write_bytes(data)
 
 
 def rounded(products: Floats) -> NDArray[np.float64]:
