@@ -13,6 +13,7 @@ from memd.settings.model import EmbeddingSettings
 
 FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
 """Of the files in the package."""
+DIMENSION = 384
 
 
 def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:

@@ -6,6 +6,7 @@ second, and `memd --help` or `memd export` need none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ def load_embedder(
     fetch: bool = True,
     stored: Collection[tuple[int, str]] = (),
     question_seconds: float = QUESTION_SECONDS,
+    when_needed: bool = False,
 ) -> Embedder:
     """Load the model that the settings name: the bundled one (about 0.4 s plus the import), the multilingual one or one
     in a folder of this disk, one behind an address, or any text model that fastembed knows and fetches once.
@@ -40,7 +42,9 @@ def load_embedder(
         fetch: whether a model that is not on this machine may be fetched.
         stored: dimension and fingerprint of the models that wrote the log; a server whose model is one of them is not
             asked yet, so that it may be down.
-        question_seconds: how long a server, or loading again, may take for one question.
+        question_seconds: how long a server, or loading, may take for one question.
+        when_needed: the bundled model is loaded when something is embedded first: a daemon starts without it, and
+            needs 50 MB less until then.
 
     Raises:
         EmbeddingError: unknown name, or the files could not be fetched or read, or the server does not answer.
@@ -49,7 +53,7 @@ def load_embedder(
         from memd.embedding.http import HttpEmbedder
 
         embedder: Embedder = HttpEmbedder(settings, question_seconds, stored)
-    elif settings.idle_unload_seconds:
+    elif settings.idle_unload_seconds or (when_needed and settings.model == BUNDLED):
         embedder = _resident(settings, models_dir, fetch, stored, question_seconds)
     else:
         embedder = _local(settings, models_dir, fetch)
@@ -98,6 +102,7 @@ def _resident(
     stored: Collection[tuple[int, str]],
     question_seconds: float,
 ) -> Embedder:
+    from memd.embedding.bundled import DIMENSION
     from memd.embedding.onnx_folder import fingerprint_in
     from memd.embedding.resident import ResidentEmbedder
 
@@ -106,10 +111,12 @@ def _resident(
     fingerprint = None if folder is None else fingerprint_in(settings, folder)
     # The log says it from the first chunk on; of fastembed's models only fastembed knows the files.
     dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
+    if settings.model == BUNDLED:
+        dimension = DIMENSION
     loaded: Embedder | None = None
     if fingerprint is None or not dimension:
         loaded = load()
         fingerprint, dimension = loaded.fingerprint, loaded.dimension
-    idle, waits = settings.idle_unload_seconds, question_seconds
-    made = partial(ResidentEmbedder, settings.model, dimension, fingerprint, load)
-    return made(idle_seconds=idle, question_seconds=waits, loaded=loaded)
+    idle = settings.idle_unload_seconds or math.inf
+    made = partial(ResidentEmbedder, settings.model, dimension, fingerprint, load, folder)
+    return made(idle_seconds=idle, question_seconds=question_seconds, loaded=loaded)

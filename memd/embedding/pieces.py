@@ -77,10 +77,7 @@ class PiecewiseEmbedder(Embedder):
 
     def cut(self, text: str, tokens: int) -> str:
         """See `Embedder.cut`."""
-        if len(text) <= tokens:
-            return text
-        offsets = self._tokenizer.encode(readable(text), add_special_tokens=False).offsets
-        return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+        return cut(text, tokens, self._tokenizer)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
@@ -118,6 +115,14 @@ def tokenizer_in(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    """The beginning of a text that has at most so many word pieces, cut at a character."""
+    if len(text) <= tokens:
+        return text
+    offsets = tokenizer.encode(readable(text), add_special_tokens=False).offsets
+    return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
 
 def fingerprint_of(folder: Path, files: Sequence[str]) -> str:

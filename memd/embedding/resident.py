@@ -7,23 +7,25 @@ it. Its dimension and fingerprint are known before, so that a daemon starts with
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
+from memd.embedding.pieces import cut, tokenizer_in
 from memd.errors import EmbeddingError
 
 
 class ResidentEmbedder(Embedder):
     """An `Embedder` that loads another one, and lets it go."""
 
-    waits = True
     batch_texts = 1
 
     def __init__(
@@ -32,6 +34,7 @@ class ResidentEmbedder(Embedder):
         dimension: int,
         fingerprint: str,
         load: Callable[[], Embedder],
+        folder: Path | None = None,
         *,
         idle_seconds: float,
         question_seconds: float,
@@ -39,11 +42,14 @@ class ResidentEmbedder(Embedder):
     ) -> None:
         """
         Args:
+            folder: where the model's tokenizer is; None: it is not known.
+            idle_seconds: infinite: the model stays once it was loaded.
             question_seconds: the longest that a question waits for loading, which goes on behind it.
             loaded: the model, where it had to be loaded to know it: a second one beside it would take as much again.
         """
         self.name, self.dimension, self.fingerprint = name, dimension, fingerprint
-        self._load = load
+        self.waits = idle_seconds < math.inf  # loading for the first time keeps nobody waiting twice
+        self._load, self._folder = load, folder
         self._idle_seconds, self._question_seconds = idle_seconds, question_seconds
         self._lock = threading.Lock()
         self._model: Future[Embedder] | None = None
@@ -71,6 +77,10 @@ class ResidentEmbedder(Embedder):
         """See `Embedder.embed_query`."""
         with self._used(self._question_seconds) as model:
             return model.embed_query(text)
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return super().cut(text, tokens) if self._folder is None else cut(text, tokens, tokenizer_in(self._folder))
 
     def close(self) -> None:
         """See `Embedder.close`."""
@@ -105,12 +115,13 @@ class ResidentEmbedder(Embedder):
             if (loaded.dimension, loaded.fingerprint) != (self.dimension, self.fingerprint):
                 raise EmbeddingError(f"the files of {self.name} have changed since memd was started; restart it")
             loading.set_result(loaded)
+            give_back_memory()  # the file, which was read
         except BaseException as error:  # raised again where it was asked for
             self._model = None  # the next call tries again
             loading.set_exception(error)
 
     def _look_in(self, seconds: float) -> None:
-        if not self._is_closed:
+        if not self._is_closed and self._idle_seconds < math.inf:
             self._timer = threading.Timer(seconds, self._look)
             self._timer.daemon = True
             self._timer.start()
@@ -123,10 +134,10 @@ class ResidentEmbedder(Embedder):
                 self._look_in(max(left, 0.01))
             else:
                 self._model = None
-                _give_back_memory()
+                give_back_memory()
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """Hand what was freed to the system: glibc keeps it otherwise. Other libraries do so by themselves."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -323,7 +324,8 @@ def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[Bucket
 def _embedder(config: Config, files: LocalDisk) -> Embedder:
     seconds = QUESTION_SHARE * config.retrieval.timeout_ms / 1000
     beside, stored = models_dir(config.data_dir), stored_models(config, files)
-    embedder = load_embedder(config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
+    given = partial(load_embedder, config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
+    embedder = given(when_needed=True)
     try:
         embedder.prepare()
     except EmbeddingError as error:  # a server that is down now; later questions see to it

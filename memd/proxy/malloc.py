@@ -11,6 +11,8 @@ import gc
 import os
 import platform
 
+from memd.embedding.resident import give_back_memory
+
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
@@ -45,5 +47,6 @@ def started() -> None:
     takes 1.5 ms: what is held by the thousand (entries, messages, terms) has no cycles and says `gc=False`, else it
     took as long again (bench/NOTES.md, 2026-11-22 and 2026-11-23).
     """
+    give_back_memory()
     gc.freeze()
     gc.enable()
