@@ -45,7 +45,7 @@ MILLION: dict[str, list[str]] = {
 }
 """In place of those: over a million chunks too."""
 PLOTS = {"kv": "../docs/images/prompt-cost.svg"}
-PACKAGES = ("aiohttp", "fastembed", "hnswlib", "msgspec", "numpy", "onnxruntime", "tantivy", "uvloop", "xllamacpp")
+PACKAGES = ("aiohttp", "fastembed", "msgspec", "numpy", "onnxruntime", "uvloop", "xllamacpp")
 WIDTH = "130"
 _HIDDEN = {"--data": "FILE", "--keep": "FOLDER", "--store": "FOLDER", "--stores": "FOLDER"}
 

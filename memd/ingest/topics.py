@@ -44,7 +44,7 @@ log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
 OPEN_MAX = 256
-"""Topics that stay open between two requests: each takes a thread, in which tantivy watches its files."""
+"""Topics that stay open between two requests."""
 ADOPTED_AT_ONCE = 8
 _ADOPTING = "adopting topics"
 

@@ -316,7 +316,7 @@ class EncryptedDisk:
             load(memory.name)
 
     def native_directory(self, path: Path) -> str | None:
-        """See LocalDisk. None for what is a topic's: tantivy keeps its index in memory."""
+        """See LocalDisk. None for what is a topic's."""
         return self.plain_files.native_directory(path) if self._folder(path) is None else None
 
     # What holds no text

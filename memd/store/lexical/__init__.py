@@ -1,4 +1,4 @@
-"""The lexical index: the analyzer, BM25 queries, tantivy's files.
+"""Words: the analyzer, and the columns of what chunks say.
 
-Rule: derived from the log. A change of terms or fields raises `stamp.FORMAT`, so that every index is rebuilt.
+Rule: derived from the log. A change of terms raises `postings.FORMAT`, so that they are made anew.
 """

@@ -75,10 +75,19 @@ def told_language(text: str, english: Collection[str]) -> str:
 
 def stems(words: Sequence[str], language: str) -> list[str]:
     """Return the stems of words in small letters, folded."""
-    by_language: dict[str, Stemmer.Stemmer] = _threads.__dict__  # a stemmer is for one thread
-    if language not in by_language:
-        by_language[language] = Stemmer.Stemmer(STEMMERS[language], 0)
-    return [fold(stem) for stem in by_language[language].stemWords(words)]
+    return [fold(stem) for stem in _stemmer(STEMMERS[language]).stemWords(words)]
+
+
+def english_stems(words: Sequence[str]) -> list[str]:
+    """Return the stems of English words in small letters."""
+    return list(_stemmer("english").stemWords(words))
+
+
+def _stemmer(algorithm: str) -> Stemmer.Stemmer:
+    by_algorithm: dict[str, Stemmer.Stemmer] = _threads.__dict__  # a stemmer is for one thread
+    if algorithm not in by_algorithm:
+        by_algorithm[algorithm] = Stemmer.Stemmer(algorithm, 0)
+    return by_algorithm[algorithm]
 
 
 @cache
