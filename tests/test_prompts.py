@@ -75,18 +75,6 @@ def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstrea
     assert json.dumps(shown(upstream)).count(f"[mem:{chunk_id}]") == 1
 
 
-@pytest.mark.parametrize("follow_up", ["And now?", "Yes, do that.", "What about it?"])
-def test_a_short_follow_up_is_understood_with_the_question_before_it(
-    memd: DaemonProcess, upstream: RecordingUpstream, follow_up: str
-) -> None:
-    readonly = {"X-Memory-Mode": "readonly"}  # no block of the first question stays in the prompt
-    answer = {"role": "assistant", "content": "I would have to look."}
-    memd.chat([said("Tell me something."), answer, said(follow_up)], headers=readonly)
-    assert not has_memory(shown(upstream))
-    memd.chat([said(QUESTION), answer, said(follow_up)], headers=readonly)
-    assert has_memory(shown(upstream)[-1:])
-
-
 def test_side_requests_of_chat_programs_leave_no_trace_and_get_no_memory(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
