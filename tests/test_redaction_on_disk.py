@@ -368,6 +368,7 @@ def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
     store = Store.open(daemon.data_dir, dimension=384, fingerprint="another", segment_entries_max=20)
     try:
         topic = store.topic("default")
+        topic.load()
         return any(topic.snapshot().places_with(word) for word in words)
     finally:
         store.close()
