@@ -99,10 +99,10 @@ def _lines(answer: SearchAnswer, topics: Sequence[str], *, explain: bool, is_fil
     else:
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
         shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
-    if not topics:
-        shown.append("Every topic that you may read was searched; --topic names one.")
     if answer.note is not None:
         shown.append(answer.note)
+    if not topics:
+        shown.append("Every topic that you may read was searched; --topic names one.")
     return shown
 
 
