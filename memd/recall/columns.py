@@ -125,6 +125,11 @@ class TopicColumns:
         )
         views = self._chosen.views.values()
         self._growing = [view for view in views if isinstance(view.segment, GrowingSegment) and len(view.rows)]
+        self._of_others = [
+            view.segment.columns
+            for view in self._growing
+            if isinstance(view.segment, GrowingSegment) and view.matrix is None
+        ]
         self._indexes = self._chosen.indexes
 
     @property
@@ -141,10 +146,15 @@ class TopicColumns:
     @cached_property
     def mean(self) -> Floats | None:
         """The topic's mean vector, weighed by how many chunks it is of; None without any: who talks there, and what
-        about, says nothing about one of its chunks."""
-        sums = [one.mean_sum for one in self._columns if one.mean_sum is not None and one.mean_count]
-        count = sum(one.mean_count for one in self._columns)
-        return (np.sum(sums, axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if sums else None
+        about, says nothing about one of its chunks. Vectors of another model are no part of it; of a sealed segment
+        with such there is no index."""
+        means = [
+            (one.mean_sum, one.mean_count)
+            for one in self._columns
+            if one.mean_sum is not None and one not in self._of_others
+        ]
+        count = sum(count for _, count in means)
+        return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
 
     def keys_of(self, part: str) -> Keys:
         """The terms that a part asks this topic for."""

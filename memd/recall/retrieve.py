@@ -72,6 +72,9 @@ class Verdict(enum.StrEnum):
     SILENT = "nothing is near the question"
 
 
+SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
+
+
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A chunk that competed, and why it is in or out."""
 
@@ -266,8 +269,10 @@ class Retriever:
         nothing = Retrieved(question=question, topic_ids=tuple(one.topic_id for one in topics), budget=budget)
         parts = [self._encoder.cut(part, PART_TOKENS) for part in parts_of(question)]
         filled = [topic for topic in topics if not topic.is_empty]
-        if not parts or not filled:
+        if not filled:
             return nothing
+        if not parts:
+            return msgspec.structs.replace(nothing, note=SILENT_NOTE)
         field = Field(filled, parts, self._table_vectors(parts), self._utility, self._encoder.scale)
         marks.append(time.perf_counter())
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
@@ -289,7 +294,7 @@ class Retriever:
         scores.weigh_echoes(field)
         rows, notes = scores.order(field, everything=filters.everything), self._notes(topics, trouble)
         if scores.is_silent:
-            notes.insert(0, f"Nothing is shown: {Verdict.SILENT}.")
+            notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)
             notes += [] if more is None else [more]
