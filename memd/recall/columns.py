@@ -151,7 +151,7 @@ class TopicColumns:
         means = [
             (one.mean_sum, one.mean_count)
             for one in self._columns
-            if one.mean_sum is not None and one not in self._of_others
+            if one.mean_sum is not None and one.mean_count and one not in self._of_others
         ]
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
