@@ -293,7 +293,7 @@ class Retriever:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
         rows, notes = scores.order(field, everything=filters.everything), self._notes(topics, trouble)
-        if scores.is_silent:
+        if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)
