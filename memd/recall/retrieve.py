@@ -393,8 +393,6 @@ class Retriever:
         entries, topics = field.entries(rows), field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts.tolist(), strict=True)
-        if len(entries) < len(rows):
-            log.error("chunks cannot be recalled; run `memd verify`", extra={"chunks": len(rows) - len(entries)})
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 
