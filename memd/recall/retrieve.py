@@ -144,7 +144,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     trouble: EmbeddingError | None = None
     """Why the model could not be asked; None: it could, or was not needed."""
     note: str | None = None
-    """The limits of the search, in sentences for people."""
+    """The limits of the search, and why nothing was shown, in sentences for people."""
 
 
 class Retriever:
