@@ -151,7 +151,7 @@ class TopicColumns:
         means = [
             (one.mean_sum, one.mean_count)
             for one in self._columns
-            if one.mean_sum is not None and one not in self._of_others
+            if one.mean_sum is not None and one.mean_count and one not in self._of_others
         ]
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
@@ -164,6 +164,16 @@ class TopicColumns:
         """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
         keys = identifier_keys(part)
         return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
+
+    def share(self, part: str, pool: Pool, row: int) -> float:
+        """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
+        keys = self.keys_of(part)
+        has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
+        if np.count_nonzero(has) < 2:
+            return 0.0
+        having = np.sum([one.having(keys) for one in self._columns], axis=0)
+        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        return float(rare[has].sum() / rare.sum())
 
     def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
