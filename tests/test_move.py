@@ -38,6 +38,7 @@ from memd.store.layout import KEY_NAME, MOVING_NAME, TopicLayout
 from memd.store.log.journal import Journal
 from memd.store.shelf import Claim
 from memd.store.tools.verify import verify
+from memd.wording import sized
 
 pytestmark = pytest.mark.process
 PLAIN = EncryptionSettings()
@@ -75,7 +76,7 @@ def talk_in(files: LocalDisk, data_dir: Path, topic_id: str = "talk", *, chunks:
 
 
 def bytes_of(files: LocalDisk, layout: TopicLayout) -> dict[str, bytes]:
-    """Everything of a topic but its lexical index."""
+    """All files of a topic."""
     folders = (layout.directory, layout.segments)
     paths = [folder / name for folder in folders for name in files.names(folder)]
     return {
@@ -418,11 +419,12 @@ def test_a_move_that_is_killed_goes_on_when_it_is_run_again(settings: Path, tmp_
 def test_the_command_says_what_it_did_and_what_stays(settings: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     talk_in(DiskFiles(), here)
+    size = sized(sum(map(len, bytes_of(DiskFiles(), TopicLayout(here, "talk")).values())))
     plan = memd("move", "--dry-run", here, settings)
-    assert plan.stdout == "talk: to be moved\n1 topic to move, 7 KB; nothing was changed.\n"
+    assert plan.stdout == f"talk: to be moved\n1 topic to move, {size}; nothing was changed.\n"
     done = memd("move", here, settings)
     assert done.exit_code == 0
-    assert "1 topic moved, 0 there already, 0 moved before, 0 refused; 11 entries, 7 KB read again" in done.stdout
+    assert f"1 topic moved, 0 there already, 0 moved before, 0 refused; 11 entries, {size} read again" in done.stdout
     assert f"Nothing was removed from {here}: --remove does that." in done.stdout
     assert "Receipts, the audit and the list of erasures are not moved" in done.stdout
     assert "0 topics moved, 0 there already, 1 moved before" in memd("move", here, settings).stdout

@@ -191,7 +191,7 @@ def test_what_was_appended_is_read_in_the_next_moment_and_only_that_is_fetched(t
 
 
 def test_objects_are_fetched_at_once_and_after_a_restart_only_those_that_are_not_there(two: Two) -> None:
-    two.source.before_object = held_until(6)
+    two.source.before_object = held_until(8)
     for number in range(2):
         two.log.append([draft(f"{number}.{i}") for i in range(5)])
         seal_all(two.log)
@@ -201,7 +201,7 @@ def test_objects_are_fetched_at_once_and_after_a_restart_only_those_that_are_not
     seal_all(two.log)
     two.replica = two.begun(two.files, two.folder.parent)
     assert two.contents() == live_contents(two.log)
-    assert sorted(two.source.objects) == [f"segments/seg_0003.{kind}" for kind in ("bin", "hnsw", "meta")]
+    assert sorted(two.source.objects) == [f"segments/seg_0003.{kind}" for kind in ("bin", "hnsw", "meta", "words")]
 
 
 def test_full_segments_seals_and_merges_are_followed_and_no_object_is_fetched_twice(two: Two) -> None:

@@ -19,7 +19,8 @@ FACTS = (
     "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
     "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, which a terminal must never see as it is.",
 )
-QUESTION = "Why did we choose PostgreSQL for bookings?"
+QUESTION = "Which database does the booking service use?"
+"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
 def said(text: str) -> dict[str, str]:

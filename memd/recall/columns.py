@@ -7,6 +7,7 @@ same columns afterwards, so nothing behind this module knows where a chunk lies.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
+from memd.errors import StoreError
 from memd.recall.times import Span
 from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
@@ -34,6 +36,8 @@ from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import Place, Snapshot
 from memd.store.views import IndexView, SegmentView
 from memd.wanted import EVERYTHING, Wanted
+
+log = logging.getLogger("memd")
 
 FOUND_MAX = 48
 """Chunks that an index finds for a part by meaning, and as many by words; their neighbours come with them."""
@@ -190,9 +194,15 @@ class TopicColumns:
         return [*found, self._of_pending(terms, vectors)] if len(self.pending) else found
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
-        """Read chunks; those are absent that cannot be read."""
+        """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
         stored = [place for place in places if place[0] != PENDING_SEGMENT]
         read = self.snapshot.read_many(stored) if stored else {}
+        for place in [one for one in stored if one not in read]:
+            try:
+                read[place] = self.snapshot.read(place)
+            except StoreError as error:
+                told = {"topic": self.topic_id, "error": error}
+                log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
         waiting = {place: self.pending[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
         return {**read, **waiting}
 

@@ -271,7 +271,7 @@ class Field:
         return found
 
     def entries(self, rows: Rows) -> dict[int, Entry]:
-        """Read chunks; those are absent that cannot be read."""
+        """Read chunks; see `TopicColumns.entries`."""
         found: dict[int, Entry] = {}
         for owner, source, start, end in self._slices():
             own = rows[(rows >= start) & (rows < end)]

@@ -140,7 +140,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     trouble: EmbeddingError | None = None
     """Why the model could not be asked; None: it could, or was not needed."""
     note: str | None = None
-    """The limits of the search, in sentences for people."""
+    """The limits of the search, and why nothing was shown, in sentences for people."""
 
 
 class Retriever:
@@ -289,7 +289,7 @@ class Retriever:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
         rows, notes = scores.order(field, everything=filters.everything), self._notes(topics, trouble)
-        if scores.is_silent:
+        if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)
@@ -389,8 +389,6 @@ class Retriever:
         entries, topics = field.entries(rows), field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts.tolist(), strict=True)
-        if len(entries) < len(rows):
-            log.error("chunks cannot be recalled; run `memd verify`", extra={"chunks": len(rows) - len(entries)})
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 
