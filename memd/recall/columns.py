@@ -169,6 +169,16 @@ class TopicColumns:
         keys = identifier_keys(part)
         return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
 
+    def share(self, part: str, pool: Pool, row: int) -> float:
+        """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
+        keys = self.keys_of(part)
+        has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
+        if np.count_nonzero(has) < 2:
+            return 0.0
+        having = np.sum([one.having(keys) for one in self._columns], axis=0)
+        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        return float(rare[has].sum() / rare.sum())
+
     def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
         columns = self._columns

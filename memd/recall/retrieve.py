@@ -46,10 +46,6 @@ from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
-SILENCE_COSINE = 0.38
-"""Where the model was asked and nothing is this near to a part, nothing stored is about it. Of 383 true questions 0.8 %
-are lost, of 200 about nothing stored and small talk 95 % are silent, of small talk in eight languages 98 %; at 0.397 it
-is 1.6, 97 and 98 %, at 0.36 0.5, 94 and 98 %."""
 NO_ROOM_LISTED = 32
 """Chunks that found no room, in the receipt of a turn."""
 CUTTING_SHARE = 0.5
@@ -274,8 +270,8 @@ class Retriever:
         if not parts:
             return msgspec.structs.replace(nothing, note=SILENT_NOTE)
         field = Field(filled, parts, self._table_vectors(parts), self._utility, self._encoder.scale)
-        marks.append(time.perf_counter())
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
+        marks.append(time.perf_counter())
         trouble, read = None, list[int]()
         if unclear:
             try:
@@ -288,7 +284,7 @@ class Retriever:
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, SILENCE_COSINE if self._encoder.tells_apart else -1.0)
+        scores = field.scores(self._settings, read, is_ever_silent=self._encoder.tells_apart)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -312,7 +308,7 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1],
+            embed_ms=spent[1] if unclear else 0.0,
             fill_ms=spent[3],
             is_model_asked=bool(read),
             trouble=trouble,

@@ -183,6 +183,11 @@ class GrowingColumns:
         found = [(np.array(self._postings.get(key, ()), np.uint32) >> 8).astype(np.uint32) for key in keys.tolist()]
         return _in_all(found)
 
+    def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
+        """Whether a row has each of these terms."""
+        found = [np.array(self._postings.get(key, ()), np.uint32) >> 8 for key in keys.tolist()]
+        return np.array([bool((rows == row).any()) for rows in found], np.bool_)
+
     def complete(self, row: int, entry: Entry) -> None:
         """Give a row of an older log what its record lacks; not while another thread adds."""
         if not self._lengths[row] and (terms := ChunkTerms.decoded(entry.terms or b"")) is not None:
@@ -396,6 +401,11 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
                 has = rows[at] == labels
                 score[has] += (rare * (K1 + 1) / 255) * self.impacts[start + at[has]]
         return score
+
+    def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
+        """See `GrowingColumns.has`."""
+        ranges = zip(*(one.tolist() for one in self._ranges(keys)), strict=True)
+        return np.array([bool((self.rows[start:stop] == row).any()) for start, stop in ranges], np.bool_)
 
     def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
         """See `GrowingColumns.shown`."""
