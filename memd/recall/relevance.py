@@ -143,7 +143,7 @@ class Field:
         return scores
 
     def _near(self, part: int) -> float:
-        """How near anything stored is to a part, on the scale of cosines: by meaning, and where that is far by words."""
+        """How near anything stored is to a part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = float(np.where(self.competes, self.raw[:, part], 0).max(initial=0.0))
         words = np.where(self.competes, self.words[:, part], 0)
         if nearest >= SILENT_BELOW or not words.any():
