@@ -37,7 +37,7 @@ MEANING_POWER = 1.5
 FEEDBACK_CHUNKS = 5
 SHORT_TOKENS = 80
 """A longer chunk tells its context itself: its neighbours count less."""
-CONSIDERED = 256
+CONSIDERED = 96
 """The chunks of a part that feedback and neighbours are computed for."""
 LENGTH_POWER = 0.1
 """Of two chunks that are as good the shorter one goes first: what it leaves of the budget finds more."""
@@ -49,7 +49,7 @@ RETOLD_SHARE = 0.5
 """Where nothing that it was shown has so much of an answer's score, the answer has it for what it says itself: nearly
 every answer was shown something, and holding each against all of that hid what was told beside it (measured: of 13
 identifiers 2, of 5 pieces of code 1)."""
-COPY_COSINE, COMPARED = 0.99, 96
+COPY_COSINE, COMPARED = 0.99, 48
 """A chunk this near to a better one waits until all others are in; so many of the best are compared."""
 
 Floats = NDArray[np.float32]
@@ -143,7 +143,7 @@ class Field:
         return scores
 
     def _near(self, part: int) -> float:
-        """How near anything stored is to a part, on the scale of cosines: by meaning, and where that is far by words."""
+        """How near anything stored is to a part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = float(np.where(self.competes, self.raw[:, part], 0).max(initial=0.0))
         words = np.where(self.competes, self.words[:, part], 0)
         if nearest >= SILENT_BELOW or not words.any():

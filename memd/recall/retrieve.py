@@ -46,7 +46,7 @@ from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
-NO_ROOM_LISTED = 32
+NO_ROOM_LISTED = 8
 """Chunks that found no room, in the receipt of a turn."""
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched."""
@@ -354,14 +354,18 @@ class Retriever:
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
         left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
         injected: list[int] = []
-        days: set[str] = set()
+        days = {""}
         raw_tokens = frame
-        for place in np.flatnonzero(worth & ~earlier).tolist():
+        open_places = np.flatnonzero(worth & ~earlier)
+        said = records["said_at"][open_places].tolist()
+        for place, cost, said_at in zip(open_places.tolist(), costs[open_places].tolist(), said, strict=True):
             if left < LINE_TOKENS_MIN or len(injected) == (self._settings.top_k or LISTED):
                 break
-            day = block.day_line(int(records["said_at"][place])) if self._dates else ""
-            more = 0 if not day or day in days else self._tokens_of(day + "\n")
-            if (cost := int(costs[place]) + budget.drifted(more)) <= left:
+            if cost > left:
+                continue
+            day = block.day_line(said_at) if self._dates else ""
+            more = 0 if day in days else self._tokens_of(day + "\n")
+            if (cost := cost + budget.drifted(more)) <= left:
                 injected.append(place)
                 days.add(day)
                 left, raw_tokens = left - cost, raw_tokens + int(field.tokens[rows[place]]) + more
