@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from memd.store.lexical.languages import english_stems, fold, function_words, language_of, stems, told_language
+from memd.store.lexical.languages import english_stems, fold, function_words, language_of, stems
 
 TERM_CHARACTERS_MAX = 100
 """A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
@@ -125,11 +125,6 @@ def analyze_query(text: str) -> dict[str, bool]:
 def language_of_text(text: str) -> str | None:
     """Return the language of `languages.STEMMERS` that a text is written in; None: English, or none of them."""
     return language_of(text, _STOPWORDS)
-
-
-def are_of_one_language(text: str, other: str) -> bool:
-    """Whether two texts are written in the same language, as far as it can be told."""
-    return told_language(text, _STOPWORDS) == told_language(other, _STOPWORDS)
 
 
 def as_seen(text: str) -> str:
