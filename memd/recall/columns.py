@@ -49,6 +49,8 @@ FEW_CHUNKS = 25
 """The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
 PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet."""
+TABLE_COSINE = 0.85
+"""Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
 """Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
 
@@ -314,11 +316,13 @@ class TopicColumns:
 
     def _of_pending(self, terms: Sequence[tuple[Keys, Floats]], vectors: Floats) -> Pool:
         pending, count = self.pending, len(self.pending)
+        raw, centred = self._cosines(pending.matrix, vectors)
         visible = np.array([bool(words) and words <= self._visible for words in pending.words], np.bool_)
         return Pool(
             np.full(count, PENDING_SEGMENT),
             np.arange(count),
-            *self._cosines(pending.matrix, vectors),
+            np.minimum(raw / TABLE_COSINE, 1),
+            np.minimum(centred / TABLE_COSINE, 1),
             np.stack([pending.columns.words(*some) for some in terms], axis=1),
             self._pending_counts & ~visible,
             self._pending_counts,
