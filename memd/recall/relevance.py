@@ -152,10 +152,10 @@ class Field:
         """How near anything stored is to a part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = float(np.where(self.competes, self.raw[:, part], 0).max(initial=0.0))
         words = np.where(self.competes, self.words[:, part], 0)
-        if nearest >= self._silent_below or not words.any():
+        if nearest >= SILENT_BELOW or not words.any():
             return nearest
         if self.is_named[part]:
-            return self._silent_below
+            return SILENT_BELOW
         row = int(words.argmax())
         [(owner, source, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
         return nearest + QUOTED * owner.share(self._parts[part], source, row - start)

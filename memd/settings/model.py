@@ -153,7 +153,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The most chunks that are recalled; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Chunks that score lower are not recalled."""
-    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Chunks that score less than this share of the best one for the same part of the question are not recalled: the
     block ends where they fall far below it, not where the budget ends."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
