@@ -82,7 +82,7 @@ def test_what_is_printed_for_a_program_has_no_spaces_at_the_ends_of_lines(told: 
 def test_a_person_reads_why(told: DaemonProcess) -> None:
     plain = told.run("search", QUESTION)
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
-    assert re.search(r"1 chunk, \d+ of 512 tokens, would be injected\.", plain.stdout)
+    assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be injected\.", plain.stdout)
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "too weak" in explained and "meaning 0." in explained
     shown = re.findall(

@@ -34,13 +34,13 @@ def limits(window: int | None, **given_instead: Any) -> Thresholds:
         (32_768, 1_024, 1_500, (2_000, 28_244, 30_244)),
         (32_768, 32_000, 18_000, (2_000, 10_720, 12_720)),  # issue 17: half of the window stayed empty
         (16_384, 8_192, 6_000, (2_000, 8_336, 9_360)),  # the same
-        (8_192, 512, 500, (1_024, 6_668, 7_180)),
-        (4_096, None, 0, (512, 3_328, 3_584)),
-        (4_096, 256, 500, (512, 3_084, 3_340)),
-        (4_096, 100_000, 0, (512, 3_328, 3_584)),
-        (4_096, -1, 0, (512, 3_328, 3_584)),
-        (4_096, None, 5_000, (512, 0, 0)),
-        (512, None, 0, (64, 416, 448)),
+        (8_192, 512, 500, (2_000, 6_668, 7_180)),
+        (4_096, None, 0, (1_024, 3_328, 3_584)),
+        (4_096, 256, 500, (1_024, 3_084, 3_340)),
+        (4_096, 100_000, 0, (1_024, 3_328, 3_584)),
+        (4_096, -1, 0, (1_024, 3_328, 3_584)),
+        (4_096, None, 5_000, (1_024, 0, 0)),
+        (512, None, 0, (128, 416, 448)),
         (1, None, 0, (0, 1, 1)),
     ],
 )
@@ -103,7 +103,7 @@ def test_history_memory_and_a_reply_always_fit_the_window(
     asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
     assert 0 <= found.soft <= found.hard <= found.room
     assert found.room == 0 or found.room + standing + min(asked, max(512, window // 16), window // 2) <= window
-    assert found.injection <= window // 8 and 0 <= found.injection_min <= max(window // 16, 0)
+    assert found.injection <= window // 4 and 0 <= found.injection_min <= max(window // 16, 0)
 
 
 # -- the blocks of earlier turns --------------------------------------------------------------------------------------
