@@ -148,8 +148,10 @@ def spans(question: str, now_us: int) -> tuple[Span, ...]:
 
 def is_about_time(question: str) -> bool:
     """Whether a question asks for nothing but a time ("What did we talk about yesterday?"): no words can match."""
-    rest = set(_WORD.findall(_TIMES.sub(" ", _end(question).rsplit("\n", 1)[-1])))
-    return rest <= _TALK and not rest.isdisjoint(_WHAT)
+    asked = _end(question).rsplit("\n", 1)[-1]
+    without, count = _TIMES.subn(" ", asked)
+    rest = set(_WORD.findall(without))
+    return count > 0 and rest <= _TALK and not rest.isdisjoint(_WHAT)
 
 
 def _end(question: str) -> str:
