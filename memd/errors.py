@@ -161,6 +161,18 @@ class InDoubt(StoreWriteFailed):
     """The store was asked to keep something, and its answer was lost; it says so itself once it can be reached."""
 
 
+class Behind(StoreWriteFailed):
+    """Another daemon has appended to the topic at this moment."""
+
+
+class MadeAnew(StoreWriteFailed):
+    """Another daemon has stored something that concerns the same since this was made: it has to be made again."""
+
+
+class Rewritten(StoreError):
+    """The rows of a shared topic were rewritten, or removed: the copy of them here is dropped and read anew."""
+
+
 class TopicHeld(StoreError):
     """Another daemon has the topic."""
 

@@ -17,7 +17,6 @@ from memd.errors import BadTopicId, MemdError, StoreError
 from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import PAGE_ROWS, News, SharedLog
 
-
 pytestmark = pytest.mark.process
 
 

@@ -167,11 +167,11 @@ class Topic:
         trouble = self.write_trouble
         return trouble if trouble is not None or self._claims is None else self._claims.trouble
 
-    async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
-        return await self._append(drafts, None)
+        return await self._append(drafts, None, made_at)
 
-    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog) -> list[Entry]:
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
         """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`).
 
         Args:
@@ -195,11 +195,11 @@ class Topic:
             raise StoreWriteFailed(f"topic {self.id}: the database has lost it; nothing was stored, send it again")
         return entries
 
-    async def _append(self, drafts: Sequence[Draft], log_: TopicLog | None) -> list[Entry]:
+    async def _append(self, drafts: Sequence[Draft], log_: TopicLog | None, made_at: int = 0) -> list[Entry]:
         """`log_`: nothing is written once it was opened anew; None: then it is written to that one."""
 
         def append() -> list[Entry]:
-            entries = (log_ or self.log).append(drafts)
+            entries = (log_ or self.log).append(drafts, made_at)
             self.cutter.note_stored(drafts)
             return entries
 
@@ -249,6 +249,13 @@ class Topic:
             return await asyncio.wait_for(asyncio.shield(writing), self._claims.wait_seconds)
         except TimeoutError:
             raise StoreWriteFailed(f"topic {self.id}: the cluster does not say yet whether it is stored") from None
+
+    async def follow(self) -> None:
+        """Take in what other daemons have appended until now, where there are others."""
+
+    def is_others(self, name: str | bytes) -> bool:
+        """Whether another daemon was told this conversation or note last, and sees to it."""
+        return False
 
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""

@@ -19,8 +19,9 @@ import msgspec
 
 from memd import __version__
 from memd.conversation.hot_buffer import HotBuffer
+from memd.conversation.merging import rebased
 from memd.entries import checked_topic_id
-from memd.errors import StoreError, StoreWriteFailed, TopicHeld, TopicLost
+from memd.errors import Rewritten, StoreError, StoreWriteFailed, TopicHeld, TopicLost
 from memd.ingest.claims import ROUNDS_PER_LEASE, ClaimTender
 from memd.ingest.erasing.shown import erased_in
 from memd.ingest.journaled import events_in, replayed
@@ -29,11 +30,13 @@ from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.readable import Readable, TopicReader
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.shared_topic import OpenedHot, SharedTopic, asking, local_hot, opened_hot
 from memd.ingest.standing_aside import StandingAside
 from memd.ingest.topic import Topic
 from memd.settings.model import Config
 from memd.store.disk_trouble import DiskWatch
 from memd.store.log.journal import Journal, read_journal
+from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.shelf import Claim
 from memd.store.store import Store, TopicLog
 from memd.telemetry.tasks import Tasks
@@ -217,6 +220,7 @@ class Topics:
         if topic is not None and not self._is_sure(topic):
             topic = await self._made_sure(topic)
         if topic is not None:
+            await topic.follow()
             return topic
         if self.claims is None:
             return await asyncio.shield(self._opening_of(topic_id))
@@ -269,7 +273,10 @@ class Topics:
         opening = self._opening.get(topic_id)
         if opening is None:
             loop = asyncio.get_running_loop()
-            opening = loop.run_in_executor(writer := self._writer_of(topic_id), self._read, topic_id, writer, gone)
+            if self._store.kept is not None:
+                opening = loop.run_in_executor(asking, self._read_shared, topic_id)
+            else:
+                opening = loop.run_in_executor(writer := self._writer_of(topic_id), self._read, topic_id, writer, gone)
             self._opening[topic_id] = opening
             opening.add_done_callback(partial(self._opened, topic_id))
         return opening
@@ -417,6 +424,54 @@ class Topics:
             journal_behind=has_lost or not is_as_kept,
             claims=self.claims,
         )
+
+    def _read_shared(self, topic_id: str) -> Topic:
+        """Open a topic that other daemons have too, with what they have appended."""
+        turns = self._config.corrections.window_turns
+        log_, journal, payloads, hot = self._read_copy(topic_id)
+        buffer = hot.kept
+        if hot.own:  # the buffer as it was here, and then as it is there with what waits here
+            buffer = replayed(events_in(payloads, topic_id, self._redactor)[0], turns)
+            if log_.is_current:
+                rebased(buffer, hot.kept, None, hot.own)
+            else:
+                buffer.leave_unsaved(hot.own)
+        if erased := erased_in(buffer, self._store.ledger):
+            buffer.forget((), erased)
+        if log_.is_current and log_.has_lost_entries(journal):
+            buffer.lower_marks(log_.has_digest)
+        for finding in log_.findings:
+            log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
+        made = log_, buffer, journal, self._writer, self._redactor, self._cutter
+        topic = SharedTopic(*made, before_write=self._store.before_write)
+        topic.shares(hot, turns, self._renewed)
+        return topic
+
+    def _read_copy(self, topic_id: str) -> tuple[SharedTopicLog, Journal, list[bytes], OpenedHot]:
+        """Read a copy, brought up to date; read anew where it counts no more, with what waits in its journal."""
+        turns, waiting = self._config.corrections.window_turns, list[bytes]()
+        while True:
+            log_ = self._store.topic(topic_id)
+            assert isinstance(log_, SharedTopicLog), "of a log that is shared"
+            journal, payloads = Journal.open(log_.claim)
+            payloads += waiting
+            journal.unmarked += len(waiting)
+            try:
+                return log_, journal, payloads, opened_hot(log_, journal, payloads, turns)
+            except Rewritten:
+                waiting = payloads[len(payloads) - journal.unmarked :] if journal.mark is not None else []
+                self._store.drop_copy(topic_id)
+            except StoreError as error:
+                log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
+                return log_, journal, payloads, local_hot(journal, payloads, turns)
+
+    async def _renewed(self, topic: Topic) -> tuple[SharedTopicLog, Journal, OpenedHot, Cutter]:
+        def renewed() -> tuple[SharedTopicLog, Journal, OpenedHot]:
+            self._store.drop_copy(topic.id)
+            log_, journal, _, hot = self._read_copy(topic.id)
+            return log_, journal, hot
+
+        return (*await asyncio.get_running_loop().run_in_executor(asking, renewed), self._cutter)
 
     def naming(self, name: str, opened: Collection[str]) -> list[str]:
         """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.

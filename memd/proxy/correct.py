@@ -14,7 +14,7 @@ import msgspec
 
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Entry
-from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
+from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MadeAnew, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
@@ -144,18 +144,24 @@ class Corrector:
     ) -> FailedIds:
         shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
         pending = await self._store_pending(topic, shown)
-        applied = await corrections.correct_shown(
-            asked,
-            own=log_.snapshot(),
-            resolve=resolve,
-            snapshot_of=self._snapshot_of,
-            encoder=self._encoder,
-            append=partial(self._archiver.append_corrections, topic, log_),
-            asked_by=digest,
-            by=by,
-            pending=pending,
-        )
-        return applied.failed
+        while True:
+            made_at = log_.head
+            try:
+                applied = await corrections.correct_shown(
+                    asked,
+                    own=log_.snapshot(),
+                    resolve=resolve,
+                    snapshot_of=self._snapshot_of,
+                    encoder=self._encoder,
+                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
+                    asked_by=digest,
+                    by=by,
+                    pending=pending,
+                )
+                return applied.failed
+            except MadeAnew:  # another daemon has corrected the same, or was sent the same request
+                if await asyncio.to_thread(self._was_applied, log_, resolve, asked, digest):
+                    return ()
 
     async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> Mapping[bytes, Entry]:
         """Store the chunks that were shown before they were in a log: only what is there can be corrected.

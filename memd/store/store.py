@@ -32,11 +32,15 @@ from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
+from memd.store.log.journal import mark_in
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.parts import DraftFilter, StoreShared, keep_draft
 from memd.store.recent import Recent, RecentTopics, read_recent
+from memd.store.shared.joining import join
+from memd.store.shared.seam import SharedLog
+from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.shelf import Claim, Shelf
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import TopicLog
@@ -68,10 +72,13 @@ class Store:
         ledger: Erasures,
         *,
         is_shared: bool,
+        kept: SharedLog | None = None,
     ) -> None:
         """Use `Store.open`."""
         self.is_shared = is_shared
         """Whether its topics are a cluster's."""
+        self.kept = kept
+        """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
         self.ledger = ledger
         """The erasures, done and under way."""
         self.data_dir = data_dir
@@ -101,6 +108,7 @@ class Store:
         utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
         shelf: MakeShelf | None = None,
+        kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
@@ -120,8 +128,11 @@ class Store:
         _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
         try:
+            if kept is not None:
+                join(files, data_dir, kept)
             clock, names = SharedClock(now_us), TopicNames(files, data_dir)
-            kept, ledger = (shelf or _local_shelf)(files, data_dir), erasures(files, data_dir)
+            made = LocalShelf if kept is not None else _local_shelf
+            topics_kept, ledger = (shelf or made)(files, data_dir), erasures(files, data_dir)
             clock.observe(ledger.highest_id)
             found = None if shelf is not None else _recent(files, data_dir, names, clock, dimension)
         except BaseException:
@@ -129,7 +140,7 @@ class Store:
             raise
         shared = StoreShared(
             files=files,
-            shelf=kept,
+            shelf=topics_kept,
             model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,
@@ -138,7 +149,7 @@ class Store:
             line_tokens=line_tokens,
         )
         recent = RecentTopics(files, data_dir, found)
-        return cls(data_dir, shared, lock, names, recent, ledger, is_shared=shelf is not None)
+        return cls(data_dir, shared, lock, names, recent, ledger, is_shared=shelf is not None, kept=kept)
 
     def topic(self, topic_id: str, gone: str = "") -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
@@ -179,7 +190,11 @@ class Store:
         claim = self.shared.shelf.claim(topic_id, gone=gone)
         self._claimed[topic_id] = claim
         try:
-            topic = TopicLog(self.shared, claim)
+            if self.kept is None:
+                topic = TopicLog(self.shared, claim)
+            else:
+                mark = mark_in(layout.hot, self.files)
+                topic = SharedTopicLog(self.shared, claim, self.kept, 0 if mark is None else mark.generation)
         except BaseException:
             claim.release()
             raise
@@ -323,6 +338,16 @@ class Store:
                 self._write_recent({erasure.topic_id})
                 return moved
 
+    def drop_copy(self, topic_id: str) -> None:
+        """Close a topic that is a copy, and remove its folder, of which no text stays on the disk."""
+        assert self.kept is not None, "else it is the topic"
+        with self._opening_of(topic_id):
+            with self._topics_lock:
+                topic = self._topics.pop(topic_id, None)
+            if topic is not None:
+                topic.close()
+            Wiper(self.files).wipe_folder(TopicLayout(self.data_dir, topic_id).directory)
+
     def wipe_copy(self, topic_id: str, wiper: Wiper) -> None:
         """Overwrite and remove the folder of a topic that is not open here; in a cluster that is a copy."""
         assert self.is_shared, "else it is the topic"
@@ -351,6 +376,11 @@ class Store:
 
     def topic_ids(self) -> list[str]:
         """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
+        if self.kept is not None:
+            found = page = self.kept.topics("", _PAGE)
+            while len(page) == _PAGE:
+                found += (page := self.kept.topics(page[-1], _PAGE))
+            return found
         if not self.is_shared:
             return topic_ids_in(self.files, self.data_dir)
         found = page = self.shared.shelf.topics("", _PAGE)
@@ -360,6 +390,10 @@ class Store:
 
     def has_topic(self, topic_id: str) -> bool:
         """Whether there is a topic of this name."""
+        if self.kept is not None:
+            return self._names.has(topic_id) or any(
+                head.last for head in self.kept.since(topic_id, {"log": 0, "hot": 0}, limit=1).heads.values()
+            )
         if not self.is_shared:
             return self._names.has(topic_id)
         return topic_id in self._topics or topic_id in self.shared.shelf.heads([topic_id])

@@ -116,11 +116,17 @@ class TopicLog:
         self.findings += [*journal.findings, *lost]
         return bool(lost)
 
-    def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+    head = 0
+    """The id of the last entry, where other daemons append to the topic too."""
+
+    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
 
         A draft of a chunk that this topic has keeps the chunk's public id. One that comes from another topic keeps the
         given id unless a chunk here has it already.
+
+        Args:
+            made_at: `head` before they were made.
 
         Raises:
             StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
@@ -134,6 +140,7 @@ class TopicLog:
         with self._state:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
+            self._check_made(drafts, made_at)
             active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)
@@ -146,7 +153,7 @@ class TopicLog:
                 ]
                 payloads = [encode_entry(entry) for entry in entries]
                 start, data = self._end, b"".join(map(encode_record, payloads))
-                self.claim.append("log", start, data)
+                self._write(active, entries, data)
             except StoreError:
                 self._public_ids.discard(fresh.keys() - reserved)
                 raise
@@ -161,6 +168,13 @@ class TopicLog:
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active)
             return entries
+
+    def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
+        """Raise MadeAnew if others have stored what the drafts should take into account."""
+
+    def _write(self, active: GrowingSegment, entries: Sequence[Entry], data: bytes) -> None:
+        """Make the records of new entries durable, at the end of the active segment's file."""
+        self.claim.append("log", self._end, data)
 
     def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Reserve the public ids of new chunks, and return what the chunks look like until they are appended.

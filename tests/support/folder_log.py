@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from memd.errors import BadTopicId, InDoubt, StoreWriteFailed
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, Head, News, Row, Stream
@@ -33,7 +34,7 @@ class FolderLog:
     def connect(self) -> None:
         """There is nothing to be made."""
 
-    def since(self, topic_id: str, after: Mapping[Stream, int]) -> News:
+    def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         with self._call("since"):
             assert after and set(after) <= set(STREAMS), "streams that there are"
             told = self._told(topic_id)
@@ -42,7 +43,7 @@ class FolderLog:
             rows = []
             for stream in sorted(after):
                 assert after[stream] >= 0
-                rows += self._rows(topic_id, stream, after[stream])[:PAGE_ROWS]
+                rows += self._rows(topic_id, stream, after[stream])[:limit]
             heads = {stream: Head(*told["heads"][stream]) for stream in after}
             return News(generation=told["generation"], heads=heads, rows=tuple(rows))
 
@@ -112,17 +113,18 @@ class FolderLog:
         fault = self.fails(name)
         if fault == "away":
             raise StoreWriteFailed(f"{self.place}: is away")
-        with open(self._folder / "lock", "w") as lock:
+        with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         if fault == "doubt":
             raise InDoubt(f"{self.place}: the answer was lost")
 
-    def _told(self, topic_id: str) -> dict[str, object]:
+    def _told(self, topic_id: str) -> dict[str, Any]:
         path = self._folder / f"{topic_id}.json"
-        return json.loads(path.read_text()) if path.exists() else {"generation": 0, "heads": {}}
+        told: dict[str, Any] = {"generation": 0, "heads": {}}
+        return json.loads(path.read_text()) if path.exists() else told
 
-    def _tell(self, topic_id: str, told: dict[str, object]) -> None:
+    def _tell(self, topic_id: str, told: dict[str, Any]) -> None:
         (self._folder / f"{topic_id}.json").write_text(json.dumps(told))
 
     def _path(self, topic_id: str, stream: Stream, last: int) -> Path:
@@ -130,4 +132,6 @@ class FolderLog:
 
     def _rows(self, topic_id: str, stream: Stream, after: int) -> list[Row]:
         paths = sorted((self._folder / topic_id / stream).glob("*"))
-        return [Row(stream, int(one.name), one.read_bytes()) for one in paths if int(one.name) > after]
+        base = self._told(topic_id)["heads"].get(stream, [0, 0])[1]
+        numbers = [(int(one.name), one) for one in paths]
+        return [Row(stream, last, one.read_bytes(), is_base=last == base) for last, one in numbers if last > after]

@@ -34,7 +34,7 @@ class ReplicaLog(TopicLog):
         """The end of the file that can be extended; None: there is none."""
         return None if self._active is None else Position(self._active.segment_id, self._end)
 
-    def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
         """Refuse: the owner writes.
 
         Raises:

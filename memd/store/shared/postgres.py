@@ -166,10 +166,10 @@ class PostgresLog:
                         self._watch.start()
                 self.cluster = self._done(lambda connection: _schema(connection, self.place), LONG_SECONDS)
 
-    def since(self, topic_id: str, after: Mapping[Stream, int]) -> News:
+    def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         """See SharedLog."""
         names, known = list(after), list(after.values())
-        told = {"topic": topic_id, "streams": names, "after": known, "limit": PAGE_ROWS}
+        told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
         heads: dict[Stream, Head] = {}
         rows, generation = [], 0
@@ -177,7 +177,7 @@ class PostgresLog:
             heads[stream] = Head(head, base)
             generation = of_generation
             if last is not None:
-                rows.append(Row(stream, last, bytes(data)))
+                rows.append(Row(stream, last, bytes(data), is_base=last == base))
         return News(generation=generation, heads=heads, rows=tuple(rows))
 
     def append(

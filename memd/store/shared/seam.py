@@ -29,6 +29,8 @@ class Row(msgspec.Struct, frozen=True):
     stream: Stream
     last: int
     data: bytes
+    is_base: bool = False
+    """It replaces all before it."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     """Another one after rows were rewritten: then nothing counts that was read before. 0: there is no such topic."""
     heads: Mapping[Stream, Head] = {}
     rows: tuple[Row, ...] = ()
-    """Ascending in each stream; of a long stream the first `PAGE_ROWS`."""
+    """Ascending in each stream; of a long one the first."""
 
     def of(self, stream: Stream) -> list[Row]:
         """The rows of one stream."""
@@ -58,17 +60,26 @@ class SharedLog(Protocol):
 
     place: str
     """For people."""
-    cluster: str
-    """Tells it from all others."""
     on_return: Callable[[], None]
     """Called in some thread when it can be asked again after it could not."""
+
+    @property
+    def cluster(self) -> str:
+        """Tells it from all others; empty before `connect`."""
 
     @property
     def trouble(self) -> str:
         """Why it cannot be asked now, in a sentence with the remedy; empty: it can."""
 
-    def since(self, topic_id: str, after: Mapping[Stream, int]) -> News:
-        """Return the rows of some streams behind those that are known, each by its number."""
+    def connect(self) -> None:
+        """Make what is missing there, and check its version.
+
+        Raises:
+            StoreError: it cannot be used (StoreWriteFailed: that may pass).
+        """
+
+    def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
+        """Return the first rows of some streams behind those that are known, each by its number."""
 
     def append(
         self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
