@@ -63,6 +63,8 @@ from memd.store.encryption.opening import disk_of
 from memd.store.erasure.ledger import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
+from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.seam import SharedLog
 from memd.store.store import Store
 from memd.store.token_list import TokenFile
 from memd.telemetry.logging import configure_logging
@@ -119,7 +121,10 @@ async def running(
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
         cluster = await loop.run_in_executor(None, _joined, stack, config, listeners)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, cluster))
+        kept = _shared_log(stack, config)
+        store = await loop.run_in_executor(
+            None, lambda: _opened(config, embedder, redactor, counter, disk, cluster, kept)
+        )
         stack.callback(store.close)
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
@@ -400,6 +405,7 @@ def _opened(
     counter: TokenCounter,
     files: LocalDisk,
     cluster: Cluster | None,
+    kept: SharedLog | None,
 ) -> Store:
     return Store.open(
         config.data_dir,
@@ -411,8 +417,18 @@ def _opened(
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
         shelf=None if cluster is None else cluster.shelf,
+        kept=kept,
         erasures=ErasureLedger if cluster is None else cluster.erasures,
     )
+
+
+def _shared_log(stack: AsyncExitStack, config: Config) -> SharedLog | None:
+    """The log that other daemons have too, if the settings name one; closed with the stack."""
+    if not config.cluster.is_on:
+        return None
+    kept = PostgresLog(config.cluster.database)
+    stack.callback(kept.close)
+    return kept
 
 
 def _auditor(config: Config, store: Store, principals: Principals, command: str) -> Auditor:

@@ -311,7 +311,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
             daemon.speech,
             daemon.tasks,
             is_synced=is_synced,
-            is_shared=daemon.store.is_shared,
+            is_shared=daemon.store.is_shared or daemon.store.kept is not None,
         ),
         daemon.encoder.priority,
         metrics,

@@ -353,6 +353,11 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _of_cluster(config: Config) -> Iterator[tuple[str, str]]:
+    if config.cluster.is_on:
+        if not re.fullmatch(r"postgres(?:ql)?://[^\s\x00-\x1f]+", config.cluster.database):
+            yield "cluster.database", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
+        if config.backup.is_on:
+            yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
     store = config.store
     if not store.is_shared:
         for key in ("bucket", "own_url"):
