@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_conversation_goes_on_at_any_daemon_with_an_unchanged_prefix(pair: Clu
         answer = pair.tell(number % 2, "turns", messages)
         messages.append({"role": "assistant", "content": answer.reply})
         prompts.append(pair.last_prompt())
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
     pair.wait_stored("turns", *(f"Step {number}, please." for number in range(6)))
     stored = "\n".join(pair.stored("turns"))

@@ -289,6 +289,8 @@ class SharedTopic(Topic):
             if self._troubles.pop("shared", None) is not None:
                 log.info("the shared log is followed again", extra={"topic": self.id})
         else:
+            if not self._troubles:
+                self.trouble_since = time.time_ns() // 1000
             self._troubles["shared"] = error
 
     # -- the copy of the buffer in the folder here ----------------------------------------------------------------
