@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from daemon_process import ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
@@ -73,3 +75,63 @@ def test_a_correction_of_what_another_daemon_showed_applies_once(pair: Cluster) 
     assert [one.content for one in pair.entries("corrected")].count(correction["content"]) == 1
     pair.tell(0, "corrected", [user(QUESTION)])
     assert "London" in pair.last_prompt()[-1]["content"] and FACT not in pair.last_prompt()[-1]["content"]
+
+
+def test_what_is_erased_leaves_every_copy_and_the_rows(pair: Cluster) -> None:
+    topic = "erased"
+    pair.tell(0, topic, [user("My bank code is 4711-secret.")])
+    pair.tell(0, topic, [user("The garden has nine apple trees.")])
+    pair.wait_stored(topic, "4711-secret", "apple")
+    pair.tell(1, topic, [user("What is my bank code?")])
+    assert "4711-secret" in str(pair.last_prompt())
+    copies = [daemon.data_dir / topic for daemon in pair.daemons]
+    uuids = [entry.uuid.hex() for entry in pair.entries(topic) if "4711" in entry.content]
+
+    url = f"{pair.daemons[0].own_url}/memd/erase"
+    done = ask(url, {"topic_id": topic, "chunk_ids": uuids})
+    assert done.status == 200, done
+
+    assert pair.tell(1, topic, [user("And the garden, how many trees?")]).status == 200
+    assert "nine apple" in str(pair.last_prompt()) and "4711" not in str(pair.last_prompt())
+    assert not any("4711" in text for text in pair.stored(topic))
+    wait_until(lambda: not any(_has(copy, b"4711-secret") for copy in copies), lambda: str(list(map(str, copies))))
+    assert b"4711-secret" not in pair.bytes_of(topic)
+
+
+def test_an_erased_topic_is_gone_everywhere_and_may_begin_anew(pair: Cluster) -> None:
+    topic = "gone"
+    pair.tell(0, topic, [user("The plan is called Walrus.")])
+    pair.wait_stored(topic, "Walrus")
+    pair.tell(1, topic, [user("What is the plan called?")])
+
+    done = ask(f"{pair.daemons[1].own_url}/memd/erase", {"topic_id": topic})
+    assert done.status == 200, done
+
+    pair.tell(0, topic, [user("What is the plan called, please?")])
+    assert "Walrus" not in str(pair.last_prompt())
+    pair.tell(1, topic, [user("The new plan is called Otter.")])
+    pair.wait_stored(topic, "Otter")
+    assert b"Walrus" not in pair.bytes_of(topic)
+    pair.tell(0, topic, [user("Which animal is the new plan named after?")])
+    assert "Otter" in str(pair.last_prompt())
+
+
+def test_a_daemon_that_was_off_drops_what_was_erased_before_it_serves_anything_of_it(pair: Cluster) -> None:
+    topic = "off"
+    pair.tell(1, topic, [user("The password of the cellar is Heidelberg-1386.")])
+    pair.wait_stored(topic, "Heidelberg-1386")
+    pair.daemons[1].terminate()
+    uuids = [entry.uuid.hex() for entry in pair.entries(topic) if "Heidelberg" in entry.content]
+    assert _has(pair.daemons[1].data_dir / topic, b"Heidelberg-1386")
+    done = ask(f"{pair.daemons[0].own_url}/memd/erase", {"topic_id": topic, "chunk_ids": uuids})
+    assert done.status == 200, done
+
+    pair.daemons[1].start()
+
+    assert pair.tell(1, topic, [user("What is the password of the cellar?")]).status == 200
+    assert "Heidelberg" not in str(pair.last_prompt())
+    assert not _has(pair.daemons[1].data_dir / topic, b"Heidelberg-1386")
+
+
+def _has(folder: Path, text: bytes) -> bool:
+    return any(text in path.read_bytes() for path in folder.rglob("*") if path.is_file())

@@ -113,7 +113,10 @@ def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: LosingRela
 def test_two_daemons_that_are_told_the_same_at_once_store_it_once(pair: Cluster) -> None:
     history = []
     for number in range(8):
-        history += [user(f"Point {number} of the list is number {number * 7}."), {"role": "assistant", "content": "Yes."}]
+        history += [
+            user(f"Point {number} of the list is number {number * 7}."),
+            {"role": "assistant", "content": "Yes."},
+        ]
     for turn in range(3):
         asked = [*history, user(f"Question {turn}: is the list complete?")]
         with ThreadPoolExecutor(2) as pool:

@@ -247,6 +247,7 @@ class Archiver:
 
     async def tend_topic(self, topic: Topic) -> None:
         """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
+        await topic.before_storing()
         conversations = topic.buffer.conversations()
         surplus = len(conversations) - self._config.conversation.max_open
         for index, conversation in enumerate(conversations):

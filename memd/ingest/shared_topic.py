@@ -22,7 +22,7 @@ from memd.conversation.events import Appended, BufferEvent, Noted, decode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.merging import clashing, rebased
 from memd.entries import Draft, Entry
-from memd.errors import Behind, InDoubt, Rewritten, StoreError
+from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.journaled import replayed
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topic import Topic
@@ -117,10 +117,27 @@ class SharedTopic(Topic):
         """Whether another daemon was told this conversation or note last, and sees to it."""
         return time.monotonic() - self._others.get(name, -OTHERS_SECONDS) < OTHERS_SECONDS
 
+    async def before_storing(self) -> None:
+        """See Topic: what another daemon has not stored after so long is looked at anew."""
+        old = time.monotonic() - OTHERS_SECONDS
+        if due := [name for name, told_at in self._others.items() if told_at < old]:
+            await self.follow()
+            for name in due:
+                if self._others.get(name, 0.0) < old:
+                    self._others.pop(name, None)
+
     @property
     def is_on_disk(self) -> bool:
         """See Topic: nothing waits here that others do not have."""
         return not self._pending and not self.buffer.unstored_count
+
+    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+        """See Topic. Raises MadeAnew, too, where the copy for which they were made counts no more."""
+        try:
+            return await super().append(drafts, made_at)
+        except (Fenced, Rewritten) as error:
+            await self.follow()
+            raise MadeAnew(f"topic {self.id}: it was read anew meanwhile; what is to be stored is made anew") from error
 
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
         """See Topic. Where the answer was lost, the rows tell."""
@@ -179,6 +196,7 @@ class SharedTopic(Topic):
             events, retell = self.buffer.take_unsaved(), self.buffer.retelling()
             encoded = await self._in_writer(partial(self._payloads, events)) if events else []
             self._pending += zip(events, encoded, strict=True)
+            self._told_here(events)
             if base:
                 payloads = await self._in_writer(partial(self._retold, retell))
             elif self._pending:
@@ -197,6 +215,12 @@ class SharedTopic(Topic):
             await self._copy([payload for _, payload in fresh], rewrite=base or bool(was_waiting))
             return
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
+
+    def _told_here(self, events: Sequence[BufferEvent]) -> None:
+        """What this daemon was told last it sees to itself."""
+        for event in events:
+            if isinstance(event, Appended) and event.messages:
+                self._others.pop(event.conversation, None)
 
     def _retold(self, retell: Callable[[], list[BufferEvent]]) -> list[bytes]:
         return self._payloads(retell())
@@ -230,7 +254,7 @@ class SharedTopic(Topic):
         theirs = [event for payload in payloads if payload not in own and (event := _decoded(payload)) is not None]
         now = time.monotonic()
         for event in theirs:
-            if isinstance(event, Appended):
+            if isinstance(event, Appended) and event.messages:
                 self._others[event.conversation] = now
             elif isinstance(event, Noted):
                 self._others[event.id] = now

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed
+from memd.errors import Fenced, InDoubt, MadeAnew, Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.buffered import BufferedText, ListedParts
 from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
@@ -228,6 +228,8 @@ class Topic:
             # What a timeout has left under way is superseded by the next rewrite; an append has to know its end.
             is_bounded = self._claims is not None and file == "journal"
             result = await (self._in_time(writing) if is_bounded else writing)
+        except (MadeAnew, Rewritten):
+            raise  # no trouble: another daemon was faster
         except StoreError as error:
             if not self._troubles:
                 self.trouble_since = time.time_ns() // 1000
@@ -256,6 +258,9 @@ class Topic:
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""
         return False
+
+    async def before_storing(self) -> None:
+        """Hear what other daemons have stored, where there are others, before what they were told is stored here."""
 
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""

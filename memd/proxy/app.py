@@ -63,9 +63,10 @@ from memd.store.encryption.opening import disk_of
 from memd.store.erasure.ledger import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
-from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
+from memd.store.shared.joining import shared_log
 from memd.store.shared.seam import SharedLog
-from memd.store.store import Store
+from memd.store.store import MakeErasures, Store
 from memd.store.token_list import TokenFile
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
@@ -129,7 +130,7 @@ async def running(
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
-        rights, watch = await _rights(stack, cluster, config, auth_source)
+        rights, watch = await _rights(stack, cluster, config, auth_source, kept)
         auditor = _auditor(config, store, watch.principals, command)
         daemon = await make_parts(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
@@ -343,12 +344,19 @@ def _in_front_of(child: LlamaChild, config: Config) -> Config:
 
 
 async def _rights(
-    stack: AsyncExitStack, cluster: Cluster | None, config: Config, source: AuthSource | None
+    stack: AsyncExitStack,
+    cluster: Cluster | None,
+    config: Config,
+    source: AuthSource | None,
+    kept: SharedLog | None,
 ) -> tuple[SharedRights | None, TokenWatch]:
     """The tokens, and in a cluster what else of rights its daemons share."""
     loop = asyncio.get_running_loop()
-    if cluster is None:
-        rights, watch = None, TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), source)
+    copy = TokenFile(DiskFiles(), config.data_dir)
+    if kept is not None:
+        rights, watch = None, TokenWatch(config.auth, SharedTokens(SharedBook(kept, "tokens"), copy), source)
+    elif cluster is None:
+        rights, watch = None, TokenWatch(config.auth, copy, source)
     else:
         from memd.proxy.sharing import SharedRights
 
@@ -362,7 +370,13 @@ async def _rights(
 
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
     """In a cluster: know what the other daemons know, and follow what they erase."""
-    erasures = daemon.store.ledger
+    erasures, kept = daemon.store.ledger, daemon.store.kept
+    if kept is not None and isinstance(erasures, HeardErasures):
+        wrong_tokens.catch_up = daemon.token_watch.hear
+        daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))
+        follower = ErasureFollower(erasures, daemon.retention.eraser)
+        await follower.look()
+        return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
     if daemon.rights is None or daemon.cluster is None or not isinstance(erasures, HeardErasures):
         return []
     wrong_tokens.catch_up = daemon.token_watch.hear
@@ -407,6 +421,9 @@ def _opened(
     cluster: Cluster | None,
     kept: SharedLog | None,
 ) -> Store:
+    erasures: MakeErasures = ErasureLedger if cluster is None else cluster.erasures
+    if kept is not None:
+        erasures = partial(SharedErasures, kept)
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
@@ -418,7 +435,7 @@ def _opened(
         files=files,
         shelf=None if cluster is None else cluster.shelf,
         kept=kept,
-        erasures=ErasureLedger if cluster is None else cluster.erasures,
+        erasures=erasures,
     )
 
 
@@ -426,7 +443,7 @@ def _shared_log(stack: AsyncExitStack, config: Config) -> SharedLog | None:
     """The log that other daemons have too, if the settings name one; closed with the stack."""
     if not config.cluster.is_on:
         return None
-    kept = PostgresLog(config.cluster.database)
+    kept = shared_log(config)
     stack.callback(kept.close)
     return kept
 

@@ -145,6 +145,7 @@ class Corrector:
         shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
         pending = await self._store_pending(topic, shown)
         while True:
+            log_ = topic.log
             made_at = log_.head
             try:
                 applied = await corrections.correct_shown(

@@ -28,6 +28,7 @@ from memd.admin.kept_documents import RoutesKeeper
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
+from memd.admin.oauth.shared_ledger import SharedLedger
 from memd.admin.proof import ProofRoutes, new_secret
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
@@ -81,6 +82,7 @@ from memd.store.bucket.tending import BucketTender
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import bytes_read_before, forget_entries
 from memd.store.receipts import ReceiptRing
+from memd.store.shared.books import SharedBook
 from memd.store.store import Store
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
@@ -380,7 +382,11 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
-    if daemon.rights is None:
+    if (kept := daemon.store.kept) is not None:
+        copy = files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known
+        ledger: Ledger = SharedLedger(SharedBook(kept, "grants"), *copy)
+        daemon.token_watch.also(ledger.catch_up)
+    elif daemon.rights is None:
         ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
     else:
         ledger = daemon.rights.ledger(files, daemon.writer, daemon.token_watch)

@@ -57,6 +57,10 @@ RESTORING_NAME = ".memd-restoring"
 """In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
 CLUSTER_NAME = "memd.cluster"
 """In a directory that is the cache of a cluster: which one it is."""
+RETENTION_NAME = "memd.retention"
+"""Of a cluster, a book: up to when retention has looked at each topic."""
+BOOK_NAMES = frozenset({TOKENS_NAME, GRANTS_NAME, "memd.erasures", RETENTION_NAME})
+"""What all daemons of a cluster know is in topics of these names, which nobody can have."""
 REPLICAS_NAME = "memd.replicas"
 """In such a directory the folder of topics that other daemons have, as far as they were read here."""
 REPLICA_NAME = "replica"
@@ -76,6 +80,7 @@ _OWN_NAMES = {
         BACKUPS_NAME,
         ERASURES_NAME,
         REPLICAS_NAME,
+        RETENTION_NAME,
         *_REPLACED,
     ),
     *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),

@@ -27,7 +27,7 @@ from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
-from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
+from memd.store.layout import BOOK_NAMES, LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
@@ -40,7 +40,7 @@ from memd.store.parts import DraftFilter, StoreShared, keep_draft
 from memd.store.recent import Recent, RecentTopics, read_recent
 from memd.store.shared.joining import join
 from memd.store.shared.seam import SharedLog
-from memd.store.shared.shared_topic import SharedTopicLog
+from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.shelf import Claim, Shelf
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import TopicLog
@@ -326,6 +326,8 @@ class Store:
                     erasure = msgspec.structs.replace(erasure, highest_id=above_all)
                     self.ledger.write(erasure)
                 words = encode_forbidden(forbidden) if forbidden else b""
+                if self.kept is not None and not erasure.is_moved:
+                    remove_topic(self.kept, erasure.topic_id, words)
                 kept = self.shared.shelf
                 kept.forget(erasure.topic_id, erasure=erasure.id, id_floor=erasure.highest_id, forbidden=words)
             finally:
@@ -337,6 +339,10 @@ class Store:
                     self._names.remove(erasure.topic_id)
                 self._write_recent({erasure.topic_id})
                 return moved
+
+    def has_copy(self, topic_id: str) -> bool:
+        """Whether something of the topic is in the directory."""
+        return self.files.is_directory(TopicLayout(self.data_dir, topic_id).directory)
 
     def drop_copy(self, topic_id: str) -> None:
         """Close a topic that is a copy, and remove its folder, of which no text stays on the disk."""
@@ -380,7 +386,7 @@ class Store:
             found = page = self.kept.topics("", _PAGE)
             while len(page) == _PAGE:
                 found += (page := self.kept.topics(page[-1], _PAGE))
-            return found
+            return [name for name in found if name not in BOOK_NAMES]
         if not self.is_shared:
             return topic_ids_in(self.files, self.data_dir)
         found = page = self.shared.shelf.topics("", _PAGE)

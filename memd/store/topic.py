@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.copies import live_copy
-from memd.store.erasure.forbidden import read_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
 from memd.store.erasure.rewriting import (
     ActiveRewriting,
     erase_in_segment,
@@ -375,6 +375,11 @@ class TopicLog:
                 self._snapshot = after_merge(self._snapshot, index)
             self._snapshot.times.fan_out_ms = None  # it was measured on the old indexes
             self.claim.publish({}, merged_files(self._layout, replaced))
+
+    def forbid(self, forbidden: ForbiddenText) -> None:
+        """Never store this again. Raises StoreWriteFailed: it is as it was."""
+        publish_forbidden(self.claim, forbidden)
+        self.forbidden = forbidden
 
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.

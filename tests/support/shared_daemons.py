@@ -46,6 +46,12 @@ class Cluster:
             ).fetchall()
         return [entry for (data,) in rows for entry in records_in(bytes(data)[HEADER_BYTES:], 0)[0]]
 
+    def bytes_of(self, topic: str) -> bytes:
+        """All bytes that the database has of a topic."""
+        with psycopg.connect(self.url) as connection:
+            rows = connection.execute("SELECT data FROM memd_log WHERE topic = %s", (topic,)).fetchall()
+        return b"".join(bytes(data) for (data,) in rows)
+
     def wait_stored(self, topic: str, *texts: str) -> None:
         """Return when the database has all of these texts."""
         wait_until(

@@ -24,7 +24,7 @@ from memd.ingest.erasing.shown import erased_in
 from memd.ingest.indexer import Indexer
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
-from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden
+from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, Kind
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.columns import text_hash
@@ -110,7 +110,11 @@ class Eraser:
         await asyncio.to_thread(self._blank_receipts, concern, wiper)
         await self._forget_shown(erasure, wiper)
         self.store.observe_canonical_id(erasure.highest_id)
-        await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
+        if self.store.kept is not None:
+            if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
+                await self.topics.get(erasure.topic_id)  # which drops a copy of before
+        else:
+            await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
         if self.topics.replicas is not None:
             await self.topics.replicas.look([erasure.topic_id])
         told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
@@ -251,8 +255,7 @@ class Eraser:
             contents=contents,
             texts=map(text_hash, texts),
         )
-        publish_forbidden(topic.log.claim, forbidden)
-        topic.log.forbidden = forbidden
+        topic.log.forbid(forbidden)
 
     async def _forget_shown(self, erasure: Erasure, wiper: Wiper) -> None:
         """Take it out of the memory blocks of other topics, too."""

@@ -9,9 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from memd.errors import StoreError, StoreWriteFailed
+from memd.settings.model import Config
 from memd.store.files import Files, replace_file
 from memd.store.layout import CLUSTER_NAME, topic_ids_in
+from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import SharedLog
+
+
+def shared_log(config: Config) -> SharedLog:
+    """The log that the settings name; nothing is asked of it yet. Raises StoreError: it cannot be used."""
+    assert config.cluster.is_on, "else there is none"
+    url = config.cluster.database
+    if not config.encryption.is_on:
+        return PostgresLog(url)
+    from memd.store.encryption.opening import master_key  # needs the extra `encryption`
+    from memd.store.shared.sealing import SealedLog
+
+    return SealedLog(url, master_key(config.encryption))
 
 
 def join(files: Files, data_dir: Path, kept: SharedLog) -> None:

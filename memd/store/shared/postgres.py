@@ -4,7 +4,7 @@ Rule: each call is one statement that is carried out as a whole or not at all, s
 daemon that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at
 once, until the watch, which asks it every second, has had an answer.
 
-    memd_shared  the version of the schema, and the name of the cluster
+    memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
     memd_topic   a row for each stream of a topic: where it ends (`head`), and its latest base; and the generation
     memd_log     the rows of the streams: `last` is the highest id in one
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
-from memd.errors import BadTopicId, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed
+from memd.errors import BadTopicId, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, Head, News, Row, Stream
 
 log = logging.getLogger("memd")
@@ -30,8 +30,7 @@ Connection: TypeAlias = Any
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
-CREATE TABLE memd_shared (version int NOT NULL, cluster text NOT NULL);
-INSERT INTO memd_shared VALUES (1, gen_random_uuid()::text);
+CREATE TABLE memd_shared (version int NOT NULL, cluster text NOT NULL, key text NOT NULL);
 CREATE TABLE memd_topic (
     topic text COLLATE "C" NOT NULL, stream text COLLATE "C" NOT NULL,
     head bigint NOT NULL DEFAULT 0, base bigint NOT NULL DEFAULT 0, generation bigint NOT NULL DEFAULT 1,
@@ -117,8 +116,11 @@ _ENDED = ("08", "57P")
 class PostgresLog:
     """See SharedLog."""
 
-    def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, key_id: str = "") -> None:
         """Nothing is asked of it before `connect`, or the first call.
+
+        Args:
+            key_id: of the master key with which its rows are sealed; empty: they are not.
 
         Raises:
             StoreError: the packages are missing, or the URL cannot be read.
@@ -136,7 +138,7 @@ class PostgresLog:
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
         self.cluster = ""
         self.on_return: Callable[[], None] = lambda: None
-        self._url, self._wait_seconds = url, wait_seconds
+        self._url, self._wait_seconds, self._key_id = url, wait_seconds, key_id
         self._kind = _impatient()
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -164,7 +166,9 @@ class PostgresLog:
                     if self._watch is None:
                         self._watch = threading.Thread(target=self._watched, name="database watch", daemon=True)
                         self._watch.start()
-                self.cluster = self._done(lambda connection: _schema(connection, self.place), LONG_SECONDS)
+                self.cluster = self._done(
+                    lambda connection: _schema(connection, self.place, self._key_id), LONG_SECONDS
+                )
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         """See SharedLog."""
@@ -302,7 +306,7 @@ class PostgresLog:
     def _refusal(self, error: Exception) -> MemdError:
         import psycopg
 
-        told = f"{self.place}: {_words_of(error)}; {_remedy_of(error)}"
+        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}"
         if isinstance(error, psycopg.errors.UniqueViolation):
             return BadTopicId(f"{self.place}: there is a topic whose name differs only in case; choose another name")
         if isinstance(error, psycopg.errors.DiskFull):
@@ -312,7 +316,7 @@ class PostgresLog:
         return StoreWriteFailed(f"{told}; {_KEPT}")
 
     def _gone(self, error: Exception, *, in_doubt: bool) -> StoreError:
-        told = f"{self.place}: {_words_of(error)}; {_remedy_of(error)}; {_KEPT}"
+        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}; {_KEPT}"
         if self._trouble is None:
             log.error("the database of the cluster is away", extra={"error": told})
         self._trouble = StoreWriteFailed(told)
@@ -379,7 +383,7 @@ def _has_lost(error: Exception) -> bool:
     )  # a new connection may lead to the server that has taken over
 
 
-def _schema(connection: Connection, place: str) -> str:
+def _schema(connection: Connection, place: str, key_id: str) -> str:
     """Make the tables unless they are there; return the name of the cluster."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
@@ -392,22 +396,31 @@ def _schema(connection: Connection, place: str) -> str:
             )
         if not is_made:
             connection.execute(_SCHEMA)
-        version, cluster = connection.execute("SELECT version, cluster FROM memd_shared").fetchone()
+            made = "INSERT INTO memd_shared VALUES (%s, gen_random_uuid()::text, %s)"
+            connection.execute(made, (SCHEMA_VERSION, key_id))
+        version, cluster, key = connection.execute("SELECT version, cluster, key FROM memd_shared").fetchone()
     if version != SCHEMA_VERSION:
         raise StoreError(
             f"{place}: has schema {version}, and this memd knows schema {SCHEMA_VERSION}: another version of memd has "
             "been here; run that version here too, nothing was changed"
         )
+    if key != key_id:
+        sealed = f"is encrypted with the key {key}" if key else "is not encrypted"
+        raise WrongKey(
+            f"{place}: the cluster {sealed}, and this daemon has {f'the key {key_id}' if key_id else 'no key'}: all of "
+            "its daemons need the same encryption.key_file, or none"
+        )
     return str(cluster)
 
 
-def _words_of(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     """The words of an error, without its details: those quote the row that was refused."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     return primary or str(error).strip().partition("\n")[0].strip() or type(error).__name__
 
 
-def _remedy_of(error: Exception) -> str:
+def remedy_of(error: Exception) -> str:
+    """What to do about an error."""
     remedy = _BY_STATE.get(getattr(error, "sqlstate", None) or "")
     found = (told for pattern, told in _REMEDIES if pattern.search(str(error)))
     return remedy or f"{next(found, 'check that the server runs')} (cluster.database)"

@@ -134,9 +134,8 @@ class SharedTopicLog(TopicLog):
             self.topic_id, "kept", self._kept_head, last, data, generation=self.generation, base=True
         ):
             raise Behind(f"topic {self.topic_id}: another daemon erases in it at this moment; try again")
-        self._kept_head = last
-        publish_forbidden(self.claim, forbidden)
-        self.forbidden = forbidden
+        self.generation, self._kept_head = self.generation or 1, last
+        super().forbid(forbidden)
 
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """See TopicLog: in the rows, so that all drop their copies, and then in this one."""
@@ -267,3 +266,23 @@ class SharedTopicLog(TopicLog):
 
 def _is_harmless(finding: Finding) -> bool:
     return finding.kind in ("derived", "foreign", "notice")
+
+
+def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
+    """Remove all rows of a topic, for all.
+
+    Args:
+        forbidden: the file of what is never to be stored again in a topic of this name; empty: there is none.
+
+    Raises:
+        StoreError: nobody can be asked; done again it goes on.
+    """
+    generation = 0
+    while not generation:
+        news = kept.since(topic_id, {"kept": 0}, limit=1)
+        if not news.generation:
+            return
+        generation = kept.rewrite(topic_id, news.generation, None)
+    if forbidden:
+        head = news.heads["kept"].last
+        kept.append(topic_id, "kept", head, head + 1, forbidden, generation=generation, base=True)
