@@ -1,4 +1,4 @@
-"""What happens to daemons that share a log when its database is away, silent, or loses an answer; or one of them dies."""
+"""Daemons that share a log: its database is away, silent, or loses an answer; or one of them dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cut_connections import LosingRelay
 from daemon_process import ask, wait_until
-from postgres_server import running_postgres
+from postgres_server import PostgresServer, running_postgres
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
 
@@ -20,15 +20,15 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[object]:
+def server() -> Iterator[PostgresServer]:
     with running_postgres() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def relay(server: object) -> Iterator[LosingRelay]:
+def relay(server: PostgresServer) -> Iterator[LosingRelay]:
     folder = Path(tempfile.mkdtemp(prefix="memd-relay-"))
-    made = LosingRelay(folder, server.socket)  # type: ignore[attr-defined]
+    made = LosingRelay(folder, server.socket)
     try:
         yield made
     finally:
@@ -37,11 +37,11 @@ def relay(server: object) -> Iterator[LosingRelay]:
 
 
 @pytest.fixture(scope="module")
-def pair(server: object, relay: LosingRelay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    url = server.url("shared_1", folder=str(relay.folder))  # type: ignore[attr-defined]
-    with recording_upstream() as upstream:
-        with cluster(server, upstream, tmp_path_factory.mktemp("pair"), url=url) as made:  # type: ignore[arg-type]
-            yield made
+def pair(server: PostgresServer, relay: LosingRelay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    url = server.url("shared_1", folder=str(relay.folder))
+    folder = tmp_path_factory.mktemp("pair")
+    with recording_upstream() as upstream, cluster(server, upstream, folder, url=url) as made:
+        yield made
 
 
 def user(text: str) -> dict[str, str]:
@@ -55,11 +55,11 @@ def status(pair: Cluster, number: int, topic: str, text: str) -> str:
 
 
 def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_back(
-    pair: Cluster, server: object
+    pair: Cluster, server: PostgresServer
 ) -> None:
     status(pair, 0, "away", "The first keeper of the lighthouse was Ada.")
     pair.wait_stored("away", "Ada")
-    server.stop()  # type: ignore[attr-defined]
+    server.stop()
 
     status(pair, 0, "away", "Her boat was called the Heron.")
     assert status(pair, 0, "away", "Who was the first keeper of the lighthouse?") == "degraded:store"
@@ -68,7 +68,7 @@ def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_
     told = ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
     assert "PostgreSQL" in told and "check that the server runs" in told
 
-    server.start()  # type: ignore[attr-defined]
+    server.start()
     pair.wait_stored("away", "Heron")
     pair.wait_stored("new-meanwhile", "Bertram")
     assert "\n".join(pair.stored("away")).count("Heron") == 1
