@@ -83,9 +83,14 @@ class TopicAppender:
     async def append_of_note(self, topic: Topic, part: Part) -> bool:
         """Append the next chunks of a note; True if it has no others."""
         assert part.note is not None, "a note's part"
-        cut, give_way = topic.cutter.next_of_note, self._encoder.give_way
-        drafts, is_last = await asyncio.to_thread(cut, part, BATCH_CHARACTERS, give_way)
-        await self.append_made(topic, lambda drafter: drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True))
+        cut, give_way, is_last = topic.cutter.next_of_note, self._encoder.give_way, False
+
+        def make(drafter: Drafter) -> Sequence[Draft]:
+            nonlocal is_last
+            drafts, is_last = cut(part, BATCH_CHARACTERS, give_way)
+            return drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True)
+
+        await self.append_made(topic, make)
         if is_last:
             topic.buffer.settle_note(part.note[0])
         return is_last

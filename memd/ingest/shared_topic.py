@@ -275,7 +275,7 @@ class SharedTopic(Topic):
         behind = [row for row in rows if row.last > before]
         theirs = self._theirs(behind) if behind else []
         self._settled([payload for row in rows for payload in payloads_in(row.data, 0)])
-        kept = replayed(events_of(rows), self._window_turns)
+        kept = await _asked(lambda: replayed(events_of(rows), self._window_turns))
         rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
         self._pending, self._journaled = [], 0
         self._head = rows[-1].last if rows else before

@@ -293,6 +293,9 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         f"  look into memory at    {daemon.own_url}/memd/",
         f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
+    if (kept := daemon.store.kept) is not None:
+        away = "  NOT REACHABLE yet: what is said waits in the copy" if kept.trouble else ""
+        lines[-1] = f"  memory in              {kept.place}, a copy in {config.data_dir}{away}"
     if daemon.cluster is not None:
         away = (
             "" if daemon.cluster.trouble is None else "  NOT REACHABLE yet: requests go on without memory until it is"

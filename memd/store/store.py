@@ -277,7 +277,9 @@ class Store:
             found = self._recent.to_look_at(self._state(state))
             if found is not None:
                 return [name for name in found if self._names.has(name)]
-            every = self.topic_ids()
+            every = topic_ids_in(
+                self.files, self.data_dir
+            )  # of a cluster those that are here: others are not looked at
             self._recent.expect(every)
             return every
 

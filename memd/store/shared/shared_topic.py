@@ -194,8 +194,8 @@ class SharedTopicLog(TopicLog):
         self.head = last
 
     def _take(self, rows: Sequence[Row]) -> None:
-        """Append rows to the copy, each once."""
-        taken: list[Entry] = []
+        """Append rows to the copy, each once. `head` goes on only when all else is up to date: who reads it before
+        anything else is told of what has come since."""
         with self._state:
             for row in rows:
                 header = decode_header(row.data, magic=MAGIC_LOG, name=f"topic {self.topic_id}, row {row.last}")
@@ -204,18 +204,18 @@ class SharedTopicLog(TopicLog):
                     raise StoreError(f"topic {self.topic_id}, row {row.last}: is damaged; restore the database")
                 new = [(one, span) for one, span in zip(entries, spans, strict=True) if one.canonical_id > self.head]
                 if new:
-                    self._take_group(header, new, row.data)
-                    self.head = row.last
+                    taken = [entry for entry, _ in new]
                     self._shared.clock.observe(row.last)
-                    taken += [entry for entry, _ in new]
-            if taken:
-                self._public_ids.note({entry.uuid for entry in taken})
-            for entry in taken:
-                if len(self._taken) == _TAKEN_MAX:
-                    self._taken_from = self._taken[0].canonical_id
-                concerned = entry.uuid, *entry.supersedes
-                self._taken.append(Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content)))
-        self.noticed(taken)
+                    self._take_group(header, new, row.data)
+                    self._public_ids.note({entry.uuid for entry in taken})
+                    for entry in taken:
+                        if len(self._taken) == _TAKEN_MAX:
+                            self._taken_from = self._taken[0].canonical_id
+                        concerned = entry.uuid, *entry.supersedes
+                        told = Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content))
+                        self._taken.append(told)
+                    self.noticed(taken)
+                    self.head = row.last
 
     def _take_group(self, header: Header, new: Sequence[tuple[Entry, Span]], data: bytes) -> None:
         active = self._active_of(header)
