@@ -1,7 +1,7 @@
 """Topics in a folder and in PostgreSQL: what sharing them costs, in turns on one machine.
 
-Backs these claims: a durable append of 20 chunks takes at most twice as long as the folder's; a first byte comes at most
-1.5 ms later, a search no later.
+Backs these claims: a durable append of 20 chunks takes at most twice as long as the folder's; a first byte comes at
+most 1.5 ms later, a search no later.
 
 A real PostgreSQL that syncs, on a socket of this machine: there is no network in the figures, and each of these adds
 one round trip. The daemons are processes of their own before a stub that answers at once; their requests take turns.

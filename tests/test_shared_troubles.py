@@ -38,9 +38,8 @@ def relay(server: PostgresServer) -> Iterator[LosingRelay]:
 
 @pytest.fixture(scope="module")
 def pair(server: PostgresServer, relay: LosingRelay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    url = server.url("shared_1", folder=str(relay.folder))
     folder = tmp_path_factory.mktemp("pair")
-    with recording_upstream() as upstream, cluster(server, upstream, folder, url=url) as made:
+    with recording_upstream() as upstream, cluster(server, upstream, folder, through=str(relay.folder)) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""What a cluster has, for commands: in its database, with any daemon running or none.
+"""The books of a cluster, for commands: in its database, with any daemon running or none.
 
 Rule: without `cluster.database` nothing here connects anywhere.
 """

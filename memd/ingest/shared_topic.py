@@ -49,13 +49,13 @@ asking = ThreadPoolExecutor(8, "memd-shared")
 
 
 class OpenedHot(msgspec.Struct, frozen=True, kw_only=True):
-    """What an opening found of the buffer."""
+    """The buffer of a topic as an opening found it."""
 
     kept: HotBuffer
     """As the rows tell it, or where nobody could be asked the journal."""
     head: int
     own: list[BufferEvent]
-    """What waits in the journal, and is not in the rows."""
+    """Events that wait in the journal and are not in the rows."""
     size: int
     """Of the rows, in bytes."""
 
@@ -78,7 +78,7 @@ class SharedTopic(Topic):
         self._head, self._rows_bytes, self._base_bytes = hot.head, hot.size, hot.size
         self._window_turns = window_turns
         self._pending: list[tuple[BufferEvent, bytes]] = []
-        """What was said here and is not known to be in the shared log, as it is written."""
+        """Events of this daemon that are not known to be in the shared log, and their payloads."""
         self._journaled = 0
         """How many of those are in the journal here."""
         self._turn = asyncio.Lock()
@@ -125,6 +125,11 @@ class SharedTopic(Topic):
             for name in due:
                 if self._others.get(name, 0.0) < old:
                     self._others.pop(name, None)
+
+    @property
+    def is_fresh(self) -> bool:
+        """See Topic."""
+        return self.log.is_current
 
     @property
     def is_on_disk(self) -> bool:
@@ -217,7 +222,7 @@ class SharedTopic(Topic):
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
 
     def _told_here(self, events: Sequence[BufferEvent]) -> None:
-        """What this daemon was told last it sees to itself."""
+        """See to the conversations that this daemon was told last."""
         for event in events:
             if isinstance(event, Appended) and event.messages:
                 self._others.pop(event.conversation, None)
@@ -389,7 +394,7 @@ def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
 
 
 def local_hot(journal: Journal, payloads: Sequence[bytes], window_turns: int) -> OpenedHot:
-    """What the journal here has of the buffer, where nobody can be asked."""
+    """The buffer as the journal here has it, where nobody can be asked."""
     count = len(payloads) - (journal.unmarked if journal.mark is not None else len(payloads))
     own = [event for one in payloads[count:] if (event := _decoded(one)) is not None]
     head = 0 if journal.mark is None else journal.mark.head

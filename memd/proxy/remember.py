@@ -22,7 +22,6 @@ from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
-from memd.errors import Fenced, TopicLost
 from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import stamped
@@ -76,7 +75,7 @@ class Rememberer:
         Args:
             speech: finds what was said in a reply.
             is_synced: the journal is forced to disk after each reply.
-            is_shared: another daemon may take a topic over, with nothing but what is durable.
+            is_shared: another daemon may be asked next, and knows nothing but what is durable.
         """
         self._speech = speech
         self._is_synced = is_synced or is_shared
@@ -114,21 +113,15 @@ class Rememberer:
         return received.is_traced and (self._is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
-        """Wait until what was asked is durable, where others may take the topic over; else it is not promised.
-
-        Raises:
-            TopicLost: somebody has taken it.
-        """
+        """Wait until what was asked is durable, where another daemon may be asked next; else it is not promised."""
         if not (self.is_shared and received.is_traced):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
-        trouble = received.topic.trouble
+        trouble = received.topic.write_trouble
         has_ended = saving.done() and not saving.cancelled() and saving.exception() is None
         is_saved = has_ended and saving.result()
         if trouble is None and is_saved:
             return shown
-        if isinstance(trouble, Fenced) and not is_saved:  # else a write to the log met it, which is tried again
-            raise TopicLost(str(trouble))
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save_asked(self, topic: Topic) -> bool:

@@ -104,7 +104,6 @@ class TopicLog:
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
         """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
         event loop, and so is who asks."""
-        shared.clock.take_turn(claim.id_turn, above=claim.id_floor)
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         if count := sum(len(rows) for _, rows in self.unsearched()):
@@ -443,11 +442,11 @@ class TopicLog:
         damage = tuple(str(finding) for finding in self.findings if finding.kind == "damaged")
         return stats_of(self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self.wordless)
 
-    def close(self, *, unfinished: bool = False) -> None:
-        """Let go of the topic; later appends fail. `unfinished`: see `Claim.release`."""
+    def close(self) -> None:
+        """Let go of the topic; later appends fail."""
         with self._state:
             self._closed = True
-            self.claim.release(unfinished=unfinished)
+            self.claim.release()
 
     def _entry(self, draft: Draft, public_id: str, group_left: int, terms: bytes | UnsetType) -> Entry:
         """The entry of a draft."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memd.errors import BadTopicId, InDoubt, StoreWriteFailed
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, Head, News, Row, Stream
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream, StreamHead
 
 
 class FolderLog:
@@ -24,7 +24,7 @@ class FolderLog:
     def __init__(self, folder: Path) -> None:
         self.place, self.cluster = str(folder), "folder"
         self.on_return: Callable[[], None] = lambda: None
-        self.trouble = ""
+        self.trouble, self.trouble_seconds = "", 0.0
         self.calls = 0
         self.fails: Callable[[str], str] = lambda call: ""
         """Asked at each call: "away" (nothing is done), "doubt" (it is done, and the answer is lost), or ""."""
@@ -44,7 +44,7 @@ class FolderLog:
             for stream in sorted(after):
                 assert after[stream] >= 0
                 rows += self._rows(topic_id, stream, after[stream])[:limit]
-            heads = {stream: Head(*told["heads"][stream]) for stream in after}
+            heads = {stream: StreamHead(*told["heads"][stream]) for stream in after}
             return News(generation=told["generation"], heads=heads, rows=tuple(rows))
 
     def append(

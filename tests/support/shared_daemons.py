@@ -72,12 +72,16 @@ def cluster(
     folder: Path,
     count: int = 2,
     *,
-    url: str = "",
+    through: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Cluster]:
-    """Some daemons on a new database, until the block ends. `url`: where it leads through something else."""
-    direct = postgres.database(f"shared_{next(_numbers)}")
-    told = {"cluster": {"database": url or direct}, "buffer": {"store_after_seconds": 0.0}, **(settings or {})}
+    """Some daemons on a new database, until the block ends. `through`: the folder of a socket that leads there."""
+    direct = postgres.database(name := f"shared_{next(_numbers)}")
+    told = {
+        "cluster": {"database": postgres.url(name, folder=through) if through else direct},
+        "buffer": {"store_after_seconds": 0.0},
+        **(settings or {}),
+    }
     daemons = []
     try:
         for number in range(count):

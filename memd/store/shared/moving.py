@@ -38,7 +38,7 @@ _PAGE_TOPICS = 10_000
 
 
 class MovedTopic(msgspec.Struct, frozen=True):
-    """What became of one topic."""
+    """The outcome of one topic."""
 
     topic: str
     outcome: Literal["moved", "refused"]

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from memd.errors import BadTopicId, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, Head, News, Row, Stream
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream, StreamHead
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
@@ -145,6 +145,7 @@ class PostgresLog:
         self._turns = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._connecting = threading.Lock()
         self._trouble: StoreError | None = None
+        self._away_since = 0.0
         self._is_closed = threading.Event()
         self._watch: threading.Thread | None = None
 
@@ -152,6 +153,11 @@ class PostgresLog:
     def trouble(self) -> str:
         """See SharedLog."""
         return "" if self._trouble is None else str(self._trouble)
+
+    @property
+    def trouble_seconds(self) -> float:
+        """See SharedLog."""
+        return 0.0 if self._trouble is None else time.monotonic() - self._away_since
 
     def connect(self) -> None:
         """Make the tables at the first start, and check their version at each.
@@ -175,10 +181,10 @@ class PostgresLog:
         names, known = list(after), list(after.values())
         told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
-        heads: dict[Stream, Head] = {}
+        heads: dict[Stream, StreamHead] = {}
         rows, generation = [], 0
         for stream, head, base, of_generation, last, data in found:
-            heads[stream] = Head(head, base)
+            heads[stream] = StreamHead(head, base)
             generation = of_generation
             if last is not None:
                 rows.append(Row(stream, last, bytes(data), is_base=last == base))
@@ -297,7 +303,7 @@ class PostgresLog:
         connection.close()
 
     def _forget_idle(self) -> None:
-        """What ended one connection has ended the others."""
+        """Close the connections that nobody uses: whatever ended one has ended the others."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -319,6 +325,7 @@ class PostgresLog:
         told = f"{self.place}: {words_of(error)}; {remedy_of(error)}; {_KEPT}"
         if self._trouble is None:
             log.error("the database of the cluster is away", extra={"error": told})
+            self._away_since = time.monotonic()
         self._trouble = StoreWriteFailed(told)
         return InDoubt(told) if in_doubt else StoreWriteFailed(told)
 
@@ -420,7 +427,7 @@ def words_of(error: Exception) -> str:
 
 
 def remedy_of(error: Exception) -> str:
-    """What to do about an error."""
+    """The remedy of an error, in words."""
     remedy = _BY_STATE.get(getattr(error, "sqlstate", None) or "")
     found = (told for pattern, told in _REMEDIES if pattern.search(str(error)))
     return remedy or f"{next(found, 'check that the server runs')} (cluster.database)"

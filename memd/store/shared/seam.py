@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True):
     """It replaces all before it."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class StreamHead(msgspec.Struct, frozen=True):
     """Where a stream ends."""
 
     last: int = 0
@@ -42,11 +42,11 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic has behind the rows that somebody knows."""
+    """The rows of a topic behind those that somebody knows."""
 
     generation: int = 0
     """Another one after rows were rewritten: then nothing counts that was read before. 0: there is no such topic."""
-    heads: Mapping[Stream, Head] = {}
+    heads: Mapping[Stream, StreamHead] = {}
     rows: tuple[Row, ...] = ()
     """Ascending in each stream; of a long one the first."""
 
@@ -56,7 +56,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedLog(Protocol):
-    """What keeps the rows. For any thread. All calls raise StoreError where it cannot be asked."""
+    """The keeper of the rows. For any thread. All calls raise StoreError where it cannot be asked."""
 
     place: str
     """For people."""
@@ -70,6 +70,10 @@ class SharedLog(Protocol):
     @property
     def trouble(self) -> str:
         """Why it cannot be asked now, in a sentence with the remedy; empty: it can."""
+
+    @property
+    def trouble_seconds(self) -> float:
+        """For how long that is so."""
 
     def connect(self) -> None:
         """Make what is missing there, and check its version.

@@ -38,7 +38,7 @@ _TAKEN_MAX = 4_096
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What another daemon's entry concerns."""
+    """The things that another daemon's entry concerns."""
 
     canonical_id: int
     uuids: tuple[bytes, ...]
