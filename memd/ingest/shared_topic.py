@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ from memd.store.topic import TopicLog
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
+_BASE = b"\xc0base"
+"""The first record of a row that is the whole buffer begins with it, and is no event."""
 BASE_BYTES_MIN = 64 << 10
 """Of events, from which on the buffer as a whole takes their place, if it is at most half as long."""
 OTHERS_SECONDS = 30.0
@@ -81,6 +84,8 @@ class SharedTopic(Topic):
         """Events of this daemon that are not known to be in the shared log, and their payloads."""
         self._journaled = 0
         """How many of those are in the journal here."""
+        self._in_base: tuple[bytes, frozenset[bytes]] = b"", frozenset()
+        """The mark of the last base that was to be appended, and which of those are told by it."""
         self._turn = asyncio.Lock()
         """Held while rows of the buffer are asked for or appended."""
         self._begun = self._caught = 0
@@ -203,12 +208,14 @@ class SharedTopic(Topic):
             self._pending += zip(events, encoded, strict=True)
             self._told_here(events)
             if base:
+                mark = encode_record(_BASE + secrets.token_bytes(16))
+                self._in_base = mark, frozenset(payload for _, payload in self._pending)
                 payloads = await self._in_writer(partial(self._retold, retell))
             elif self._pending:
                 payloads = [payload for _, payload in self._pending]
             else:
                 return
-            data = b"".join(map(encode_record, payloads))
+            data = (mark if base else b"") + b"".join(map(encode_record, payloads))
             if data and not await _asked(partial(self.log.append_hot, self._head, data, base=base)):
                 await self._catch_up()
                 continue
@@ -255,7 +262,7 @@ class SharedTopic(Topic):
         if rows[0].last > self._head + 1:
             return None
         payloads = [payload for row in rows if not row.is_base for payload in payloads_in(row.data, 0)]
-        own = self._settled(payloads)
+        own = self._settled(rows)
         theirs = [event for payload in payloads if payload not in own and (event := _decoded(payload)) is not None]
         now = time.monotonic()
         for event in theirs:
@@ -265,9 +272,13 @@ class SharedTopic(Topic):
                 self._others[event.id] = now
         return theirs
 
-    def _settled(self, payloads: Sequence[bytes]) -> set[bytes]:
-        """Strike out what waits and is among these: the answer to its append was lost. Return what waited."""
-        found, own = set(payloads), {payload for _, payload in self._pending}
+    def _settled(self, rows: Sequence[Row]) -> set[bytes]:
+        """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
+        found = {payload for row in rows for payload in payloads_in(row.data, 0)}
+        own = {payload for _, payload in self._pending}
+        mark, told = self._in_base
+        if mark and any(row.is_base and row.data.startswith(mark) for row in rows):
+            found |= told
         if own & found:
             self._pending = [one for one in self._pending if one[1] not in found]
             self._journal_behind, self._journaled = True, 0
@@ -279,7 +290,7 @@ class SharedTopic(Topic):
         rows = await _asked(lambda: all_rows(self.log, self.log.catch_up(0)))
         behind = [row for row in rows if row.last > before]
         theirs = self._theirs(behind) if behind else []
-        self._settled([payload for row in rows for payload in payloads_in(row.data, 0)])
+        self._settled(rows)
         kept = await _asked(lambda: replayed(events_of(rows), self._window_turns))
         rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
         self._pending, self._journaled = [], 0

@@ -149,14 +149,16 @@ class Rememberer:
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
         conversation, buffer = received.prompt.conversation, received.topic.buffer
-        if reply.message is None or not buffer.is_open(conversation):
+        last = None if received.key is None else received.key.turn.last_digest
+        arrival = received.arrival if last is None else buffer.rejoined(received.arrival, last)
+        if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation
         message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
         uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
         [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
         message = msgspec.structs.replace(message, shown=uuids or UNSET)
         tokens = self._counter.message(message, message.content_digest)
-        return buffer.reply(received.arrival, message, tokens, steady_now())
+        return buffer.reply(arrival, message, tokens, steady_now())
 
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply
