@@ -90,8 +90,8 @@ class House:
             fails = {"FAULT_CALL": "write sync", "FAULT_EVERY": str(FAULT_EVERY), "FAULT_ERRNO": str(errno.EIO)}
             self.daemon.environment = environment(self.daemon, compiled(folder)) | fails
             self.daemon.descriptors_max = DESCRIPTORS_MAX
-        self.faults_told = (os.strerror(errno.EIO), "io::Error") if faults else ()
-        """How the daemon calls the fault that is injected; the latter in a thread of tantivy's."""
+        self.faults_told = (os.strerror(errno.EIO),) if faults else ()
+        """How the daemon calls the fault that is injected."""
         self.restarts: dict[str, int] = defaultdict(int)
         self.seen_by_model: dict[str, int] = defaultdict(int)
         self.endings: list[int] = []

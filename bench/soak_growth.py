@@ -17,8 +17,8 @@ RSS_KB_PER_REQUEST_MAX = 6.0
 """... and this: counts and texts that are kept, up to 20 MB. A request that is never let go would be 20 and more."""
 FDS_MAX, THREADS_MAX, TASKS_MAX = 4, 4, 8
 """By how many more of each a second half may have; a task is as short as a request."""
-TOPIC_WATCHERS, TOPIC_TASKS = 1, 3
-"""Of an open topic: tantivy watches its files in a thread; it is tended, its text stored and its words indexed. A topic
+TOPIC_TASKS = 3
+"""Of an open topic: it is tended, its text stored and its indexes made. A topic
 stays open while it has work, and those that have none are 256 at most (`ingest.topics.OPEN_MAX`)."""
 TOPICS_TASKS_MAX = 16
 """Work in the background besides: replies that are being kept, corrections, journals."""
@@ -39,9 +39,6 @@ class Sample(NamedTuple):
     """What it says that it has loaded of the log, keeps in its caches (bounded), and has in its buffers."""
     fds: int
     threads: int
-    """Without `watchers`."""
-    watchers: int
-    """Threads in which tantivy watches the files of open topics."""
     tasks: int
     """Connections, requests and what belongs to them; without `background`."""
     background: int
@@ -63,8 +60,7 @@ def looked_at(pid: int, stats: dict[str, Any], requests: int) -> Sample:
     counted_mb = sum(stats[name] for name in ("memory_bytes", "cache_bytes", "buffer_bytes")) / 1e6
     status = Path(f"/proc/{pid}/status").read_text()
     rss_kb = int(status.split("RssAnon:")[1].split()[0])
-    threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
-    watchers = sum(name.startswith("thread-tantivy-") for name in threads)  # …meta-file-watcher, cut off by Linux
+    threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     background = stats["background_tasks"]
     return Sample(
@@ -73,8 +69,7 @@ def looked_at(pid: int, stats: dict[str, Any], requests: int) -> Sample:
         rss_kb / 1e3,
         counted_mb,
         fds,
-        len(threads) - watchers,
-        watchers,
+        threads,
         stats["tasks"] - background,
         background,
         requests,
@@ -94,11 +89,11 @@ class Life(NamedTuple):
     """Over that time, by least squares; without what it counts itself."""
     fds: tuple[int, int]
     """At its quietest while warm, in the first half and in the second: what is never let go raises that too, and what
-    comes and goes (the seven threads of tantivy's writer) does not."""
+    comes and goes does not."""
     threads: tuple[int, int]
     tasks: tuple[int, int]
-    too_many: tuple[int, int]
-    """Watchers and tasks in the background beyond those that the open topics may have, at the quietest moment."""
+    too_many: int
+    """Tasks in the background beyond those that the open topics may have, at the quietest moment."""
     topics: tuple[int, int]
     """The most that were open."""
     unstored: tuple[int, int]
@@ -128,10 +123,7 @@ def lives(samples: list[Sample]) -> list[Life]:
                 (_fewest(first, "fds"), _fewest(second, "fds")),
                 (_fewest(first, "threads"), _fewest(second, "threads")),
                 (_fewest(first, "tasks"), _fewest(second, "tasks")),
-                (
-                    min(one.watchers - TOPIC_WATCHERS * one.topics for one in second),
-                    min(one.background - TOPIC_TASKS * one.topics for one in second) - TOPICS_TASKS_MAX,
-                ),
+                min(one.background - TOPIC_TASKS * one.topics for one in second) - TOPICS_TASKS_MAX,
                 (max(sample.topics for sample in first), max(sample.topics for sample in second)),
                 (warm[0].unstored, warm[-1].unstored),
             )
@@ -151,9 +143,10 @@ def growth(found: list[Life]) -> list[str]:
             continue
         if life.rss_gain_mb > RSS_MB_MAX + RSS_KB_PER_REQUEST_MAX * life.requests / 1e3:
             bad.append(f"memory grew by {life.rss_gain_mb:.0f} MB in {life.requests} requests")
-        for name, surplus in zip(("threads that watch files", "tasks in the background"), life.too_many, strict=True):
-            if surplus > 0:
-                bad.append(f"{surplus} more {name} than the open topics may have, in {life.requests} requests")
+        if life.too_many > 0:
+            bad.append(
+                f"{life.too_many} more tasks in the background than open topics may have, in {life.requests} requests"
+            )
         for name, most, (first, second) in (
             ("open files", FDS_MAX, life.fds),
             ("threads", THREADS_MAX, life.threads),

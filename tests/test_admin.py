@@ -19,7 +19,8 @@ FACTS = (
     "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
     "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
 )
-QUESTION = "Why did we choose PostgreSQL for bookings?"
+QUESTION = "Which database does the booking service use?"
+"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
 def said(text: str) -> dict[str, str]:

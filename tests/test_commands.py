@@ -21,7 +21,8 @@ FACTS = (
     "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
     "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
 )
-QUESTION = "Why did we choose PostgreSQL for bookings?"
+QUESTION = "Which database does the booking service use?"
+"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
 def said(text: str) -> dict[str, str]:

@@ -62,7 +62,9 @@ def test_a_journal_newer_than_the_log_costs_nothing_that_the_client_still_has(ma
 
         daemon.configure({})  # so that all of the history fits
         daemon.start()
-        history.append({"role": "user", "content": "Which rock is the last one on?"})
+        history.append(
+            {"role": "user", "content": "On which rock behind the harbour wall does the last lighthouse stand?"}
+        )
         daemon.chat(history)
         heard = upstream.prompts[-1]
         assert [message["content"] for message in history if message["content"] not in heard] == []

@@ -457,7 +457,7 @@ def test_everything_is_reached_by_keyboard(told: DaemonProcess, open_page: OpenP
     expect(page.locator("pre")).to_be_visible()
     page.keyboard.press("/")
     expect(page.get_by_label("Question")).to_be_focused()
-    page.keyboard.type("inodes/cache")
+    page.keyboard.type("Why did the build fail: cache/inodes?")
     page.keyboard.press("Enter")
     expect(injected(page).first).to_contain_text("ERR_7421")
     for name in ("Turns", "Timeline", "Search", "Topics"):

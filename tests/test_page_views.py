@@ -171,7 +171,7 @@ def test_the_search_answers_while_one_types_and_every_search_has_an_address(
     assert page.url.endswith("#/search?words=hazel")
     page.get_by_label("With the words").press("Enter")
     page.get_by_label("With the words").fill("")
-    page.get_by_label("Question").press_sequentially("Which cache ran out of inodes?")
+    page.get_by_label("Question").press_sequentially("Which artefact cache ran out of inodes?")
     expect(page.locator("details.candidate:not(.out)").first).to_contain_text("ERR_7421")
     page.get_by_label("Question").press("Enter")
     page.get_by_label("Question").fill("")
@@ -180,11 +180,11 @@ def test_the_search_answers_while_one_types_and_every_search_has_an_address(
     expect(page.locator("datalist option")).to_have_count(1)
     page.get_by_label("Source").press("Enter")
     page.go_back()
-    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    expect(page.get_by_label("Question")).to_have_value("Which artefact cache ran out of inodes?")
     page.reload()
-    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    expect(page.get_by_label("Question")).to_have_value("Which artefact cache ran out of inodes?")
     page.get_by_label("Topic", exact=True).select_option("bikes")
-    expect(page.get_by_label("Question")).to_have_value("Which cache ran out of inodes?")
+    expect(page.get_by_label("Question")).to_have_value("Which artefact cache ran out of inodes?")
     assert "topic=bikes" in page.url
 
 

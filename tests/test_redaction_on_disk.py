@@ -17,6 +17,7 @@ from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.admin.receipts import KEPT_CHARACTERS
+from memd.embedding.bundled import FINGERPRINT
 from memd.store.store import Store
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
@@ -308,7 +309,8 @@ def open_conversations(daemon: DaemonProcess) -> list[str]:
 
 
 def correct(daemon: DaemonProcess) -> None:
-    [wrong] = shown_for(daemon, "What did the invoice for the paint go to?", "invoice for the paint")[:1]
+    asked = "To which card of the harbour office did the invoice for the paint go?"
+    [wrong] = shown_for(daemon, asked, "invoice for the paint")[:1]
     update = correction(wrong, "Update", f"The API of the harbour office takes {IN_CORRECTION} instead.")
     answer = daemon.chat([said("That has changed.")], memory_in={"corrections": [update]})
     assert "correction_failed" not in json.dumps(answer.json["memory_out"])
@@ -365,7 +367,7 @@ def assert_gone(daemon: DaemonProcess) -> None:
 
 def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
     """Whether a stopped daemon's topic finds one of these words."""
-    store = Store.open(daemon.data_dir, dimension=384, fingerprint="another", segment_entries_max=20)
+    store = Store.open(daemon.data_dir, dimension=384, fingerprint=FINGERPRINT, segment_entries_max=20)
     try:
         topic = store.topic("default")
         topic.load()

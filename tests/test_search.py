@@ -19,7 +19,8 @@ FACTS = (
     "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
     "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, which a terminal must never see as it is.",
 )
-QUESTION = "Why did we choose PostgreSQL for bookings?"
+QUESTION = "Which database does the booking service use?"
+"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
 def said(text: str) -> dict[str, str]:
@@ -193,7 +194,7 @@ def test_a_filter_that_cannot_be_meant_is_refused_on_every_route(told: DaemonPro
 def test_a_note_of_a_year_ago_is_chosen_by_all_that_is_known_of_it(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, told: DaemonProcess
 ) -> None:
-    [line, *_] = told.export()
+    line = next(entry for entry in told.export() if entry["topic_id"] == "work")  # which topic is stored first is open
     note = line | {
         "uuid": "ab" * 16,
         "id": "abab",

@@ -116,7 +116,7 @@ def test_a_question_about_nothing_stored_brings_nothing_and_says_why(told: Daemo
     found = searched(told, question)
     assert found["tokens"] == 0 and found["note"] == "Nothing is shown: nothing is near the question."
     assert {chunk["verdict"] for chunk in found["chunks"]} <= {"nothing is near the question"}
-    assert found["is_model_asked"] and all(chunk["cosine"] < 0.38 for chunk in found["chunks"])
+    assert found["is_model_asked"] and all(chunk["cosine"] < 0.39 for chunk in found["chunks"])
 
 
 def test_thanks_do_not_bring_what_was_asked_before(told: DaemonProcess) -> None:
@@ -128,3 +128,13 @@ def test_the_receipt_of_a_turn_says_why_nothing_was_shown(told: DaemonProcess) -
     assert receipt_of(told, answer)["note"] == "Nothing is shown: nothing is near the question."
     assert "nothing is near the question" in told.run("turn", answer.headers["X-Memory-Turn"]).stdout
     assert receipt_of(told, asked(told, "Who sold the piano?"))["note"] is None
+
+
+def test_where_little_is_stored_what_is_less_near_is_shown(told: DaemonProcess, daemon: DaemonProcess) -> None:
+    """The nearest of few is seldom near by chance: with one threshold for all every eighth first question was lost."""
+    shellfish, question = "My sister is allergic to walnuts and shellfish.", "Which ingredients must I avoid?"
+    daemon.chat([{"role": "user", "content": shellfish}])
+    daemon.wait_stored(shellfish)
+    assert shellfish in searched(daemon, question)["chunks"][0]["content"]
+    assert searched(daemon, question)["note"] is None
+    assert status(told, question) == ("none", "")

@@ -220,4 +220,3 @@ def test_an_index_tells_the_vectors_of_its_labels_without_the_log(merges: bool) 
     labels = np.random.default_rng(1).permutation(np.flatnonzero(~index.dead))
     right = np.stack([one.read(row).embedding for one in index.segments for row in one.rows])[labels]
     assert index.vectors_of(labels) == pytest.approx(right, abs=1e-3)
-    assert index.products_of(labels, vectors[:3]) == pytest.approx(right @ vectors[:3].T, abs=1e-3)

@@ -154,11 +154,6 @@ def test_what_names_no_time_is_not_counted(members: dict[str, Any]) -> None:
     assert dating.refused == 0
 
 
-def test_a_message_without_a_time_has_that_of_the_one_before_it() -> None:
-    raw = [msgspec.Raw(json.dumps(one).encode()) for one in ({}, {"timestamp": NOON}, {}, "text", {"time": NOON + 1})]
-    assert list(Dating().told_times(raw, 7)) == [7, NOON, NOON, NOON, NOON + 1]
-
-
 # What the model and people see
 
 

@@ -30,8 +30,9 @@ def step(number: int, result: str, *, calls: int = 1) -> list[dict[str, Any]]:
 
 
 def log_of(number: int) -> str:
+    """No size in it is the number of a log: a step that reads one asks for no other."""
     note = f"row 0: {SECRET}\n" if number == 2 else ""
-    return note + "".join(f"row {row} of log {number} is fine, {number * row} bytes\n" for row in range(12))
+    return note + "".join(f"row {row} of log {number} is fine, {1000 + number * row} bytes\n" for row in range(12))
 
 
 class Played(NamedTuple):

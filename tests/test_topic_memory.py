@@ -12,6 +12,7 @@ from recording_upstream import RecordingUpstream
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
 QUESTION = "What is the release word for the lighthouse lamp?"
+CHUNKS = range(250)
 
 
 def said(text: str) -> dict[str, Any]:
@@ -84,15 +85,17 @@ def test_a_start_opens_what_has_work_left_and_what_was_used_last(told: DaemonPro
 def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    settings = {"store": {"memory_bytes_max": 1 << 20}, "buffer": {"store_after_seconds": 0.05}}
+    settings = {
+        "store": {"memory_bytes_max": 1 << 20},  # one topic of 250 chunks fits, two do not
+        "buffer": {"store_after_seconds": 0.05},
+        "chunking": {"min_tokens": 1, "max_tokens": 20},
+    }
     daemon = make_daemon(upstream.url, settings).start()
-    text = " ".join(
-        f"Item {number} of the inventory is on shelf {number % 17}, box {number * 7 % 31}." for number in range(2000)
-    )
     for topic_id in ("one", "two", "three"):
-        daemon.chat([said(text.replace("inventory", topic_id))], memory_in={"topic_id": topic_id})
+        items = (f"Item {number} of {topic_id} is on shelf {number % 17}, box {number * 7 % 31}." for number in CHUNKS)
+        daemon.chat([said(" ".join(items))], memory_in={"topic_id": topic_id})
         wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]
-    wait_until(lambda: "one" not in loaded(daemon), lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
+    wait_until(lambda: loaded(daemon) == {"three"}, lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
 
 
 def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:

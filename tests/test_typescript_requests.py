@@ -165,10 +165,10 @@ def test_the_types_of_answers_are_those_of_memd(memd_client: TypeScriptPackage) 
     shared: Json = dict.fromkeys(("id", "uuid", "topic_id", "kind", "content"), "a")
     shared |= {"canonical_id": 1, "said_at": 1, "roles": ("user",), "source": "wiki", "tags": ("ops",)}
     shared |= {"heading": ("Lamps",), "page": 1, "sheet": "one", "multiplier": 1.0}
-    numbers = ("score", "strength", "cosine", "cosine_share", "lexical", "neighbours", "echo", "time", "evidence")
+    numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "echo", "time")
     scores: Json = dict.fromkeys(numbers, 0.5)
     found = FoundChunk(**shared, **scores, tokens=1, created_at=1, verdict="injected")
-    counted: Json = {"budget_tokens": 1, "tokens": 1}
+    counted: Json = {"budget_tokens": 1, "tokens": 1, "is_model_asked": True}
     answer = SearchAnswer(question="a", topics=("b",), as_of=1, note="c", chunks=(found,), **counted)
     event = LogEvent(**shared, at=1, event="told", reason="d", live=True, supersedes=("e",))
     pages = [LogPage(events=(event,), next=1), LogPage(events=(), next=None)]

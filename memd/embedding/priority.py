@@ -6,8 +6,8 @@ step each. Under a load without gaps it goes on all the same, with a share of th
 
 The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
 seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
-take two cores, an event loop stood still for up to 690 and 305 ms, and for 156 by this rule (77 without any such
-thread).
+take two cores, an event loop stood still for up to 690 and 305 ms, and for 156 by a first form of this rule (77 without
+any such thread).
 """
 
 from __future__ import annotations

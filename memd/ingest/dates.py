@@ -6,7 +6,7 @@ to a machine, is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -48,13 +48,6 @@ class Dating:
         found = next((at for at in times if at is not None and _EARLIEST_US < at <= self._latest_us), None)
         self.refused += found is None and bool(named)
         return found
-
-    def told_times(self, messages: Iterable[msgspec.Raw], default: int | None) -> Iterator[int | None]:
-        """The time of each message (JSON): its own, else that of the one before it, else `default`."""
-        for raw in messages:
-            own = self.told_time(raw)
-            default = default if own is None else own
-            yield default
 
 
 def _microseconds(value: Any) -> int | None:

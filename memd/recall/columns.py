@@ -7,6 +7,7 @@ same columns afterwards, so nothing behind this module knows where a chunk lies.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
+from memd.errors import StoreError
 from memd.recall.times import Span
 from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
@@ -35,6 +37,8 @@ from memd.store.snapshot import Place, Snapshot
 from memd.store.views import IndexView, SegmentView
 from memd.wanted import EVERYTHING, Wanted
 
+log = logging.getLogger("memd")
+
 FOUND_MAX = 48
 """Chunks that an index finds for a part by meaning, and as many by words; their neighbours come with them."""
 POSTINGS_MAX = 60_000
@@ -45,6 +49,8 @@ FEW_CHUNKS = 25
 """The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
 PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet."""
+TABLE_COSINE = 0.85
+"""Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
 """Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
 
@@ -125,6 +131,11 @@ class TopicColumns:
         )
         views = self._chosen.views.values()
         self._growing = [view for view in views if isinstance(view.segment, GrowingSegment) and len(view.rows)]
+        self._of_others = [
+            view.segment.columns
+            for view in self._growing
+            if isinstance(view.segment, GrowingSegment) and view.matrix is None
+        ]
         self._indexes = self._chosen.indexes
 
     @property
@@ -141,10 +152,15 @@ class TopicColumns:
     @cached_property
     def mean(self) -> Floats | None:
         """The topic's mean vector, weighed by how many chunks it is of; None without any: who talks there, and what
-        about, says nothing about one of its chunks."""
-        sums = [one.mean_sum for one in self._columns if one.mean_sum is not None and one.mean_count]
-        count = sum(one.mean_count for one in self._columns)
-        return (np.sum(sums, axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if sums else None
+        about, says nothing about one of its chunks. Vectors of another model are no part of it; of a sealed segment
+        with such there is no index."""
+        means = [
+            (one.mean_sum, one.mean_count)
+            for one in self._columns
+            if one.mean_sum is not None and one.mean_count and one not in self._of_others
+        ]
+        count = sum(count for _, count in means)
+        return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
 
     def keys_of(self, part: str) -> Keys:
         """The terms that a part asks this topic for."""
@@ -154,6 +170,16 @@ class TopicColumns:
         """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
         keys = identifier_keys(part)
         return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
+
+    def share(self, part: str, pool: Pool, row: int) -> float:
+        """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
+        keys = self.keys_of(part)
+        has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
+        if np.count_nonzero(has) < 2:
+            return 0.0
+        having = np.sum([one.having(keys) for one in self._columns], axis=0)
+        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        return float(rare[has].sum() / rare.sum())
 
     def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
@@ -170,9 +196,15 @@ class TopicColumns:
         return [*found, self._of_pending(terms, vectors)] if len(self.pending) else found
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
-        """Read chunks; those are absent that cannot be read."""
+        """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
         stored = [place for place in places if place[0] != PENDING_SEGMENT]
         read = self.snapshot.read_many(stored) if stored else {}
+        for place in [one for one in stored if one not in read]:
+            try:
+                read[place] = self.snapshot.read(place)
+            except StoreError as error:
+                told = {"topic": self.topic_id, "error": error}
+                log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
         waiting = {place: self.pending[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
         return {**read, **waiting}
 
@@ -284,11 +316,13 @@ class TopicColumns:
 
     def _of_pending(self, terms: Sequence[tuple[Keys, Floats]], vectors: Floats) -> Pool:
         pending, count = self.pending, len(self.pending)
+        raw, centred = self._cosines(pending.matrix, vectors)
         visible = np.array([bool(words) and words <= self._visible for words in pending.words], np.bool_)
         return Pool(
             np.full(count, PENDING_SEGMENT),
             np.arange(count),
-            *self._cosines(pending.matrix, vectors),
+            np.minimum(raw / TABLE_COSINE, 1),
+            np.minimum(centred / TABLE_COSINE, 1),
             np.stack([pending.columns.words(*some) for some in terms], axis=1),
             self._pending_counts & ~visible,
             self._pending_counts,

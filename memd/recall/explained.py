@@ -79,7 +79,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     as_of: int | None = None
     """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
     note: str | None = None
-    """The limits of the search, in sentences for people; None: everything was searched, by meaning and by words."""
+    """The limits of the search, and why nothing was shown, in sentences for people; None: everything was searched, by
+    meaning and by words."""
     budget_tokens: int
     tokens: int
     """Of the block that would be injected."""

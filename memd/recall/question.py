@@ -20,15 +20,26 @@ PART_TOKENS = 48
 _ASKING = "?？؟;՞፧"
 """Question marks: Latin, Chinese and Japanese, Arabic, Greek, Armenian, Ethiopic."""
 _ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])\s+|(?<=[。！？])\s*|\n+")
+_CLAUSES = re.compile(r"(?:(?<=\w)[,;:]\s+|[，；：])")
+CLAUSE_CHARACTERS_MIN = 16
+"""Of a sentence that asks for several things each is a part; a shorter clause names nothing to look for."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 
 def parts_of(message: str) -> list[str]:
-    """The sentences that ask, the items of a list, the last sentence and the first: at most `PARTS_MAX`, each once."""
+    """The sentences that ask and their clauses, the last and the first sentence, the items of a list: at most
+    `PARTS_MAX`, each once."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
     asking = [one for one in sentences if one[-1] in _ASKING][-PARTS_MAX:]
+    clauses = (some for one in asking for some in _clauses(one))
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
-    chosen = itertools.chain(asking, sentences[-1:], sentences[:1], items)
+    chosen = itertools.chain(asking, sentences[-1:], clauses, sentences[:1], items)
     return list(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen))[:PARTS_MAX]
+
+
+def _clauses(sentence: str) -> list[str]:
+    """The clauses of a sentence; none where it is a single one."""
+    found = [one for one in _CLAUSES.split(sentence) if len(one) >= CLAUSE_CHARACTERS_MIN]
+    return found if len(found) > 1 else []

@@ -46,11 +46,7 @@ from memd.wording import unsearched
 
 log = logging.getLogger("memd")
 
-SILENCE_COSINE = 0.38
-"""Where the model was asked and nothing is this near to a part, nothing stored is about it. Of 383 true questions 0.8 %
-are lost, of 200 about nothing stored and small talk 95 % are silent, of small talk in eight languages 98 %; at 0.397 it
-is 1.6, 97 and 98 %, at 0.36 0.5, 94 and 98 %."""
-NO_ROOM_LISTED = 32
+NO_ROOM_LISTED = 8
 """Chunks that found no room, in the receipt of a turn."""
 CUTTING_SHARE = 0.5
 """Of the time that a request waits: what is not cut into chunks by then is not searched."""
@@ -70,6 +66,9 @@ class Verdict(enum.StrEnum):
     WEAK = "too weak"
     VISIBLE = "in the prompt already"
     SILENT = "nothing is near the question"
+
+
+SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -141,7 +140,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     trouble: EmbeddingError | None = None
     """Why the model could not be asked; None: it could, or was not needed."""
     note: str | None = None
-    """The limits of the search, in sentences for people."""
+    """The limits of the search, and why nothing was shown, in sentences for people."""
 
 
 class Retriever:
@@ -266,11 +265,13 @@ class Retriever:
         nothing = Retrieved(question=question, topic_ids=tuple(one.topic_id for one in topics), budget=budget)
         parts = [self._encoder.cut(part, PART_TOKENS) for part in parts_of(question)]
         filled = [topic for topic in topics if not topic.is_empty]
-        if not parts or not filled:
+        if not filled:
             return nothing
+        if not parts:
+            return msgspec.structs.replace(nothing, note=SILENT_NOTE)
         field = Field(filled, parts, self._table_vectors(parts), self._utility, self._encoder.scale)
-        marks.append(time.perf_counter())
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
+        marks.append(time.perf_counter())
         trouble, read = None, list[int]()
         if unclear:
             try:
@@ -283,13 +284,13 @@ class Retriever:
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, SILENCE_COSINE if self._encoder.tells_apart else -1.0)
+        scores = field.scores(self._settings, read, is_ever_silent=self._encoder.tells_apart)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
         rows, notes = scores.order(field, everything=filters.everything), self._notes(topics, trouble)
-        if scores.is_silent:
-            notes.insert(0, f"Nothing is shown: {Verdict.SILENT}.")
+        if scores.is_silent and field.competes.any():
+            notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)
             notes += [] if more is None else [more]
@@ -307,7 +308,7 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1],
+            embed_ms=spent[1] if unclear else 0.0,
             fill_ms=spent[3],
             is_model_asked=bool(read),
             trouble=trouble,
@@ -353,14 +354,18 @@ class Retriever:
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
         left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
         injected: list[int] = []
-        days: set[str] = set()
+        days = {""}
         raw_tokens = frame
-        for place in np.flatnonzero(worth & ~earlier).tolist():
+        open_places = np.flatnonzero(worth & ~earlier)
+        said = records["said_at"][open_places].tolist()
+        for place, cost, said_at in zip(open_places.tolist(), costs[open_places].tolist(), said, strict=True):
             if left < LINE_TOKENS_MIN or len(injected) == (self._settings.top_k or LISTED):
                 break
-            day = block.day_line(int(records["said_at"][place])) if self._dates else ""
-            more = 0 if not day or day in days else self._tokens_of(day + "\n")
-            if (cost := int(costs[place]) + budget.drifted(more)) <= left:
+            if cost > left:
+                continue
+            day = block.day_line(said_at) if self._dates else ""
+            more = 0 if day in days else self._tokens_of(day + "\n")
+            if (cost := cost + budget.drifted(more)) <= left:
                 injected.append(place)
                 days.add(day)
                 left, raw_tokens = left - cost, raw_tokens + int(field.tokens[rows[place]]) + more
@@ -388,8 +393,6 @@ class Retriever:
         entries, topics = field.entries(rows), field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts.tolist(), strict=True)
-        if len(entries) < len(rows):
-            log.error("chunks cannot be recalled; run `memd verify`", extra={"chunks": len(rows) - len(entries)})
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 

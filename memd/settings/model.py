@@ -178,7 +178,7 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Putting recalled chunks into the prompt."""
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
-    """The most that one turn's memory block may take; never more than a quarter of the window."""
+    """The most that one turn's memory block may take; never more than an eighth of the window."""
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
     """The most that the blocks kept from earlier turns may take together; they leave before history does."""
     pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8

@@ -266,14 +266,6 @@ class Snapshot:
         """The first halves of the uuids of the chunks that a correction has taken out, here or in a related topic."""
         return np.concatenate([np.empty(0, np.uint64), *(view.taken_out for view in self.views.values())])
 
-    def unscored_hits(self, places: Sequence[Place]) -> dict[Place, Hit]:
-        """Return hits for the entries at these places without comparing vectors: their cosine and score are NaN."""
-        if not places:
-            return {}
-        records = self._records_at(at := np.array(places, dtype=np.intp))
-        hits = _hits(at, records, np.full(len(at), np.nan), multipliers(records["utility_steps"], self.utility))
-        return {(hit.segment, hit.row): hit for hit in hits}
-
     def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
         """Return the live chunks stored just before and just after a chunk, by origin_id."""
         origin = int(self.views[place[0]].rows[place[1]]["origin_id"])

@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, Locator, Page
 POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
 INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
 CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
-WHY = "Why did we choose PostgreSQL for bookings?"
+WHY = "Which database does the booking service use?"
+"""Near to the first of these, and not so near that its neighbour in the log is shown with it."""
 
 OpenPage = Callable[..., Page]
 

@@ -112,10 +112,12 @@ export type SearchAnswer = {
   question: string;
   topics: string[];
   as_of: number | null;
-  /** What could not be searched, in sentences; null: everything was. */
+  /** What could not be searched, or that nothing is near the question, in sentences; null: neither. */
   note: string | null;
   budget_tokens: number;
   tokens: number;
+  /** Whether the embedding model read a part of the question; else the question table's vectors stood. */
+  is_model_asked: boolean;
   chunks: FoundChunk[];
 };
 

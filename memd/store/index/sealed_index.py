@@ -207,11 +207,6 @@ class SealedIndex:
         loaded = self._loaded
         return loaded.with_extras(labels, loaded.index.stored(labels), loaded.extra_matrix)
 
-    def products_of(self, labels: Rows, vectors: Floats) -> Floats:
-        """Return `vectors_of(labels) @ vectors.T`, shape (n, m), of `vectors` (m, dimension) in a third of the time."""
-        loaded = self._loaded
-        return loaded.with_extras(labels, loaded.index.products(labels, vectors), loaded.extra_matrix @ vectors.T)
-
     def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
         labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))

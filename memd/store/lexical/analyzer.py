@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from memd.store.lexical.languages import english_stems, fold, function_words, language_of, stems, told_language
+from memd.store.lexical.languages import english_stems, fold, function_words, language_of, stems
 
 TERM_CHARACTERS_MAX = 100
 """A longer run without a space (a URL, base64) is indexed by its parts alone, and a long part by its beginning."""
@@ -127,11 +127,6 @@ def language_of_text(text: str) -> str | None:
     return language_of(text, _STOPWORDS)
 
 
-def are_of_one_language(text: str, other: str) -> bool:
-    """Whether two texts are written in the same language, as far as it can be told."""
-    return told_language(text, _STOPWORDS) == told_language(other, _STOPWORDS)
-
-
 def as_seen(text: str) -> str:
     """Return a text without what two texts may differ in that look the same, or are read the same: full-width letters,
     decomposed accents, invisible characters, unwritten vowels, the digits of a script."""
@@ -208,7 +203,7 @@ def _told(word: str) -> Iterator[tuple[str, bool]]:
 def _is_code(term: str) -> bool:
     """Digits with something else, or many digits: an error code, a version, a hash, a ticket."""
     digits = sum(character.isdecimal() for character in term)
-    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
+    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 4)
 
 
 def _words(text: str) -> list[str]:

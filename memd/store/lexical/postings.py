@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
@@ -103,16 +103,18 @@ def encoded_terms(text: str) -> bytes:
     return ChunkTerms.of(text).encoded()
 
 
-def query_keys(text: str, languages: Iterable[str]) -> Keys:
+@lru_cache(maxsize=64)
+def query_keys(text: str, languages: frozenset[str]) -> Keys:
     """The terms that a question asks for, each once: as English, and in each of these languages."""
     known = analyze_query(text)
-    if not (languages := sorted(languages)):
+    if not languages:
         return np.fromiter(map(key_of, known), np.uint32, len(known))
-    forms, empty = in_languages(text, languages)
+    forms, empty = in_languages(text, sorted(languages))
     terms = dict.fromkeys([*known, *(form for name, others in forms.items() if name not in empty for form in others)])
     return np.unique(np.fromiter(map(key_of, terms), np.uint32, len(terms)))
 
 
+@lru_cache(maxsize=64)
 def identifier_keys(text: str) -> Keys:
     """The terms of a question that can only be names: whole identifiers, versions, codes, hashes."""
     found = [key_of(term) for term, is_exact in analyze_query(text).items() if is_exact]
@@ -182,6 +184,11 @@ class GrowingColumns:
         """The rows that have all of these terms."""
         found = [(np.array(self._postings.get(key, ()), np.uint32) >> 8).astype(np.uint32) for key in keys.tolist()]
         return _in_all(found)
+
+    def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
+        """Whether a row has each of these terms."""
+        found = [np.array(self._postings.get(key, ()), np.uint32) >> 8 for key in keys.tolist()]
+        return np.array([bool((rows == row).any()) for rows in found], np.bool_)
 
     def complete(self, row: int, entry: Entry) -> None:
         """Give a row of an older log what its record lacks; not while another thread adds."""
@@ -396,6 +403,11 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
                 has = rows[at] == labels
                 score[has] += (rare * (K1 + 1) / 255) * self.impacts[start + at[has]]
         return score
+
+    def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
+        """See `GrowingColumns.has`."""
+        ranges = zip(*(one.tolist() for one in self._ranges(keys)), strict=True)
+        return np.array([bool((self.rows[start:stop] == row).any()) for start, stop in ranges], np.bool_)
 
     def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
         """See `GrowingColumns.shown`."""
