@@ -94,6 +94,19 @@ def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, rel
     assert [stored.count(f"Fact {number}:") for number in range(6)] == [1] * 6
 
 
+def test_a_slow_database_costs_its_time_and_nothing_else(pair: Cluster, relay: LosingRelay) -> None:
+    status(pair, 0, "slow", "The stairs are made of oak.")
+    pair.wait_stored("slow", "oak")
+    relay.delay_seconds = 0.5
+    try:
+        assert status(pair, 1, "slow", "Of which wood are the stairs made?") == "injected"
+        assert "oak" in pair.last_prompt()[-1]["content"]
+        assert status(pair, 0, "slow", "The rail is made of brass.") == "injected"
+        pair.wait_stored("slow", "brass")
+    finally:
+        relay.delay_seconds = 0.0
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: LosingRelay, times: int) -> None:
     topic = f"doubt-{times}"
