@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +39,8 @@ from memd.store.topic import TopicLog
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
-_BASE = b"\xc0base"
-"""The first record of a row that is the whole buffer begins with it, and is no event."""
+_NOTHING = b"\xc0"
+"""The one record of a base of an empty buffer: no event."""
 BASE_BYTES_MIN = 64 << 10
 """Of events, from which on the buffer as a whole takes their place, if it is at most half as long."""
 OTHERS_SECONDS = 30.0
@@ -84,8 +83,6 @@ class SharedTopic(Topic):
         """Events of this daemon that are not known to be in the shared log, and their payloads."""
         self._journaled = 0
         """How many of those are in the journal here."""
-        self._in_base: tuple[bytes, frozenset[bytes]] = b"", frozenset()
-        """The mark of the last base that was to be appended, and which of those are told by it."""
         self._turn = asyncio.Lock()
         """Held while rows of the buffer are asked for or appended."""
         self._begun = self._caught = 0
@@ -202,31 +199,40 @@ class SharedTopic(Topic):
                 self._note(None)
 
     async def _send(self, *, base: bool = False) -> None:
+        """Append what waits, and then with `base` the whole buffer, in which there is nothing else then: who has all
+        rows before a base need not read it."""
         for _ in range(_TRIES):
-            events, retell = self.buffer.take_unsaved(), self.buffer.retelling()
-            encoded = await self._in_writer(partial(self._payloads, events)) if events else []
-            self._pending += zip(events, encoded, strict=True)
-            self._told_here(events)
-            if base:
-                mark = encode_record(_BASE + secrets.token_bytes(16))
-                self._in_base = mark, frozenset(payload for _, payload in self._pending)
-                payloads = await self._in_writer(partial(self._retold, retell))
-            elif self._pending:
-                payloads = [payload for _, payload in self._pending]
-            else:
+            events, retell = self.buffer.take_unsaved(), self.buffer.retelling
+            if events:
+                self._told_here(events)
+                encoded = await self._in_writer(partial(self._payloads, events))
+                self._pending += zip(events, encoded, strict=True)
+            if self._pending:
+                if not await self._appended(b"".join(encode_record(payload) for _, payload in self._pending)):
+                    await self._catch_up()
+                    continue
+                fresh, self._pending = self._pending[self._journaled :], []
+                was_waiting, self._journaled = self._journaled, 0
+                await self._copy([payload for _, payload in fresh], rewrite=bool(was_waiting))
+            if not base:
                 return
-            data = (mark if base else b"") + b"".join(map(encode_record, payloads))
-            if data and not await _asked(partial(self.log.append_hot, self._head, data, base=base)):
-                await self._catch_up()
+            if self.buffer.unsaved:
                 continue
-            self._head += bool(data)
-            fresh, self._pending = self._pending[self._journaled :], []
-            was_waiting, self._journaled = self._journaled, 0
-            self._rows_bytes = len(data) if base else self._rows_bytes + len(data)
-            self._base_bytes = len(data) if base else self._base_bytes
-            await self._copy([payload for _, payload in fresh], rewrite=base or bool(was_waiting))
-            return
+            told = await self._in_writer(partial(self._retold, retell()))
+            data = b"".join(map(encode_record, told or [_NOTHING]))
+            if await self._appended(data, base=True):
+                self._rows_bytes = self._base_bytes = len(data)
+                await self._copy([], rewrite=True)
+                return
+            await self._catch_up()
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
+
+    async def _appended(self, data: bytes, *, base: bool = False) -> bool:
+        if not await _asked(partial(self.log.append_hot, self._head, data, base=base)):
+            return False
+        self._head += 1
+        self._rows_bytes += len(data)
+        return True
 
     def _told_here(self, events: Sequence[BufferEvent]) -> None:
         """See to the conversations that this daemon was told last."""
@@ -276,9 +282,6 @@ class SharedTopic(Topic):
         """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
         found = {payload for row in rows for payload in payloads_in(row.data, 0)}
         own = {payload for _, payload in self._pending}
-        mark, told = self._in_base
-        if mark and any(row.is_base and row.data.startswith(mark) for row in rows):
-            found |= told
         if own & found:
             self._pending = [one for one in self._pending if one[1] not in found]
             self._journal_behind, self._journaled = True, 0

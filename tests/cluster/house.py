@@ -201,7 +201,7 @@ class House:
 
         def is_settled() -> bool:
             last.append(self.judge())
-            return not last[-1].missing or bool(last[-1].wrong)
+            return not last[-1].missing
 
         try:
             wait_until(is_settled, lambda: "acknowledged and not in the log", SETTLED_SECONDS_MAX)

@@ -77,7 +77,7 @@ def compared(live: list[Line], ledger: Ledger) -> tuple[list[str], list[str]]:
     for fact in known:
         counts = [len(places.get(name, ())) for name in fact.names]
         wrong += [
-            f"{name} is there {count} times: {[line['canonical_id'] for line in places[name]]}"
+            f"{name} is there {count} times: {[(line['canonical_id'], line['content']) for line in places[name]]}"
             for name, count in zip(fact.names, counts, strict=True)
             if count > 1
         ]

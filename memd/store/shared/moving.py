@@ -110,7 +110,7 @@ def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
     log.catch_up()
     journal, _ = Journal.open(log.claim)
     payloads = [payload for row in _rows(kept, name, "hot") for payload in payloads_in(row.data, 0)]
-    journal.rewrite(payloads)
+    journal.rewrite([one for one in payloads if one != b"\xc0"])  # that stands for an empty buffer
     store.close_topic(name)
     layout, files = TopicLayout(store.data_dir, name), store.files
     for path in _log_files(layout, files):
