@@ -153,22 +153,20 @@ class Fenced(StoreWriteFailed):
     """The topic is another one's to write by now: whoever has it stores what is said in it from then on."""
 
 
-class TopicLost(Fenced):
-    """The topic is another one's by now, who may have written since what was read here was kept in memory."""
-
-
 class InDoubt(StoreWriteFailed):
     """The store was asked to keep something, and its answer was lost; it says so itself once it can be reached."""
 
 
-class TopicHeld(StoreError):
-    """Another daemon has the topic."""
+class Behind(StoreWriteFailed):
+    """Another daemon has appended to the topic at this moment."""
 
-    def __init__(self, topic_id: str, url: str) -> None:
-        """`url` of that daemon."""
-        super().__init__(f"topic {topic_id}: {url} has it; ask there, or wait until that daemon has let it go")
-        self.topic_id = topic_id
-        self.url = url
+
+class MadeAnew(StoreWriteFailed):
+    """Another daemon has stored something that concerns the same since this was made: it has to be made again."""
+
+
+class Rewritten(StoreError):
+    """The rows of a shared topic were rewritten, or removed: the copy of them here is dropped and read anew."""
 
 
 class TopicMoving(StoreError):
@@ -198,10 +196,6 @@ class ShortLogFile(CorruptFile):
 
 class ForeignFile(StoreError):
     """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""
-
-
-class CacheGone(StoreError):
-    """The folder of a cluster's daemon was removed or replaced while the daemon ran: it has to end."""
 
 
 class BucketError(StoreError):

@@ -41,7 +41,7 @@ def shown(topic: Topic) -> list[str]:
 
 
 def is_in_trouble(topic: Topic) -> bool:
-    return topic.trouble is not None
+    return topic.write_trouble is not None
 
 
 async def stored(stage: Stage, topic: Topic, conversation: Conversation) -> bool:

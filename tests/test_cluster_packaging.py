@@ -41,19 +41,15 @@ def test_the_settings_of_each_daemon_are_settings_of_memd(name: str) -> None:
     assert set(given) <= {variable_of(key) for key in known_keys()}
     in_container = {"MEMD_DATA_DIR": "/data", "MEMD_LISTEN_HOST": "0.0.0.0"}
     loaded = load_config(None, {key: filled(value) for key, value in given.items()} | in_container, {})
-    own = urlsplit(loaded.store.own_url)
-    assert own.hostname == name and own.port == loaded.listen.port
-    assert loaded.store.is_shared
+    assert loaded.cluster.is_on
 
 
 def test_all_that_the_daemons_need_of_each_other_is_there() -> None:
     services, volumes = compose()["services"], compose()["volumes"]
-    one, two = (dict(services[name]["environment"]) for name in DAEMONS)
-    assert one.pop("MEMD_STORE_OWN_URL") != two.pop("MEMD_STORE_OWN_URL") and one == two
-    assert one["MEMD_STORE_URL"].rpartition("@")[2] == f"postgres/{services['postgres']['environment']['POSTGRES_DB']}"
-    assert urlsplit(one["MEMD_STORE_ENDPOINT"]).hostname == "bucket"
-    assert one["MEMD_STORE_SECRET_KEY"] == services["bucket"]["environment"]["ROOT_SECRET_KEY"]
-    assert f"/data/{urlsplit(one['MEMD_STORE_BUCKET']).hostname} " in " ".join(services["bucket"]["entrypoint"])
+    one, two = (services[name]["environment"] for name in DAEMONS)
+    assert one == two
+    database = services["postgres"]["environment"]["POSTGRES_DB"]
+    assert one["MEMD_CLUSTER_DATABASE"].rpartition("@")[2] == f"postgres/{database}"
     used = {line.split(":")[0] for one in services.values() for line in one["volumes"]}
     assert {name for name in used if not name.startswith(".")} == set(volumes)
     assert services["memd1"]["build"]["dockerfile"] == "packaging/Dockerfile"

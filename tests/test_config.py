@@ -210,15 +210,9 @@ WRONG = {
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
     "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, retention, admin, audit,",
-    "store:\n  bucket: s3://one/two": "store.bucket is for a cluster: give store.url too",
-    "store:\n  own_url: http://me:1": "store.own_url is for a cluster: give store.url too",
-    "store:\n  url: http://me:1\n  bucket: s3://one/two": "store.url is not the address of a database; give ",
-    "store:\n  url: postgresql://one@h/two": "config.yaml, line 2: store.url needs store.bucket too, s3://BUCKET/PREFIX",
-    "store:\n  url: postgresql://one@h/two\n  bucket: s3://one/two\nbackup:\n  bucket: s3://one/two": (
-        "backup.bucket backs up a folder, and with store.url that is a cache"
-    ),
-    "listen: {host: 0.0.0.0}\nauth: {token: 0123456789abcde}\nstore: {url: postgresql://h/two, bucket: s3://one/two}": (
-        "store.own_url is empty, and listen.host '0.0.0.0' is no address that others can use"
+    "cluster:\n  database: http://me:1": "cluster.database is not the address of a database; give ",
+    "cluster:\n  database: postgresql://one@h/two\nbackup:\n  bucket: s3://one/two": (
+        "backup.bucket backs up a folder, and with cluster.database that is a copy"
     ),
     "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",

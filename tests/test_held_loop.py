@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,13 +16,9 @@ from multidict import CIMultiDict
 from raw_wire import RawUpstream, raw_upstream
 from yarl import URL
 
-from memd.principals import Principals
-from memd.proxy.owners.daemon_client import DaemonClient
-from memd.proxy.owners.hop import HopMarks
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.connection import exchange, new_session, time_of_others
 from memd.settings import model
-from memd.store.disk import DiskFiles
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
@@ -87,14 +82,6 @@ def held(seconds: float = LIMIT / 2) -> Iterator[None]:
         handle.cancel()
 
 
-class Trusting(HopMarks):
-    """Takes every answer for that of a daemon of the cluster."""
-
-    def is_proven(self, headers: Any, proof: str) -> bool:
-        """It is."""
-        return True
-
-
 def _config(url: str) -> model.Config:
     return model.Config(upstream=model.UpstreamSettings(url=url, connect_timeout_seconds=LIMIT))
 
@@ -121,15 +108,6 @@ async def tells(url: str) -> bool:
         return bool(await upstream.ask_json("GET", "/v1/models", None, CIMultiDict(), LIMIT) == {})
 
 
-async def is_there(url: str) -> bool:
-    """As another daemon of a cluster is looked for."""
-    client = DaemonClient(_config(url), Trusting(DiskFiles(), Path("/nowhere")), Principals())
-    try:
-        return await client.is_there(url, LIMIT)
-    finally:
-        await client.close()
-
-
 @asynccontextmanager
 async def _upstream(url: str) -> AsyncIterator[Upstream]:
     upstream = Upstream(_config(url), Tasks(Metrics()))
@@ -142,7 +120,7 @@ async def _upstream(url: str) -> AsyncIterator[Upstream]:
 Question = Callable[[str], Coroutine[Any, Any, bool]]
 
 
-@pytest.mark.parametrize("question", [connects, is_healthy, tells, is_there])
+@pytest.mark.parametrize("question", [connects, is_healthy, tells])
 def test_who_has_answered_while_the_loop_was_held_is_heard(run: Run, raw: RawUpstream, question: Question) -> None:
     async def ask() -> bool:
         with held():
@@ -151,7 +129,7 @@ def test_who_has_answered_while_the_loop_was_held_is_heard(run: Run, raw: RawUps
     assert run(ask())
 
 
-@pytest.mark.parametrize("question", [is_healthy, tells, is_there])
+@pytest.mark.parametrize("question", [is_healthy, tells])
 def test_who_does_not_answer_is_not_waited_for(run: Run, mute: RawUpstream, question: Question) -> None:
     assert not run(question(mute.url))
 
@@ -163,7 +141,6 @@ def test_a_connection_that_never_comes_about_fails_as_it_always_did(run: Run, un
 
 def test_a_server_that_cannot_be_connected_to_is_not_healthy(run: Run, unreachable: str) -> None:
     assert not run(is_healthy(unreachable))
-    assert not run(is_there(unreachable))
 
 
 @pytest.mark.parametrize("seconds", [0.0, LIMIT / 4], ids=["free", "held"])

@@ -179,8 +179,7 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
     }
     assert on_disk == {
         *("store", "shelf", "local_shelf", "transitions", "tools.backup", "audit.book"),
-        *("cluster.postgres_shelf", "cluster.cached_folder", "cluster.replica"),
-        *("cluster.reading", "cluster.joining", "cluster.moving"),
+        "shared.moving",
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
         *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
         *("disk_trouble", "tools.looked_into"),

@@ -22,7 +22,7 @@ JOURNAL = DATA_DIR / "talk" / "hot.log"
 
 
 def is_in_trouble(topic: Topic) -> bool:
-    return topic.trouble is not None
+    return topic.write_trouble is not None
 
 
 async def restarted(stage: Stage, config: Config | None = None) -> Stage:

@@ -24,7 +24,7 @@ from memd.admin.access import principal_of, source_of
 from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told, names_of
 from memd.admin.http import refusal_of
 from memd.admin.routing import Route
-from memd.errors import MemdError, StoreError, TopicHeld
+from memd.errors import MemdError, StoreError
 from memd.principals import Principal, Principals
 from memd.settings.model import Config
 from memd.store.audit.book import AuditBook
@@ -243,7 +243,7 @@ async def audited(
         auditor.note(auditor.by(request, kind, what, **facts))
         return await answer()
     began = await auditor.begin(auditor.by(request, kind, what, **facts)) if kind in BEFOREHAND else 0
-    status, told, passed_on = 500, extent, ""
+    status, told = 500, extent
     try:
         answered = await answer()
         if isinstance(answered, web.StreamResponse):
@@ -251,9 +251,6 @@ async def audited(
         else:
             status, told = 200, extent_told(extent, answered)
         return answered
-    except TopicHeld as held:  # whoever has the topic notes it
-        passed_on = f"passed on to {held.url}"
-        raise
     except MemdError as error:
         status, _ = refusal_of(error)
         raise
@@ -263,10 +260,7 @@ async def audited(
     finally:
         kind = "refused" if status == FORBIDDEN else kind
         facts = msgspec.structs.asdict(told)
-        if passed_on:
-            facts["detail"] = passed_on
-        if began or not passed_on:
-            auditor.note(auditor.by(request, kind, what, status=status, ends=began, **facts))
+        auditor.note(auditor.by(request, kind, what, status=status, ends=began, **facts))
 
 
 def _start(config: Config, names: Sequence[str]) -> Act:

@@ -15,7 +15,7 @@ import msgspec
 from memd.admin import history
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
-from memd.errors import BadQuestion, StoreError, TopicHeld
+from memd.errors import BadQuestion, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.eraser import ErasureDone
@@ -120,8 +120,6 @@ class ErasingRoutes:
             async with self._topics.held_one(topic_id, who, "admin") as topic:
                 plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
                 remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
-        except TopicHeld:  # nothing is begun here: the daemon that has it erases it
-            raise
         except StoreError as error:
             remains = (f"the topic cannot be read: {error}", *remains)
         done = (
@@ -146,8 +144,6 @@ class ErasingRoutes:
     async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
         if len(body.chunk_ids) > CHUNKS_MAX:
             raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
-        if not body.topic_id and self._topics.is_shared:
-            raise BadQuestion("name the topic: in a cluster each daemon erases in the topics that it has")
         async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
             logs = [(topic.log, topic.unstored()) for topic in own]
             named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
@@ -157,7 +153,7 @@ class ErasingRoutes:
             uuids = {one.uuid for one in named}
         async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
             having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
-            mine = [one for one in having if who.may("admin", one.id) and one.is_writable]
+            mine = [one for one in having if who.may("admin", one.id)]
             plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
             remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
             for topic in mine:

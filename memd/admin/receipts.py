@@ -7,12 +7,10 @@ and read in threads: tens of megabytes would hold up everyone else's requests.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -123,19 +121,6 @@ class _AskedTopics(msgspec.Struct):
 _asked_decoder = msgspec.json.Decoder(_AskedTopics)
 
 
-_elsewhere: ContextVar[Callable[[], Awaitable[Iterable[bytes]]] | None] = ContextVar("memd_receipts", default=None)
-
-
-@contextlib.contextmanager
-def with_those_of(ask: Callable[[], Awaitable[Iterable[bytes]]]) -> Iterator[None]:
-    """Have `Receipts.lines_of_all` ask for those of other daemons while the block runs."""
-    before = _elsewhere.set(ask)
-    try:
-        yield
-    finally:
-        _elsewhere.reset(before)
-
-
 class Receipts:
     """Keeps receipts and announces them to listeners."""
 
@@ -238,9 +223,8 @@ class Receipts:
         return await asyncio.to_thread(lambda: list(self._lines(who)))
 
     async def lines_of_all(self, who: Principal) -> list[bytes]:
-        """Return `lines`, and behind them those of the other daemons of a cluster."""
-        ask = _elsewhere.get()
-        return await self.lines(who) if ask is None else [*await self.lines(who), *await ask()]
+        """Return `lines`."""
+        return await self.lines(who)
 
     def _lines(self, who: Principal) -> Iterable[bytes]:
         lines = [] if self._ring is None else self._ring.lines()

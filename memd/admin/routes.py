@@ -8,9 +8,9 @@ handler runs; unknown members are refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -27,23 +27,20 @@ from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.http import error_response, prove, read_body, refusal_of
 from memd.admin.imports import ImportRoutes
-from memd.admin.merging import ASKED, FIRST_THAT_KNOWS, MERGES
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.proof import PROOF, ProofRoutes
 from memd.admin.queries import NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes
-from memd.admin.receipts import with_those_of
 from memd.admin.routing import Route, get, routes_of
 from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.tokens import TokenRoutes
-from memd.admin.topics import noting_left_out
-from memd.admin.turns import RECEIPTS, TurnRoutes
+from memd.admin.turns import TurnRoutes
 from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.errors import BadQuestion, Fenced, Forbidden, MemdError, NotFound, TopicHeld
+from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.principals import OWNER, Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE
@@ -51,30 +48,6 @@ from memd.telemetry.request_log import CLIENT_GONE
 HEALTH = "/memd/health"
 MCP = "/mcp"
 Handler = Callable[..., Awaitable[Any]]
-LEFT_OUT_HEADER = "X-Memory-Left-Out"
-"""Topics, and daemons by their addresses, of which there is nothing in an answer about several."""
-_BODY = web.RequestKey("body", bytes)
-
-
-class OtherDaemons(Protocol):
-    """The other daemons of a cluster."""
-
-    async def pass_on_own_route(
-        self,
-        request: web.Request,
-        body: bytes,
-        held: TopicHeld,
-        here: Callable[[], Awaitable[web.StreamResponse]],
-    ) -> web.StreamResponse:
-        """Have the daemon that has a topic answer a request with this body; or call `here`, if the topic is here by
-        now. Raises StoreError if neither can be done."""
-
-    def is_asked_alone(self, request: web.Request) -> bool:
-        """Whether another daemon asks, for whom this one answers of itself alone."""
-
-    async def ask_others(self, request: web.Request, target: str = "") -> tuple[list[bytes], list[str]]:
-        """Ask them the same, or in the same name for another target; return the bodies of their answers, and the
-        addresses of those that gave none."""
 
 
 class DescriptionRoutes:
@@ -124,11 +97,9 @@ class OwnRoutes:
         groups: Iterable[object],
         oauth: OAuthEndpoint,
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
-        cluster: OtherDaemons | None,
     ) -> None:
         """
         Args:
-            cluster: the other daemons that have topics; None: there are none.
             mcp: answers what programs that speak MCP ask.
             oauth: answers them where they ask for a token of their own.
             principals: who may use memd.
@@ -144,7 +115,6 @@ class OwnRoutes:
         self._own_url = own_url
         self._oauth = oauth
         self._mcp = mcp
-        self._cluster = cluster
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
         self._handlers: dict[web.AbstractRoute, tuple[Route, Handler]] = {}
@@ -232,67 +202,13 @@ class OwnRoutes:
             message = "memd: send a JSON body, with Content-Type: application/json"
             return error_response(415, message, "unsupported_media")
         try:
-            try:
-                return await self._answer_here_or_elsewhere(request, matched)
-            except Fenced:
-                if self._cluster is None:
-                    raise
-                # Nothing of it was written: whoever has the topic now is asked, with the same key.
-                return await self._answer_here_or_elsewhere(request, matched)
+            answer = await self._call_handler(request, matched)
         except MemdError as error:
             status, kind = refusal_of(error)
             return error_response(status, f"memd: {error}", kind)
-
-    async def _answer_here_or_elsewhere(
-        self, request: web.Request, matched: web.UrlMappingMatchInfo
-    ) -> web.StreamResponse:
-        here = partial(self._called, request, matched)
-        try:
-            return await here()
-        except TopicHeld as held:
-            if self._cluster is None:
-                raise
-            return await self._cluster.pass_on_own_route(request, request.get(_BODY, b""), held, here)
-
-    async def _called(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> web.StreamResponse:
-        headers = {"Cache-Control": "no-store"}
-        if self._cluster is None or self._cluster.is_asked_alone(request):
-            answer = await self._call_handler(request, matched)
-        else:
-            answer, left_out = await self._answer_of_all(request, matched, self._cluster)
-            if left_out:
-                headers[LEFT_OUT_HEADER] = ", ".join(dict.fromkeys(left_out))
         if isinstance(answer, web.StreamResponse):
             return answer
-        return web.json_response(body=msgspec.json.encode(answer), headers=headers)
-
-    async def _answer_of_all(
-        self, request: web.Request, matched: web.UrlMappingMatchInfo, cluster: OtherDaemons
-    ) -> tuple[Any, Sequence[str]]:
-        """The answer of this daemon, with what the others know where each knows a part; and what is not in it."""
-        route, _ = self._handlers[matched.route]
-
-        async def receipts() -> list[bytes]:
-            told, silent = await cluster.ask_others(request, RECEIPTS)
-            left_out.extend(silent)
-            return [line for body in told for line in body.splitlines()]
-
-        with noting_left_out() as left_out, with_those_of(receipts):
-            try:
-                answer = await self._call_handler(request, matched)
-            except NotFound:
-                if route.path not in FIRST_THAT_KNOWS:
-                    raise
-                told, _ = await cluster.ask_others(request)
-                if not told:
-                    raise
-                return msgspec.json.decode(told[0], type=route.answer), left_out
-        if (merge := MERGES.get(route.path)) is not None:
-            told, silent = await cluster.ask_others(request, ASKED.get(route.path, ""))
-            others = [msgspec.json.decode(one, type=route.answer) for one in told]
-            answer = merge([answer, *others], decode_query(request.query, route.query))
-            left_out += silent
-        return answer, left_out
+        return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
 
     async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
         """Call the handler of a matched route with what its signature asks for."""
@@ -317,12 +233,9 @@ class OwnRoutes:
         return await audited(self._auditor, request, route, asked, partial(handler, *parts, **arguments))
 
     async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:
-        body = request.get(_BODY)  # where it was read before, until another daemon had the topic
-        if body is None:
-            body = await read_body(request, bytes_max, self._config.limits.idle_seconds)
+        body = await read_body(request, bytes_max, self._config.limits.idle_seconds)
         if body is None:
             raise BadQuestion(f"the body is larger than {bytes_max:,} bytes")
-        request[_BODY] = body
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

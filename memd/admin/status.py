@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,11 +18,10 @@ from memd import __version__
 from memd.admin.access import is_let_in_still
 from memd.admin.queries import BufferQuery
 from memd.admin.routing import get
-from memd.admin.troubles import backup_trouble, troubles_of
+from memd.admin.troubles import ClusterHealth, backup_trouble, troubles_of
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
-from memd.ingest.claims import ClusterHealth
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
@@ -34,7 +31,7 @@ from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic_stats import TopicStats
-from memd.telemetry.events import Events, Publish, put
+from memd.telemetry.events import Events
 from memd.telemetry.tasks import Tasks
 
 PING_SECONDS = 15.0
@@ -127,11 +124,11 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     """The number of open ones."""
     memory: Literal["ok", "degraded"]
     """Degraded: the disk is in trouble, or in a topic the last write to it has failed, and what is said there now is at
-    risk; or the database or the bucket of the cluster cannot be used."""
+    risk; or the database of the cluster cannot be used."""
     trouble: str | None
     """The first of these troubles in one line; None: there is none."""
     troubles: list[Trouble]
-    """All troubles: of the disk, of topics, of the cluster's database and bucket; and of the backup."""
+    """All troubles: of the disk, of topics, of the cluster's database; and of the backup."""
     upstream: UpstreamHealth
     """The model server; of several the first that answers."""
     upstreams: list[UpstreamHealth]
@@ -350,15 +347,9 @@ class LiveRoutes:
         self,
         events: Events,
         exposition: Callable[[str], Awaitable[tuple[bytes, str]]],
-        followed: Callable[[web.Request, Publish], AbstractAsyncContextManager[None]] | None,
     ) -> None:
-        """
-        Args:
-            exposition: returns the metrics in the format that an `Accept` header asks for, and the content type.
-            followed: publishes the events of other daemons; None: there are none.
-        """
+        """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
         self._events = events
-        self._followed = followed
         self._exposition = exposition
 
     @get("/memd/events", "read")
@@ -370,8 +361,6 @@ class LiveRoutes:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(ConnectionError))
             queue = stack.enter_context(self._events.subscription())
-            if self._followed is not None:
-                await stack.enter_async_context(self._followed(request, partial(put, queue)))
             await response.write(b": memd\n\n")
             while not self._events.have_ended():
                 try:

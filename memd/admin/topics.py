@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 
 from memd.entries import Draft, checked_topic_id
 from memd.errors import BadQuestion, UnknownTopic
@@ -18,24 +17,6 @@ from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal, Right
 from memd.store.store import TopicLog
 from memd.wording import no_topic
-
-_left_out: ContextVar[list[str] | None] = ContextVar("memd_left_out", default=None)
-
-
-@contextlib.contextmanager
-def noting_left_out() -> Iterator[list[str]]:
-    """Collect the topics that are left out of answers about several while the block runs: they cannot be read now."""
-    noted: list[str] = []
-    before = _left_out.set(noted)
-    try:
-        yield noted
-    finally:
-        _left_out.reset(before)
-
-
-def _note_left_out(topic_ids: Sequence[str]) -> None:
-    if (noted := _left_out.get()) is not None:
-        noted += topic_ids
 
 
 class NamedTopics:
@@ -46,22 +27,16 @@ class NamedTopics:
         self._topics = topics
         self._topic_ids = topic_ids
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether there may be other daemons that have topics."""
-        return self._topics.replicas is not None
-
     @asynccontextmanager
     async def held(
         self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",)
     ) -> AsyncIterator[list[Topic]]:
         """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
-        block runs. In a cluster several are only to be read (`Topic.is_writable`).
+        block runs.
 
         Raises:
             Forbidden: `who` does not have the first right in one of them.
             BadTopicId, BadQuestion: there is no such topic.
-            TopicLost: one is another daemon's by now, and what was read in the block may be old.
             StoreError: a topic cannot be read.
         """
         named = [checked_topic_id(name) for name in names]
@@ -69,16 +44,10 @@ class NamedTopics:
             who.check(rights[0], name)
         async with contextlib.AsyncExitStack() as held:
             wanted = named or await self._allowed(who, rights)
-            if self.is_shared and len(named) != 1:
-                found = await self._readable(wanted, are_named=bool(named))
-            else:
-                found = [await self._existing(name) for name in wanted]
+            found = [await self._existing(name) for name in wanted]
             for topic in found:
                 held.enter_context(topic.held())
             yield found
-            if tuple(rights) == ("read",):  # what is written is fenced by itself
-                for topic in found:
-                    await self._topics.check(topic)
 
     @asynccontextmanager
     async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
@@ -108,8 +77,6 @@ class NamedTopics:
             raise UnknownTopic(no_topic(name))
         with topic.held():
             yield topic
-            if right == "read":
-                await self._topics.check(topic)
 
     @asynccontextmanager
     async def held_or_new(self, name: str, who: Principal) -> AsyncIterator[Topic]:
@@ -130,16 +97,6 @@ class NamedTopics:
         if topic is None:
             raise BadQuestion(no_topic(name))
         return topic
-
-    async def _readable(self, names: Sequence[str], *, are_named: bool) -> list[Topic]:
-        """Those of several topics that can be read now; it is noted which are left out."""
-        readable = await self._topics.readable(names)
-        found = {topic.id: topic for topic in readable.topics}
-        missing = [name for name in names if name not in found]
-        if missing and are_named and readable.is_fresh:
-            raise BadQuestion(no_topic(missing[0]))
-        _note_left_out(missing)
-        return list(found.values())
 
     async def _allowed(self, who: Principal, rights: Sequence[Right]) -> list[str]:
         there = await asyncio.get_running_loop().run_in_executor(None, self._topic_ids)

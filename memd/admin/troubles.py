@@ -1,6 +1,6 @@
 """The troubles of a daemon, in one list: what is wrong, since when, and what to do.
 
-Rule: whoever may not read everything hears that the cluster's database or bucket cannot be used, and not where it is.
+Rule: whoever may not read everything hears that the cluster's database cannot be used, and not where it is.
 """
 
 from __future__ import annotations
@@ -8,11 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from memd.errors import DiskFull, ReadOnlyDisk
-from memd.ingest.claims import ClusterHealth
 from memd.ingest.topics import Topic
 from memd.store.bucket.tending import BackupHealth
 from memd.store.disk_trouble import DiskTrouble, Trouble
+
+
+class ClusterHealth(msgspec.Struct, frozen=True):
+    """This daemon's part in a cluster, as it is now."""
+
+    place: str
+    """Of the database."""
+    trouble: str
+    """Why it cannot be asked; empty: it can."""
+    trouble_seconds: float
+    """For how long."""
+
 
 TOPICS_MAX = 10
 """More topics in trouble are not named: it is the same for most."""
@@ -25,19 +38,17 @@ def troubles_of(
 
     Args:
         topics: those that may be told of.
-        sees_all: the place of database and bucket may be told.
+        sees_all: the place of the database may be told.
     """
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
     if disk is not None:  # it is the same one
         told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
     found += [_told(str(error), topic.trouble_since) for topic, error in told[:TOPICS_MAX]]
-    if cluster is not None and cluster.trouble is not None:
+    if cluster is not None and cluster.trouble:
+        found = [one for one in found if "PostgreSQL" not in one.what]  # it is the same one
         text = cluster.trouble if sees_all else "the database cannot be used; ask who runs this memd"
-        found.append(_told(text, _ago(cluster.renewed_seconds)))
-    if cluster is not None and cluster.bucket_trouble is not None:
-        text = cluster.bucket_trouble if sees_all else "the bucket cannot be used; ask who runs this memd"
-        found.append(_told(text, _ago(cluster.bucket_seconds)))
+        found.append(_told(text, _ago(cluster.trouble_seconds)))
     return found
 
 

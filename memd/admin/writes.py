@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,18 @@ from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correction
-from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError
+from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
+from memd.ingest.topics import Topic
 from memd.ingest.unstored import waiting_in
 from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
+from memd.recall.corrections import Applied
 from memd.store.disk import LocalDisk
 from memd.store.order import asked_by
+from memd.store.store import TopicLog
 from memd.store.tools.backup import BackupReport, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import erased_for_good
@@ -125,6 +129,19 @@ class CorrectionRoutes:
         self._encoder = encoder
         self._archiver = archiver
 
+    async def _until_made(self, topic: Topic, work: Callable[[TopicLog, int], Awaitable[Applied]]) -> Corrected:
+        """Do work on the topic's log, again where another daemon has stored something of the same meanwhile.
+
+        Args:
+            work: takes the log, and what its `head` was before.
+        """
+        while True:
+            log_ = topic.log
+            try:
+                return _corrected(await work(log_, log_.head))
+            except MadeAnew:
+                continue
+
     @post("/memd/corrections", "correct")
     async def correct(self, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
         """Apply one correction; with an `Idempotency-Key` that was shown before, tell what became of it then."""
@@ -137,45 +154,50 @@ class CorrectionRoutes:
         correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
         mark = mark_of(request, body, who)
         async with self._topics.held_one(body.topic_id, who, "correct") as topic:
-            meant = await asyncio.to_thread(history.uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
-            await self._archiver.store_named(topic, meant.values())
-            snapshot = (log_ := topic.log).snapshot()
-            named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
-            if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
-                changed = {entry.uuid for entry in done}
-                failed = tuple(one for one in body.chunk_ids if named.get(one) not in changed)
-                return _corrected(corrections.Applied(tuple(done), failed))
-            applied = await corrections.correct(
-                [correction],
-                find=lambda one: (snapshot, named[one]) if one in named else None,
-                encoder=self._encoder,
-                utility=snapshot.utility,
-                append=partial(self._archiver.append_corrections, topic, log_),
-                by=who.author,
-                asked_by=mark,
-            )
-        return _corrected(applied)
+
+            async def corrected(log_: TopicLog, made_at: int) -> Applied:
+                meant = await asyncio.to_thread(history.uuids_of, [(log_, topic.unstored())], body.chunk_ids)
+                await self._archiver.store_named(topic, meant.values())
+                snapshot = log_.snapshot()
+                named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
+                if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
+                    changed = {entry.uuid for entry in done}
+                    return Applied(tuple(done), tuple(one for one in body.chunk_ids if named.get(one) not in changed))
+                return await corrections.correct(
+                    [correction],
+                    find=lambda one: (snapshot, named[one]) if one in named else None,
+                    encoder=self._encoder,
+                    utility=snapshot.utility,
+                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
+                    by=who.author,
+                    asked_by=mark,
+                )
+
+            return await self._until_made(topic, corrected)
 
     @post("/memd/undo", "correct")
     async def undo(self, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
         """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
         mark = mark_of(request, body, who)
         async with self._topics.held_one(body.topic_id, who, "correct") as topic:
-            snapshot = (log_ := topic.log).snapshot()
-            place = snapshot.place(body.canonical_id)
-            named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
-            if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
-                return _corrected(corrections.Applied(tuple(done)))
-            applied = await corrections.undo(
-                snapshot,
-                body.canonical_id,
-                body.reason,
-                encoder=self._encoder,
-                append=partial(self._archiver.append_corrections, topic, log_),
-                by=who.author,
-                asked_by=mark,
-            )
-        return _corrected(applied)
+
+            async def undone(log_: TopicLog, made_at: int) -> Applied:
+                snapshot = log_.snapshot()
+                place = snapshot.place(body.canonical_id)
+                named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
+                if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
+                    return Applied(tuple(done))
+                return await corrections.undo(
+                    snapshot,
+                    body.canonical_id,
+                    body.reason,
+                    encoder=self._encoder,
+                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
+                    by=who.author,
+                    asked_by=mark,
+                )
+
+            return await self._until_made(topic, undone)
 
 
 class BackupRoutes:
@@ -207,5 +229,5 @@ def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes
     return hashlib.blake2b(told, digest_size=16).digest()
 
 
-def _corrected(applied: corrections.Applied) -> Corrected:
+def _corrected(applied: Applied) -> Corrected:
     return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from memd.admin.access import UNGUESSABLE_CHARACTERS, is_unheard_of, let_in, shown_secrets
+from memd.admin.access import UNGUESSABLE_CHARACTERS, let_in, shown_secrets
 from memd.admin.http import TOKEN_IN_ADDRESS, error_response, token_refusal
 from memd.clock import steady_now
 from memd.principals import Principal, Principals
@@ -69,7 +69,7 @@ class WrongTokens:
 
         Whoever tries tokens makes no more work with it than one question at a time.
         """
-        if self.catch_up is not None and is_unheard_of(request, principals) and not self.wait_seconds(request.remote):
+        if self.catch_up is not None and not principals.is_open and not self.wait_seconds(request.remote):
             await self.catch_up()
 
     def refusal(

@@ -97,7 +97,7 @@ def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
         told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {chain.head}"]
     else:
         told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
-    if config.store.is_shared:
+    if config.cluster.is_on:
         told.append("It is this daemon's: each one of a cluster has an audit of what it answered. Verify all of them.")
     return [*map(Text, told), *(Text(f"  {notice}") for notice in chain.notices)]
 

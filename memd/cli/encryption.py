@@ -6,7 +6,6 @@ standard input.
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,23 +13,21 @@ import click
 
 from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, refuse_cluster, settings_flags
-from memd.errors import BadQuestion, ConfigError, StoreLocked
+from memd.errors import BadQuestion, ConfigError
 from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import check_installed, master_key
 from memd.wording import counted
 
 if TYPE_CHECKING:
-    from memd.settings.model import Config
     from memd.store.encryption.converting import ConversionReport
-    from memd.store.encryption.master_key import MasterKey
 
 _KEEP = "Keep a copy of the key in another place: nothing that is encrypted with it can be read without it."
 _OLD_BLOCKS = (
     "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
     "may keep what they held."
 )
-_NOT_A_CACHE = "memd does not encrypt that: encrypt the disks of database, bucket and caches"
+_NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
 
 
 @click.group(cls=WholeSentences)
@@ -116,26 +113,18 @@ def rekey(
     """Give the encrypted data directory another master key.
 
     The present key is that of the settings. No daemon may run. Interrupted, it goes on when it is run
-    again. Afterwards the settings have to name the new key. In a cluster, its key and this machine's
-    cache get the new one; run it on each machine.
+    again. Afterwards the settings have to name the new key.
     """
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
-    if not config.store.is_shared:
-        refuse_cluster(config, _NOT_A_CACHE)
-    elif data:
-        raise BadQuestion(
-            "--data cannot be done to a cluster: `memd move` its topics to a new one that has the new key"
-        )
+    refuse_cluster(config, "`memd move` its topics to a folder, and from there to a new cluster with the new key")
     master = master_key(config.encryption)
     given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")
     other = master_key(given)
     from memd.store.encryption.converting import rekey as convert
 
     with command_act(config, "settings", None, f"encryption with the key {other.id}"):
-        if config.store.is_shared and not _rekey_cluster(config, master, other):
-            return 0
         report = convert(config.data_dir, master, other, DiskFiles(), _tell, data=data)
     _say(f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
     if data:
@@ -143,26 +132,6 @@ def rekey(
     else:
         click.echo("Who has the old key and an old memd.key can still read: --data encrypts everything anew.")
     return 0
-
-
-def _rekey_cluster(config: Config, master: MasterKey, other: MasterKey) -> bool:
-    """Give the cluster of the settings another master key, if it has not got that already; whether there is an
-    encrypted cache, too."""
-    from memd.store.cluster.database import Database
-    from memd.store.cluster.sealing import rewrap
-    from memd.store.layout import KEY_NAME, LOCK_NAME
-
-    if DiskFiles().is_locked(config.data_dir / LOCK_NAME):
-        raise StoreLocked(f"{config.data_dir} is in use by a daemon; stop it, the others of the cluster may run")
-    with closing(Database(config.store.url)) as database:
-        is_changed = rewrap(database, master, other)
-        place = database.place
-    had = "has" if is_changed else "had"
-    click.echo(
-        f"{place}: {had} the key {other.id}; on each machine, stop the daemon, run this, too, and name the key in the "
-        "settings: until then a daemon runs on, and cannot be started again"
-    )
-    return (config.data_dir / KEY_NAME).exists()
 
 
 def _tell(topic_id: str) -> None:

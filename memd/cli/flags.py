@@ -136,7 +136,7 @@ def config_of_existing(config_path: Path | None, data_dir: str | None, *, key: s
         ConfigError: a setting is wrong, or there is no such folder.
     """
     config = config_of(config_path, {"data_dir": data_dir, "encryption.key": key})
-    if not (config.store.is_shared or config.data_dir.is_dir()):  # a cache may be lost
+    if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
         raise ConfigError(
             f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "
             "else name the data directory with --data-dir"
@@ -155,5 +155,5 @@ def refuse_cluster(config: Config, instead: str) -> None:
     """
     from memd.store.layout import CLUSTER_NAME  # with it comes numpy, which --help does without
 
-    if config.store.is_shared or (config.data_dir / CLUSTER_NAME).exists():
+    if config.cluster.is_on or (config.data_dir / CLUSTER_NAME).exists():
         raise StoreError(f"{config.data_dir}: is the cache of a cluster, which keeps its topics elsewhere; {instead}")

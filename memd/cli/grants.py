@@ -32,7 +32,7 @@ def live_grants(config: Config) -> tuple[GivenGrant, ...]:
     Raises:
         StoreError: the list cannot be read.
     """
-    if config.store.is_shared:
+    if config.cluster.is_on:
         with shared_book(config, "grants") as book:
             return tuple(one.given for one in state_in(book.read().rows).grants if time.time() < one.refresh_until)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
@@ -50,7 +50,7 @@ def end_grant(config: Config, grant_id: str) -> None:
         DaemonError: the running daemon refuses.
         StoreError: it cannot be written.
     """
-    if config.store.is_shared:
+    if config.cluster.is_on:
         with command_act(config, "token", "", f"ended the grant {grant_id}"):
             _end_shared(config, lambda one: one.id == grant_id)
         return
@@ -72,7 +72,7 @@ def end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
     Raises:
         StoreError: it cannot be written. Nobody is let in by these grants all the same.
     """
-    if config.store.is_shared and tokens_sha256:
+    if config.cluster.is_on and tokens_sha256:
         _end_shared(config, lambda one: one.principal_sha256 in tokens_sha256)
 
 

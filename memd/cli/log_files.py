@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from memd.cli.acting import command_act
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
 from memd.cli.kept import topics_folder
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
@@ -43,13 +43,12 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     With DIR, of the backup in it. Works beside a running daemon and changes nothing.
     """
     config = config_of_existing(config_path, folder or data_dir)
-    files = disk_of(config)
     if folder is None:
-        with topics_folder(config, files) as checked:
+        with topics_folder(config) as (checked, files):
             is_served = files.is_locked(checked / LOCK_NAME)
-            report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, files)
+            report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
     else:
-        check_no_cluster(files, config.data_dir)
+        check_no_cluster(files := disk_of(config), config.data_dir)
         is_served = files.is_locked(config.data_dir / LOCK_NAME)
         report = with_audit(verify_log(config.data_dir, files, is_served=is_served), config.data_dir, files)
     if as_json:
@@ -74,12 +73,11 @@ def export(
     With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
     """
     config = config_of_existing(config_path, data_dir)
-    files = disk_of(config)
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
         with (
-            topics_folder(config, files, topic) as folder,
+            topics_folder(config, topic) as (folder, files),
             command_act(config, "export", topic, "" if output == "-" else output) as done,
             click.open_file(output, "wb", atomic=atomic) as file,
         ):
@@ -119,12 +117,8 @@ def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     it: memd serve --data-dir DIR.
     """
     config = config_of_existing(config_path, data_dir)
-    refuse_cluster(
-        config, "back up the database and the bucket (docs/cluster.md), or memd export; memd move copies topics to DIR"
-    )
-    files = disk_of(config)
-    with command_act(config, "backup", None, str(folder)) as done:
-        report = back_up(config.data_dir, folder, files, waiting_in)
+    with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):
+        report = back_up(source, folder, files, waiting_in)
         done.count = report.linked + report.copied + report.kept
     with suppress(StoreError):  # the backup is whole without the note
         note_backup(config.data_dir, folder, files)

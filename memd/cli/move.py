@@ -1,13 +1,12 @@
 """`memd move`: topics between a folder and a cluster.
 
-Rule: one side is a data directory, the other a cluster: its settings file, or its database with --bucket. The command
-reads the sides, shows how far it came, and says what stayed behind.
+Rule: one side is a data directory, the other a cluster: its settings file, or its database. The command reads both
+sides again, shows how far it came, and says what stayed behind.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,38 +18,29 @@ from memd.cli.moving_rights import CopiedRights, copy_rights
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.model import Config
-from memd.store.bucket.objects import Bucket
-from memd.store.cluster.database import Database
-from memd.store.cluster.moving import ClusterPlace, Folder, MovedOne, Progress, Wish
-from memd.store.cluster.moving import move as move_topics
+from memd.store.encryption.opening import disk_of
+from memd.store.layout import topic_ids_in
+from memd.store.shared.joining import shared_log
+from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log, topics_in
+from memd.store.shared.seam import SharedLog
 from memd.wording import counted, for_terminal, sized
 
 _SCHEMES = ("postgresql://", "postgres://")
 _TWO_SIDES = (
     "name a folder and a cluster: of the two places one is a data directory, and one the settings file of a daemon of "
-    "the cluster, or postgresql://USER@HOST/DATABASE with --bucket"
+    "the cluster, or postgresql://USER@HOST/DATABASE"
 )
 _STAYS = (
     "Receipts, the audit and the list of erasures are not moved: keep them as long as you want to look things up. "
     "Tokens that were copied hold on both sides: take those back that are to hold on one alone."
 )
-_OUTCOMES = {
-    "moved": "moved",
-    "same": "the same on both sides already",
-    "before": "moved by an earlier run, and not changed since",
-    "refused": "not moved",
-    "new": "to be moved",
-    "there": "on the other side already, to be compared",
-}
 
 
 @click.command()
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="Settings, where a URL stands for the cluster."
 )
-@click.option("--bucket", metavar="URL", help="The bucket that belongs to a database: s3://BUCKET/PREFIX.")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="Only this topic; may be given again.")
-@click.option("--remove", "removes", is_flag=True, help="Remove a topic from FROM when both sides were compared.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each topic.")
 @key_flag
@@ -58,9 +48,7 @@ _OUTCOMES = {
 @click.argument("target", metavar="TO")
 def move(
     config_path: Path | None,
-    bucket: str | None,
     topics: tuple[str, ...],
-    removes: bool,
     dry_run: bool,
     as_json: bool,
     key_stdin: bool,
@@ -70,26 +58,43 @@ def move(
     """Move topics between a folder and a cluster.
 
     FROM and TO: a data directory, and a cluster: the settings file of one of its daemons, or
-    postgresql://USER@HOST/DATABASE with --bucket. Interrupted, it goes on when it is run again.
+    postgresql://USER@HOST/DATABASE. Nothing is removed from FROM. Interrupted, it goes on when it is run again.
     """
-    is_into = _is_cluster(target)
-    if is_into == _is_cluster(source):
+    is_into_log = _is_cluster(target)
+    if is_into_log == _is_cluster(source):
         raise BadQuestion(_TWO_SIDES)
-    path, place = (Path(source), target) if is_into else (Path(target), source)
-    config = _settings_of(place, bucket, config_path)
-    encryption = EncryptionSettings(key=key_of(key_stdin) or "") if key_stdin else config.encryption
-    wish = Wish(is_into_cluster=is_into, topics=topics, removes=removes, is_dry=dry_run)
-    with closing(Database(config.store.url)) as database:
-        kept = Bucket.of(config.store.bucket_settings, os.environ)
-        done = _run(Folder(path.absolute(), encryption), ClusterPlace(database, kept, config.encryption), wish, as_json)
-        rights = None
-        if done and not (dry_run or topics):
-            rights = copy_rights(path, database, is_into_cluster=is_into)
+    folder, place = (Path(source), target) if is_into_log else (Path(target), source)
+    config = _settings_of(place, config_path)
+    own = EncryptionSettings(key=key_of(key_stdin) or "") if key_stdin else config.encryption
+    files = disk_of(msgspec.structs.replace(config, data_dir=folder.absolute(), encryption=own), creating=not dry_run)
+    with closing(shared_log(config)) as kept:
+        kept.connect()
+        names = topics or (topic_ids_in(files, folder) if is_into_log else topics_in(kept))
+        if dry_run:
+            for name in names:
+                click.echo(f"{name}: to be moved")
+            click.echo(f"{counted(len(names), 'topic')} to move; nothing was changed.")
+            return 0
+        if is_into_log:
+            done = _shown(into_log(folder, files, kept, names), as_json)
+        else:
+            done = _shown(into_folder(kept, folder, files, names), as_json)
+        rights = None if topics else _rights(folder, kept, is_into_log)
     if not as_json:
-        _summarise(done, wish, source, target)
+        moved = [one for one in done if one.outcome == "moved"]
+        compared = f"{counted(sum(one.entries for one in moved), 'entry')}, {sized(sum(one.bytes for one in moved))}"
+        click.echo(
+            f"{counted(len(moved), 'topic')} moved, {len(done) - len(moved):,} refused; {compared} read again there "
+            "and compared. Nothing was removed from where they came from."
+        )
         if rights is not None:
             _tell_rights(rights)
+        click.echo(_STAYS)
     return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
+
+
+def _rights(folder: Path, kept: SharedLog, is_into_log: bool) -> CopiedRights:
+    return copy_rights(folder, kept, is_into_cluster=is_into_log)
 
 
 def _tell_rights(rights: CopiedRights) -> None:
@@ -104,61 +109,25 @@ def _is_cluster(place: str) -> bool:
     return place.startswith(_SCHEMES) or Path(place).is_file()
 
 
-def _settings_of(place: str, bucket: str | None, config_path: Path | None) -> Config:
-    if not place.startswith(_SCHEMES):
-        if bucket is not None:
-            raise BadQuestion("--bucket belongs to a database; a settings file names its own bucket in store.bucket")
-        config = config_of(Path(place), {})
-        if not config.store.is_shared:
-            raise ConfigError(f"{place}: names no cluster; set store.url and store.bucket in it")
-        return config
-    if bucket is None:
-        raise BadQuestion("the bucket is missing: give it with --bucket s3://BUCKET/PREFIX, or a settings file instead")
-    return config_of(config_path, {"store.url": place, "store.bucket": bucket})
+def _settings_of(place: str, config_path: Path | None) -> Config:
+    if place.startswith(_SCHEMES):
+        return config_of(config_path, {"cluster.database": place})
+    config = config_of(Path(place), {})
+    if not config.cluster.is_on:
+        raise ConfigError(f"{place}: names no cluster; set cluster.database in it")
+    return config
 
 
-def _run(folder: Folder, cluster: ClusterPlace, wish: Wish, as_json: bool) -> list[MovedOne]:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import TextColumn, TimeElapsedColumn
+def _shown(steps: Iterator[Step], as_json: bool) -> list[MovedTopic]:
+    from memd.cli.ingest import progress
 
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), TimeElapsedColumn()
     done = []
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("moving")
-        tell: Callable[[Progress], None] = lambda now: bar.update(task, description=_progress(now))  # noqa: E731
-        for one in move_topics(folder, cluster, wish, tell):
+    with progress("moving") as advanced:
+        for number, of, one in steps:
             done.append(one)
+            advanced(number, of)
             if as_json:
                 click.echo(msgspec.json.encode(one))
-            elif one.note or wish.is_dry or not console.is_terminal:
-                removed = ", and removed there" if one.is_removed else ""
-                told = f": {for_terminal(one.note)}" if one.note else ""
-                click.echo(f"{one.topic}: {_OUTCOMES[one.outcome]}{removed}{told}")
+            elif one.note:
+                click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
     return done
-
-
-def _progress(now: Progress) -> str:
-    return f"{now.topics:,} of {counted(now.of_topics, 'topic')}, {sized(now.bytes)} copied: {now.topic}"
-
-
-def _summarise(done: list[MovedOne], wish: Wish, source: str, target: str) -> None:
-    where = target if not target.startswith(_SCHEMES) else "the cluster"
-    if wish.is_dry:
-        size = f", {sized(sum(one.bytes for one in done))}" if wish.is_into_cluster else ""
-        click.echo(f"{counted(len(done), 'topic')} to move{size}; nothing was changed.")
-        return
-    of = {outcome: [one for one in done if one.outcome == outcome] for outcome in _OUTCOMES}
-    copied = [*of["moved"], *of["same"]]
-    compared = f"{counted(sum(one.records for one in copied), 'entry')}, {sized(sum(one.bytes for one in copied))}"
-    click.echo(
-        f"{where}: {counted(len(of['moved']), 'topic')} moved, {len(of['same']):,} there already, "
-        f"{len(of['before']):,} moved before, {len(of['refused']):,} refused; {compared} read again there and compared "
-        "byte by byte."
-    )
-    if of["moved"] and not wish.removes:
-        remaining = source if not source.startswith(_SCHEMES) else "the cluster"
-        click.echo(f"Nothing was removed from {remaining}: --remove does that.")
-    if of["moved"]:
-        click.echo(_STAYS)

@@ -12,12 +12,11 @@ import msgspec
 
 from memd.admin.oauth.ledger import LedgerFile, kept_file
 from memd.admin.oauth.shared_ledger import LedgerState, Rows, rows_of, state_in
-from memd.store.cluster.book import SharedBook
-from memd.store.cluster.database import Database
-from memd.store.cluster.tokens import SharedTokens
 from memd.store.disk import DiskFiles
 from memd.store.files import replace_file
 from memd.store.layout import GRANTS_NAME
+from memd.store.shared.books import SharedBook, SharedTokens
+from memd.store.shared.seam import SharedLog
 from memd.store.token_list import KeptToken, TokenFile, TokenList
 
 
@@ -31,15 +30,15 @@ class CopiedRights(msgspec.Struct, frozen=True):
     grants: int
 
 
-def copy_rights(folder: Path, database: Database, *, is_into_cluster: bool) -> CopiedRights:
+def copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:
     """Copy the tokens; the grants too where no program has registered yet, as its id holds only there.
 
     Raises:
         StoreError: a side cannot be read or written; what was copied is there.
     """
-    shared, own = SharedTokens(SharedBook(database, "tokens")), TokenFile(DiskFiles(), folder)
+    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(DiskFiles(), folder)
     tokens, left = copy_tokens(own, shared) if is_into_cluster else copy_tokens(shared, own)
-    book, path = SharedBook(database, "grants"), folder / GRANTS_NAME
+    book, path = SharedBook(kept_there, "grants"), folder / GRANTS_NAME
     kept = kept_file(DiskFiles(), path)
     grants = 0
     if is_into_cluster and kept is not None:

@@ -83,7 +83,7 @@ def _gather(config: Config) -> StoredFigures:
     else:
         found = disk_trouble(data_dir, files.room(data_dir))
         troubles = [] if found is None else [Trouble(found.what, found.since, found.remedy)]
-    if not config.store.is_shared:
+    if not config.cluster.is_on:
         check_no_cluster(files, data_dir)
     topics = disk_usage(data_dir, files)
     return StoredFigures(
@@ -93,7 +93,7 @@ def _gather(config: Config) -> StoredFigures:
         daemon=told,
         waiting_messages=waiting_messages(data_dir, files),
         unsearched_chunks=_unsearched_chunks(config, files, topics),
-        is_cache=config.store.is_shared,
+        is_cache=config.cluster.is_on,
         troubles=troubles,
     )
 

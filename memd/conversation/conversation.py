@@ -158,6 +158,13 @@ class Conversation:
         self.counted: Counted | None = None
         """Of the latest prompt; not journalled, the next answer tells it again."""
 
+    def become(self, other: Conversation) -> Conversation:
+        """Take everything over from another one, which is not used any more."""
+        counted, changes = self.counted, self.changes + 1
+        self.__dict__.update(other.__dict__)
+        self.counted, self.changes = counted, changes
+        return self
+
     def copied(self) -> Conversation:
         """The same as it is now, which does not change any more."""
         twin = copy.copy(self)

@@ -330,6 +330,49 @@ class HotBuffer:
         """Whether the conversation is still in the buffer: it may be closed while a request is using it."""
         return self._conversations.get(conversation.id) is conversation
 
+    # -- for who shares it ------------------------------------------------------------------------------------
+
+    def of_id(self, conversation_id: str) -> Conversation | None:
+        """The open conversation of this id."""
+        return self._conversations.get(conversation_id)
+
+    def holder_of(self, digest: bytes) -> Conversation | None:
+        """A conversation that has the message with this digest in its place; one that goes on before all others."""
+        holders = [one for one in self._index.holders(digest) if any(item.digest == digest for item in one.messages)]
+        return max(holders, key=lambda one: (not one.abandoned, one.used_at), default=None)
+
+    def rejoined(self, arrival: Arrival, digest: bytes) -> Arrival | None:
+        """Where the reply to a request goes by now; None: its conversation was closed.
+
+        Args:
+            digest: of the last message of the request, in its place.
+        """
+        one, end = arrival.conversation, arrival.end
+        if self.is_open(one) and (end > len(one) or not end or one.messages[end - 1].digest == digest):
+            return arrival
+        holder = self.holder_of(digest)
+        return None if holder is None else msgspec.structs.replace(arrival, conversation=holder, former=None)
+
+    def exchange(self, kept: HotBuffer, except_for: Collection[str]) -> None:
+        """Become another buffer, but for some conversations; those that both have stay the same objects."""
+        mine = self._conversations
+        self._conversations, self._index = OrderedDict(), ConversationIndex()
+        for name, one in kept._conversations.items():
+            if name not in except_for:
+                self._take_in(mine[name].become(one) if name in mine else one)
+        for name in except_for:
+            self._take_in(mine[name])
+        self._injected, self.placed, self.notes = kept._injected, kept.placed, kept.notes
+
+    @property
+    def unsaved(self) -> Sequence[BufferEvent]:
+        """The events that the next `take_unsaved` tells."""
+        return self._unsaved
+
+    def leave_unsaved(self, events: Sequence[BufferEvent]) -> None:
+        """Have events that were applied told by the next `take_unsaved`, before all others."""
+        self._unsaved = [*events, *self._unsaved]
+
     # -- journal ------------------------------------------------------------------------------------------------
 
     def take_unsaved(self) -> list[BufferEvent]:

@@ -16,6 +16,7 @@ from memd.conversation.conversation import Conversation
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
+from memd.errors import MadeAnew
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic
@@ -27,6 +28,7 @@ from memd.wording import tallied
 
 log = logging.getLogger("memd")
 
+MADE_TRIES = 5
 BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once, if a part is not longer: about a second's work."""
 
@@ -81,9 +83,14 @@ class TopicAppender:
     async def append_of_note(self, topic: Topic, part: Part) -> bool:
         """Append the next chunks of a note; True if it has no others."""
         assert part.note is not None, "a note's part"
-        cut, give_way = topic.cutter.next_of_note, self._encoder.give_way
-        drafts, is_last = await asyncio.to_thread(cut, part, BATCH_CHARACTERS, give_way)
-        await self.append_made(topic, lambda drafter: drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True))
+        cut, give_way, is_last = topic.cutter.next_of_note, self._encoder.give_way, False
+
+        def make(drafter: Drafter) -> Sequence[Draft]:
+            nonlocal is_last
+            drafts, is_last = cut(part, BATCH_CHARACTERS, give_way)
+            return drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True)
+
+        await self.append_made(topic, make)
         if is_last:
             topic.buffer.settle_note(part.note[0])
         return is_last
@@ -100,10 +107,17 @@ class TopicAppender:
     async def _append(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
         """Append the drafts that `make` returns, with the tokens they came from."""
         started = time.perf_counter()
-        drafts, tokens = await asyncio.get_running_loop().run_in_executor(self._encoder.ingestion, make)
-        entries: list[Entry] = []
+        loop, entries = asyncio.get_running_loop(), list[Entry]()
+        for left in reversed(range(MADE_TRIES)):
+            made_at = topic.log.head
+            drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, make)
+            try:
+                entries = await topic.append(drafts, made_at) if drafts else []
+                break
+            except MadeAnew:  # another daemon has stored some of the same: it is made anew, without that
+                if not left:
+                    raise
         if drafts:
-            entries = await topic.append(drafts)
             self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)

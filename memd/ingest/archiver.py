@@ -204,17 +204,19 @@ class Archiver:
         self._indexer.look_after(topic)
         return entries
 
-    async def append_corrections(self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft]) -> list[Entry]:
+    async def append_corrections(
+        self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft], made_at: int = 0
+    ) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`). Raises EmbeddingError,
-        ErasedForGood, and what `Topic.append_once` raises.
+        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`), and `made_at` its `head`
+        then. Raises EmbeddingError, ErasedForGood, and what `Topic.append_once` raises.
         """
         if self._redactor:
             drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
         if any(log_.forbidden.has_text(draft.content) for draft in drafts):
             raise ErasedForGood(f"nothing was changed: {erased_for_good(topic.id)}")
-        entries = await topic.append_once(drafts, log_)
+        entries = await topic.append_once(drafts, log_, made_at)
         ids = tuple(entry.canonical_id for entry in entries)
         self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})
         self._indexer.look_after(topic)
@@ -245,10 +247,13 @@ class Archiver:
 
     async def tend_topic(self, topic: Topic) -> None:
         """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
+        await topic.before_storing()
         conversations = topic.buffer.conversations()
         surplus = len(conversations) - self._config.conversation.max_open
         for index, conversation in enumerate(conversations):
             closing = index < surplus
+            if topic.is_others(conversation.id):
+                continue
             end = self._due_end(conversation, closing=closing)
             if conversation.abandoned and (conversation.is_answered or closing):
                 if end == conversation.wanted_end:
@@ -353,7 +358,7 @@ class Archiver:
 
     async def _store_notes(self, topic: Topic) -> None:
         for part in note_parts(topic.buffer):
-            is_stored = False
+            is_stored = part.note is None or topic.is_others(part.note[0])
             while not is_stored:  # a long one bit by bit, so that others come in between
                 async with topic.storing:
                     if self._attempts.are_waiting(topic):

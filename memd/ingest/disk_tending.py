@@ -17,7 +17,4 @@ async def tend_disk(topics: Topics) -> None:
     """Look again and again, until cancelled."""
     while True:
         await asyncio.to_thread(topics.disk.look, is_doubtful=topics.has_failed_to_write)
-        if topics.aside is not None:
-            await topics.aside.look(topics.disk.trouble)
-            await topics.let_others_have()
         await asyncio.sleep(LOOK_SECONDS)

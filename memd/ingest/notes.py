@@ -55,7 +55,7 @@ async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = 
             if not await topic.make_durable():  # of a copy too: it may be in the journal alone
                 if is_new:
                     topic.buffer.settle_note(note_id)
-                raise topic.trouble or StoreError("the journal cannot be written; see the log of memd")
+                raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")
         archiver.store_notes_later(topic)
     return taken
 

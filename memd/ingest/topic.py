@@ -6,23 +6,19 @@ Rule: only the event loop touches the buffer; log and journal are written in `wr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-from msgspec import UNSET
+from typing import TypeVar
 
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import Fenced, InDoubt, StoreError, StoreWriteFailed
+from memd.errors import Fenced, MadeAnew, Rewritten, StoreError
 from memd.ingest.buffered import BufferedText, ListedParts
-from memd.ingest.claims import ClaimTender
 from memd.ingest.erasing.unforbidden import without_forbidden
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
@@ -30,7 +26,6 @@ from memd.ingest.turns import StoringLock
 from memd.ingest.unstored import PartCutter
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
-from memd.store.order import asked_by
 from memd.store.store import TopicLog
 
 log = logging.getLogger("memd")
@@ -43,12 +38,8 @@ CHUNK_IDS_MAX = 4_096
 class Topic:
     """One topic while the daemon runs."""
 
-    is_adopted = False
-    """Whether it was opened because work was left in it, and nobody has used it since."""
     trouble_since = 0
     """When `write_trouble` began, in microseconds since the epoch."""
-    is_writable = True
-    """False: another daemon has it, and it is only read here."""
 
     def __init__(
         self,
@@ -61,7 +52,6 @@ class Topic:
         *,
         before_write: Callable[[], None],
         journal_behind: bool = False,
-        claims: ClaimTender | None = None,
     ) -> None:
         """Use `Topics.get`.
 
@@ -69,7 +59,6 @@ class Topic:
             writer: in which the topic is written.
             before_write: called there, before each write to the log or the journal.
             journal_behind: the journal's file differs from the buffer and must be rewritten.
-            claims: renews the topic's claim; None where it needs none.
         """
         self.id = log_.topic_id
         self.log = log_
@@ -87,8 +76,6 @@ class Topic:
         self.listed_parts = ListedParts()
         log_.unstored = self.unstored
         self._journal = journal
-        self._opened_anew = asyncio.Event()  # set when the log and the journal are others
-        self._claims = claims
         self._redactor = redactor
         self._journal_behind = journal_behind
         """Events were lost to a failed write: only a rewrite brings the file up to date."""
@@ -112,7 +99,6 @@ class Topic:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Keep the topic open while the block runs."""
-        self.is_adopted = False
         self.hold()
         try:
             yield
@@ -162,16 +148,22 @@ class Topic:
         return next(iter(self._troubles.values()), None)
 
     @property
-    def trouble(self) -> StoreError | None:
-        """See `write_trouble`; or why it is not known whether the topic is another daemon's by now."""
-        trouble = self.write_trouble
-        return trouble if trouble is not None or self._claims is None else self._claims.trouble
+    def is_fresh(self) -> bool:
+        """Whether it has all that other daemons have acknowledged."""
+        return True
 
-    async def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
-        return await self._append(drafts, None)
+        log_ = self.log
 
-    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog) -> list[Entry]:
+        def append() -> list[Entry]:
+            entries = log_.append(drafts, made_at)
+            self.cutter.note_stored(drafts)
+            return entries
+
+        return await self._write("log", append)
+
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
         """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`).
 
         Args:
@@ -183,36 +175,7 @@ class Topic:
         """
         if log_ is not self.log:
             raise Fenced(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
-        try:
-            return await self._append(drafts, log_)
-        except InDoubt:
-            if not await self._is_settled(log_):
-                raise
-        uuids, mark = [draft.uuid for draft in drafts], drafts[0].asked_by
-        assert mark is not UNSET, "a request has one"
-        entries = await asyncio.get_running_loop().run_in_executor(None, asked_by, self.log.snapshot(), uuids, mark)
-        if not entries:
-            raise StoreWriteFailed(f"topic {self.id}: the database has lost it; nothing was stored, send it again")
-        return entries
-
-    async def _append(self, drafts: Sequence[Draft], log_: TopicLog | None) -> list[Entry]:
-        """`log_`: nothing is written once it was opened anew; None: then it is written to that one."""
-
-        def append() -> list[Entry]:
-            entries = (log_ or self.log).append(drafts)
-            self.cutter.note_stored(drafts)
-            return entries
-
-        return await self._write("log", append)
-
-    async def _is_settled(self, log_: TopicLog) -> bool:
-        """Wait until a log whose last write is in doubt is opened anew, no longer than a request should."""
-        assert self._claims is not None, "in a cluster"
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._claims.wait_seconds):
-                while self.log is log_:
-                    await self._opened_anew.wait()
-        return self.log is not log_
+        return await self.append(drafts, made_at)
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
         """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
@@ -223,32 +186,30 @@ class Topic:
             self._before_write()
             return work()
 
-        writing = asyncio.get_running_loop().run_in_executor(self.writer, write)
         try:
-            # What a timeout has left under way is superseded by the next rewrite; an append has to know its end.
-            is_bounded = self._claims is not None and file == "journal"
-            result = await (self._in_time(writing) if is_bounded else writing)
+            result = await asyncio.get_running_loop().run_in_executor(self.writer, write)
+        except (MadeAnew, Rewritten):
+            raise  # no trouble: another daemon was faster
         except StoreError as error:
             if not self._troubles:
                 self.trouble_since = time.time_ns() // 1000
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
             self._troubles[file] = error
-            if self._claims is not None and self.log.claim.is_over:
-                self._claims.hurry()  # after its next round the topic is opened anew
             raise
         if self._troubles.pop(file, None) is not None:
             log.info("writing works again", extra={"topic": self.id, "file": file})
         return result
 
-    async def _in_time(self, writing: asyncio.Future[Result]) -> Result:
-        """The result of a write, for which a request waits no longer than for memory."""
-        assert self._claims is not None, "in a cluster"
-        writing.add_done_callback(_retrieved)
-        try:
-            return await asyncio.wait_for(asyncio.shield(writing), self._claims.wait_seconds)
-        except TimeoutError:
-            raise StoreWriteFailed(f"topic {self.id}: the cluster does not say yet whether it is stored") from None
+    async def follow(self) -> None:
+        """Take in what other daemons have appended until now, where there are others."""
+
+    def is_others(self, name: str | bytes) -> bool:
+        """Whether another daemon was told this conversation or note last, and sees to it."""
+        return False
+
+    async def before_storing(self) -> None:
+        """Hear what other daemons have stored, where there are others, before what they were told is stored here."""
 
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
@@ -324,19 +285,6 @@ class Topic:
         while len(self.chunk_ids) > CHUNK_IDS_MAX:
             self.chunk_ids.popitem(last=False)
 
-    async def reopened(self, log_: TopicLog, journal: Journal, cutter: Cutter) -> None:
-        """Go on with another claim, before which nobody else wrote: the buffer has all that was said since."""
-        self.log, self._journal = log_, journal
-        self._opened_anew.set()
-        self._opened_anew = asyncio.Event()
-        self.cutter = PartCutter(log_, cutter)
-        log_.unstored = self.unstored
-        if log_.has_lost_entries(journal):
-            self.buffer.lower_marks(log_.has_digest)
-        await self.rewrite_journal()
-        if not self._journal_behind:
-            self._troubles.clear()
-
     def end(self) -> None:
         """Write nothing any more, in the writer thread: the topic is erased."""
         self._has_ended = True
@@ -346,9 +294,3 @@ class Topic:
         if forbidden := self.log.forbidden:
             events = [without_forbidden(event, forbidden) for event in events]
         return [encode_event(self._redactor.event(event)) for event in events]
-
-
-def _retrieved(done: asyncio.Future[Any]) -> None:
-    """Nobody may be left to hear of an error."""
-    if not done.cancelled():
-        done.exception()

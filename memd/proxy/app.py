@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -42,8 +41,7 @@ from memd.proxy import malloc
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
-from memd.proxy.owners.hop import PROOF, PROOF_HEADER
-from memd.proxy.parts import Daemon, make_parts, own_routes_of, owners_of, router_of
+from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
 from memd.proxy.stopping import Signals
 from memd.proxy.token_watch import AuthSource, TokenWatch
@@ -63,15 +61,14 @@ from memd.store.encryption.opening import disk_of
 from memd.store.erasure.ledger import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
-from memd.store.store import Store
-from memd.store.token_list import TokenFile
+from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
+from memd.store.shared.joining import shared_log
+from memd.store.shared.seam import SharedLog
+from memd.store.store import MakeErasures, Store
+from memd.store.token_list import TokenFile, TokenList
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 from memd.wording import counted
-
-if TYPE_CHECKING:
-    from memd.proxy.sharing import SharedRights
-    from memd.store.cluster.joining import Cluster
 
 log = logging.getLogger("memd")
 
@@ -118,19 +115,18 @@ async def running(
             config = _in_front_of(child, config)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
-        cluster = await loop.run_in_executor(None, _joined, stack, config, listeners)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, cluster))
+        kept = _shared_log(stack, config)
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, kept))
         stack.callback(store.close)
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
-        rights, watch = await _rights(stack, cluster, config, auth_source)
+        watch = await _rights(config, auth_source, kept)
         auditor = _auditor(config, store, watch.principals, command)
         daemon = await make_parts(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
         )
-        daemon = msgspec.structs.replace(daemon, backup=backup, cluster=cluster, rights=rights)
-        daemon = await _beside_others(stack, daemon)
+        daemon = msgspec.structs.replace(daemon, backup=backup)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -140,7 +136,6 @@ async def running(
 async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
-    daemon.topics.start(tasks)
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
@@ -176,13 +171,12 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
-        await loop.run_in_executor(None, daemon.leave)
         house.close()
         daemon.sources.stop()
         daemon.upstream.stop()
         daemon.token_watch.stop()
         daemon.events.end()
-        await asyncio.gather(daemon.topics.close_unused(), *(runner.cleanup() for runner in runners))
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:
             task.cancel()
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
@@ -251,22 +245,12 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
             _announce(daemon, time.perf_counter() - started)
             if config.auth.is_short:
                 log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")
-            await _until(stop, daemon.topics)
+            await stop.wait()
             grace = {"seconds_max": config.shutdown.grace_seconds}
             log.info("stopping after replies in flight; a second Ctrl-C ends memd at once", extra=grace)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-
-
-async def _until(stop: asyncio.Event, topics: Topics) -> None:
-    """Wait for a signal; raises StoreError where the daemon cannot go on."""
-    ended = None if topics.claims is None else topics.claims.ended
-    if ended is not None:
-        ended.add_done_callback(lambda _: stop.set())
-    await stop.wait()
-    if ended is not None and ended.done():
-        raise ended.result()
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:
@@ -287,11 +271,9 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         f"  look into memory at    {daemon.own_url}/memd/",
         f"  memory in              {config.data_dir}  ({counted(topics, 'topic')})",
     ]
-    if daemon.cluster is not None:
-        away = (
-            "" if daemon.cluster.trouble is None else "  NOT REACHABLE yet: requests go on without memory until it is"
-        )
-        lines[-1] = f"  memory in              {daemon.cluster.place}, as {daemon.cluster.own_url}{away}"
+    if (kept := daemon.store.kept) is not None:
+        away = "  NOT REACHABLE yet: what is said waits in the copy" if kept.trouble else ""
+        lines[-1] = f"  memory in              {kept.place}, a copy in {config.data_dir}{away}"
     if daemon.redactor:
         lines.append(f"  redacted before stored {', '.join(daemon.redactor.names)}")
     for server in daemon.upstream.servers:
@@ -337,60 +319,26 @@ def _in_front_of(child: LlamaChild, config: Config) -> Config:
     return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=child.url, urls=()))
 
 
-async def _rights(
-    stack: AsyncExitStack, cluster: Cluster | None, config: Config, source: AuthSource | None
-) -> tuple[SharedRights | None, TokenWatch]:
-    """The tokens, and in a cluster what else of rights its daemons share."""
-    loop = asyncio.get_running_loop()
-    if cluster is None:
-        rights, watch = None, TokenWatch(config.auth, TokenFile(DiskFiles(), config.data_dir), source)
-    else:
-        from memd.proxy.sharing import SharedRights
-
-        rights = SharedRights(cluster, config.data_dir)
-        watch = TokenWatch(config.auth, rights.tokens, source)
-        rights.expect(watch)
-        stack.push_async_callback(rights.end)
-    await loop.run_in_executor(None, watch.load)
-    return rights, watch
+async def _rights(config: Config, source: AuthSource | None, kept: SharedLog | None) -> TokenWatch:
+    """The tokens, which all daemons of a cluster have."""
+    listed: TokenList = TokenFile(DiskFiles(), config.data_dir)
+    if kept is not None:
+        listed = SharedTokens(SharedBook(kept, "tokens"), TokenFile(DiskFiles(), config.data_dir))
+    watch = TokenWatch(config.auth, listed, source)
+    await asyncio.get_running_loop().run_in_executor(None, watch.load)
+    return watch
 
 
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
     """In a cluster: know what the other daemons know, and follow what they erase."""
-    erasures = daemon.store.ledger
-    if daemon.rights is None or daemon.cluster is None or not isinstance(erasures, HeardErasures):
+    erasures, kept = daemon.store.ledger, daemon.store.kept
+    if kept is None or not isinstance(erasures, HeardErasures):
         return []
     wrong_tokens.catch_up = daemon.token_watch.hear
-    await daemon.rights.begin(daemon.token_watch)
-    daemon.retention.looked_at = daemon.rights.looked_at
-    follower = ErasureFollower(erasures, daemon.retention.eraser, is_told=daemon.cluster.trouble is not None)
+    daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))
+    follower = ErasureFollower(erasures, daemon.retention.eraser)
     await follower.look()
     return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
-
-
-def _joined(stack: AsyncExitStack, config: Config, listeners: Listeners) -> Cluster | None:
-    if not config.store.is_shared:
-        return None
-    from memd.store.cluster.joining import Cluster
-
-    cluster = Cluster.joined(config.store, os.environ, addresses_of(config, listeners).model)
-    stack.callback(cluster.database.close)
-    return cluster
-
-
-async def _beside_others(stack: AsyncExitStack, daemon: Daemon) -> Daemon:
-    """The daemon beside the others of its cluster, if there is one, who are told of it."""
-    if daemon.cluster is None:
-        return daemon
-    if daemon.topics.claims is not None:
-        daemon.topics.claims.note(daemon.cluster.trouble)
-    notices = daemon.cluster.notices(__version__, daemon.config, daemon.store.model)
-    stack.push_async_callback(asyncio.to_thread, notices.leave)
-    notices.start()
-    stack.callback(daemon.cluster.watch.stop)
-    daemon.cluster.watch.start()
-    stack.push_async_callback((owners := owners_of(daemon, daemon.cluster, notices)).close)
-    return msgspec.structs.replace(daemon, owners=owners, leave=notices.leave)
 
 
 def _opened(
@@ -399,8 +347,9 @@ def _opened(
     redactor: Redactor,
     counter: TokenCounter,
     files: LocalDisk,
-    cluster: Cluster | None,
+    kept: SharedLog | None,
 ) -> Store:
+    erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
     return Store.open(
         config.data_dir,
         dimension=embedder.dimension,
@@ -410,9 +359,18 @@ def _opened(
         draft_filter=last_look(redactor),
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,
-        shelf=None if cluster is None else cluster.shelf,
-        erasures=ErasureLedger if cluster is None else cluster.erasures,
+        kept=kept,
+        erasures=erasures,
     )
+
+
+def _shared_log(stack: AsyncExitStack, config: Config) -> SharedLog | None:
+    """The log that other daemons have too, if the settings name one; closed with the stack."""
+    if not config.cluster.is_on:
+        return None
+    kept = shared_log(config)
+    stack.callback(kept.close)
+    return kept
 
 
 def _auditor(config: Config, store: Store, principals: Principals, command: str) -> Auditor:
@@ -432,8 +390,6 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
             metrics.responses.add(code)
 
     async def prepare(request: web.Request, response: web.StreamResponse) -> None:
-        if PROOF in request:
-            response.headers[PROOF_HEADER] = request[PROOF]
         if isinstance(response, Relayed):
             response.remove_added_headers()
         else:

@@ -13,8 +13,8 @@ from functools import partial
 import msgspec
 
 from memd.embedding.encoder import Encoder
-from memd.entries import Correction, Entry
-from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
+from memd.entries import Correction
+from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MadeAnew, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
@@ -143,39 +143,35 @@ class Corrector:
         by: str = "",
     ) -> FailedIds:
         shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
-        pending = await self._store_pending(topic, shown)
-        applied = await corrections.correct_shown(
-            asked,
-            own=log_.snapshot(),
-            resolve=resolve,
-            snapshot_of=self._snapshot_of,
-            encoder=self._encoder,
-            append=partial(self._archiver.append_corrections, topic, log_),
-            asked_by=digest,
-            by=by,
-            pending=pending,
-        )
-        return applied.failed
+        await self._store_pending(topic, shown)
+        while True:
+            log_ = topic.log
+            made_at = log_.head
+            try:
+                applied = await corrections.correct_shown(
+                    asked,
+                    own=log_.snapshot(),
+                    resolve=resolve,
+                    snapshot_of=self._snapshot_of,
+                    encoder=self._encoder,
+                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
+                    asked_by=digest,
+                    by=by,
+                )
+                return applied.failed
+            except MadeAnew:  # another daemon has corrected the same, or was sent the same request
+                if await asyncio.to_thread(self._was_applied, log_, resolve, asked, digest):
+                    return ()
 
-    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> Mapping[bytes, Entry]:
-        """Store the chunks that were shown before they were in a log: only what is there can be corrected.
-
-        Returns those of topics that another daemon stores, as they will be.
-        """
-        pending: dict[bytes, Entry] = {}
+    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> None:
+        """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
         for chunk in shown.values():
             source = topic if chunk.topic_id == topic.id else await self._readable(chunk.topic_id)
             logs = [topic.log] if source is None else [topic.log, source.log]
             if source is None or any(one.snapshot().knows(chunk.uuid) for one in logs):
                 continue
-            if source.is_writable:
-                with source.used():
-                    await self._archiver.store_named(source, [chunk.uuid])
-                continue
-            find = source.unstored().entry_of
-            entry = await asyncio.get_running_loop().run_in_executor(None, find, chunk.uuid)
-            pending |= {} if entry is None else {chunk.uuid: entry}
-        return pending
+            with source.used():
+                await self._archiver.store_named(source, [chunk.uuid])
 
     async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
         topic = await self._readable(topic_id)

@@ -34,9 +34,9 @@ class Gauges:
         cache_bytes: Callable[[], int],
         memory_bytes_max: int,
         backup: BucketTender | None,
-        bucket_trouble: Callable[[], str | None],
+        shared_trouble: Callable[[], str | None],
     ) -> None:
-        """`queues`: by name, how much work waits in each; `bucket_trouble`: of a cluster's."""
+        """`queues`: by name, how much work waits in each; `shared_trouble`: of a cluster's."""
         self._metrics = metrics
         self._upstream = upstream
         self._topics = topics
@@ -46,7 +46,7 @@ class Gauges:
         self._cache_bytes = cache_bytes
         self._memory_bytes_max = memory_bytes_max
         self._backup = backup
-        self._bucket_trouble = bucket_trouble
+        self._shared_trouble = shared_trouble
 
     def read(self) -> Iterator[Gauge]:
         """Yield them as they are now."""
@@ -70,20 +70,12 @@ class Gauges:
         yield gauge("memd_embedding_backlog", about, self._embedding_backlog())
         lag_seconds = 0.0 if self._backup is None else self._backup.lag_seconds
         yield gauge("memd_backup_lag_seconds", "Age of what the bucket lacks; 0 without a backup", lag_seconds)
-        claims = self._topics.claims
-        about = "Time since the claims to topics of a cluster were last renewed; 0 without one"
-        yield gauge("memd_claims_age_seconds", about, 0.0 if claims is None else claims.age_seconds)
-        about = "Whether a cluster's bucket cannot be used now: 1 or 0"
-        yield gauge("memd_bucket_away", about, self._bucket_trouble() is not None)
+        about = "Whether the database of a cluster cannot be asked now: 1 or 0"
+        yield gauge("memd_shared_log_away", about, bool(self._shared_trouble()))
         trouble = self._topics.disk.trouble
         kind = None if trouble is None else trouble.kind
         about = "Whether the disk of data_dir cannot take what is to be written now: 1 or 0"
         yield Gauge("memd_disk_trouble", about, {one: float(one == kind) for one in KINDS}, "kind")
-        replicas = self._topics.replicas
-        about = "Topics of other daemons in memory, to be read; 0 without a cluster"
-        yield gauge("memd_replicas", about, 0 if replicas is None else replicas.count)
-        about = "Whether those cannot be brought up to date now: 1 or 0"
-        yield gauge("memd_replicas_stale", about, replicas is not None and replicas.trouble is not None)
         yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
     def _buffer_gauges(self) -> Iterator[Gauge]:
@@ -97,7 +89,7 @@ class Gauges:
         yield gauge("memd_buffer_unstored_tokens", "Those that are not in the log yet, but in its journal", unstored)
         about = "Memory of open conversations beside texts of messages, and of chunks not in the log yet"
         yield gauge("memd_buffer_bytes", about, buffer_bytes)
-        trouble = sum(topic.trouble is not None for topic in topics)
+        trouble = sum(topic.write_trouble is not None for topic in topics)
         yield gauge("memd_topics_in_trouble", "Topics whose last write to disk failed", trouble)
 
     def _log_gauges(self) -> Iterator[Gauge]:

@@ -150,8 +150,8 @@ class Memory:
         found = "injected" if chunks else "degraded:store" if topic.log.is_incomplete else "none"
         stale = None if received.is_fresh else "degraded:store"
         status = recalled.trouble or corrected.trouble or stale or found
-        if topic.trouble is not None and received.is_traced:
-            status = degraded(topic.trouble)
+        if topic.write_trouble is not None and received.is_traced:
+            status = degraded(topic.write_trouble)
         has_recalled = received.needs_block or recalled.question is not None
         if has_recalled and chunks and received.is_traced:
             topic.buffer.injected(chunks)

@@ -7,15 +7,12 @@ whole but what shows a running one to somebody: its start-up lines, its gauges, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from memd.admin.asking import OwnRoutesClient
 from memd.admin.audit import AuditRoutes, note_turn
 from memd.admin.auditing import Auditor, own_erasure
 from memd.admin.background import BackgroundRoutes
@@ -24,11 +21,11 @@ from memd.admin.documents import DocumentRoutes
 from memd.admin.erasing import ErasingRoutes
 from memd.admin.figures import FigureRoutes
 from memd.admin.imports import ImportRoutes
-from memd.admin.kept_documents import RoutesKeeper
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
-from memd.admin.proof import ProofRoutes, new_secret
+from memd.admin.oauth.shared_ledger import SharedLedger
+from memd.admin.proof import ProofRoutes
 from memd.admin.reads import LogRoutes, SearchRoutes
 from memd.admin.receipts import Receipts
 from memd.admin.routes import OwnRoutes
@@ -36,6 +33,7 @@ from memd.admin.sources import SourceRoutes
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.tokens import TokenRoutes
 from memd.admin.topics import NamedTopics
+from memd.admin.troubles import ClusterHealth
 from memd.admin.turns import TurnRoutes
 from memd.admin.usage import UsageRoutes
 from memd.admin.views import ViewRoutes
@@ -45,9 +43,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.priority import Priority
 from memd.ingest.archiver import Archiver
-from memd.ingest.claims import ClaimTender, ClusterHealth
 from memd.ingest.erasing.eraser import Eraser
 from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
@@ -55,16 +51,13 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.taking import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
-from memd.ingest.standing_aside import StandingAside
 from memd.ingest.topics import Topics
-from memd.principals import OWNER, Principals
+from memd.principals import Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.idempotency import IdempotencyKeys
 from memd.proxy.memory import Memory
-from memd.proxy.owners.hop import HopMarks
-from memd.proxy.owners.passing_on import Owners
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import Receiver
 from memd.proxy.remember import Rememberer
@@ -79,17 +72,13 @@ from memd.settings.model import Config
 from memd.speech import Speech
 from memd.store.bucket.tending import BucketTender
 from memd.store.layout import GRANTS_NAME
-from memd.store.log.segment import bytes_read_before, forget_entries
+from memd.store.log.segment import bytes_read_before
 from memd.store.receipts import ReceiptRing
+from memd.store.shared.books import SharedBook
 from memd.store.store import Store
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-
-if TYPE_CHECKING:
-    from memd.proxy.sharing import SharedRights
-    from memd.store.cluster.daemons import DaemonNotices
-    from memd.store.cluster.joining import Cluster
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,14 +108,6 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Tasks
     writer: ThreadPoolExecutor
     backup: BucketTender | None = None
-    rights: SharedRights | None = None
-    """In a cluster."""
-    cluster: Cluster | None = None
-    """None: the topics are this daemon's alone."""
-    owners: Owners | None = None
-    """The other daemons of the cluster."""
-    leave: Callable[[], object] = bool
-    """Tells them that this daemon is about to end; called in a thread."""
 
     @property
     def principals(self) -> Principals:
@@ -173,7 +154,7 @@ async def make_parts(
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     uses = topics, taker, encoder.priority, tasks, events
-    stack.push_async_callback((sources := _sources_of(config, *uses, watch.principals, addresses)).close)
+    stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     return Daemon(
         retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder, auditor),
         addresses=addresses,
@@ -212,49 +193,10 @@ def _topics_of(
     indexer: Indexer,
     retriever: Retriever,
 ) -> Topics:
-    """The topics; in a cluster with the claims to them, and with replicas of those that other daemons have."""
-    claims = None
-    if store.is_shared:
-        claims = ClaimTender(store.renew, config.store.lease_seconds, config.retrieval.timeout_ms / 1000)
-    topics = Topics(store, config, writer, redactor, counter.count, claims)
+    """The topics, which are closed with the stack."""
+    topics = Topics(store, config, writer, redactor, counter.count)
     stack.push_async_callback(topics.close)
-    if store.is_shared:
-        from memd.ingest.replicas import Replicas
-        from memd.store.cluster.postgres_shelf import PostgresShelf
-
-        shelf = store.shared.shelf
-        assert isinstance(shelf, PostgresShelf), "of a cluster"
-        uses = tasks, indexer.look_after, forget_entries
-        topics.replicas = replicas = Replicas(shelf, store.shared, config, redactor, counter.count, *uses)
-        stack.callback(replicas.close)
     return topics
-
-
-def _sources_of(
-    config: Config,
-    topics: Topics,
-    taker: DocumentTaker,
-    priority: Priority,
-    tasks: Tasks,
-    events: Events,
-    principals: Principals,
-    addresses: Addresses,
-) -> SourceTender:
-    """The sources of the settings. To a topic that another daemon has this one's own routes know the way."""
-    principals.lend(secret := new_secret(), msgspec.structs.replace(OWNER, via="the sources of a daemon's settings"))
-    elsewhere = partial(RoutesKeeper, OwnRoutesClient(addresses.local, secret))
-    return SourceTender(config, topics, taker, priority, tasks, events, elsewhere)
-
-
-def owners_of(daemon: Daemon, cluster: Cluster, notices: DaemonNotices) -> Owners:
-    """Build what knows the other daemons of the cluster; it is to be closed."""
-    topics, config, principals = daemon.topics, daemon.config, daemon.principals
-    marks = HopMarks(daemon.store.files, config.data_dir)
-    owners = Owners(topics, config, marks, principals, daemon.tasks, daemon.metrics, cluster.others)
-    from memd.proxy.owners.neighbours import RoomElsewhere
-
-    topics.aside = StandingAside(RoomElsewhere(cluster, notices, owners.client, daemon.store.shared.shelf))
-    return owners
 
 
 def _retention(
@@ -286,7 +228,6 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
-    # In a cluster another daemon may go on with the next turn, and knows what the database has.
     is_synced = config.buffer.journal_fsync == "always"
     forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
     turns = TurnRunner(
@@ -311,7 +252,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
             daemon.speech,
             daemon.tasks,
             is_synced=is_synced,
-            is_shared=daemon.store.is_shared,
+            is_shared=daemon.store.kept is not None,
         ),
         daemon.encoder.priority,
         metrics,
@@ -328,7 +269,6 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         metrics,
         wrong_tokens,
         daemon.auditor,
-        daemon.owners,
     )
 
 
@@ -348,7 +288,7 @@ def _gauges_of(daemon: Daemon) -> Gauges:
         cache_bytes=lambda: daemon.cache_bytes,
         memory_bytes_max=daemon.config.store.memory_bytes_max,
         backup=daemon.backup,
-        bucket_trouble=lambda: None if daemon.cluster is None else daemon.cluster.watch.trouble,
+        shared_trouble=lambda: "" if daemon.store.kept is None else daemon.store.kept.trouble,
     )
 
 
@@ -369,23 +309,22 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
 
 
 def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
-    cluster, topics = daemon.cluster, daemon.topics
-    if cluster is None or topics.claims is None:
-        return None
-    watch, count = cluster.watch, len(topics.opened())
-    return topics.claims.health(cluster.place, cluster.own_url, count, watch.trouble, watch.silent_seconds)
+    kept = daemon.store.kept
+    return None if kept is None else ClusterHealth(kept.place, kept.trouble, kept.trouble_seconds)
 
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
-    if daemon.rights is None:
-        ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
+    if (kept := daemon.store.kept) is not None:
+        copy = files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known
+        ledger: Ledger = SharedLedger(SharedBook(kept, "grants"), *copy)
+        daemon.token_watch.also(ledger.catch_up)
     else:
-        ledger = daemon.rights.ledger(files, daemon.writer, daemon.token_watch)
+        ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
-    name = "" if daemon.cluster is None else daemon.cluster.own_url
+    name = "" if daemon.store.kept is None else daemon.own_url
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
@@ -406,7 +345,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files, name),
             FigureRoutes(named, daemon.receipts),
             BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
-            LiveRoutes(daemon.events, exposed, None if daemon.owners is None else daemon.owners.followed),
+            LiveRoutes(daemon.events, exposed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
             SourceRoutes(named, daemon.sources, name),
@@ -422,7 +361,6 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
         ),
         oauth,
         McpEndpoint(daemon.addresses.local, principals, config.limits.idle_seconds, oauth.leading_on).answer,
-        daemon.owners,
     )
 
 

@@ -22,7 +22,6 @@ from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
-from memd.errors import Fenced, TopicLost
 from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import stamped
@@ -76,7 +75,7 @@ class Rememberer:
         Args:
             speech: finds what was said in a reply.
             is_synced: the journal is forced to disk after each reply.
-            is_shared: another daemon may take a topic over, with nothing but what is durable.
+            is_shared: another daemon may be asked next, and knows nothing but what is durable.
         """
         self._speech = speech
         self._is_synced = is_synced or is_shared
@@ -114,21 +113,15 @@ class Rememberer:
         return received.is_traced and (self._is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
-        """Wait until what was asked is durable, where others may take the topic over; else it is not promised.
-
-        Raises:
-            TopicLost: somebody has taken it.
-        """
+        """Wait until what was asked is durable, where another daemon may be asked next; else it is not promised."""
         if not (self.is_shared and received.is_traced):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
-        trouble = received.topic.trouble
+        trouble = received.topic.write_trouble
         has_ended = saving.done() and not saving.cancelled() and saving.exception() is None
         is_saved = has_ended and saving.result()
         if trouble is None and is_saved:
             return shown
-        if isinstance(trouble, Fenced) and not is_saved:  # else a write to the log met it, which is tried again
-            raise TopicLost(str(trouble))
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save_asked(self, topic: Topic) -> bool:
@@ -156,14 +149,16 @@ class Rememberer:
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
         conversation, buffer = received.prompt.conversation, received.topic.buffer
-        if reply.message is None or not buffer.is_open(conversation):
+        last = None if received.key is None else received.key.turn.last_digest
+        arrival = received.arrival if last is None else buffer.rejoined(received.arrival, last)
+        if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation
         message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
         uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
         [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
         message = msgspec.structs.replace(message, shown=uuids or UNSET)
         tokens = self._counter.message(message, message.content_digest)
-        return buffer.reply(received.arrival, message, tokens, steady_now())
+        return buffer.reply(arrival, message, tokens, steady_now())
 
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply

@@ -32,8 +32,6 @@ from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
-from memd.proxy.owners.hop import HOP_HEADER, MISDIRECTED, NOT_HERE
-from memd.proxy.owners.passing_on import Owners
 from memd.proxy.reading import Plain, RequestReader
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
@@ -92,12 +90,10 @@ class Router:
         metrics: Metrics,
         wrong_tokens: WrongTokens,
         auditor: Auditor,
-        owners: Owners | None,
     ) -> None:
         """
         Args:
             auditor: is told of chats in topics that their principal may not read.
-            owners: answers chats in topics that other daemons have; None: there are none.
             principals: who may use memd.
             own_routes: answers or leads on what is under `/memd/`.
             wrong_tokens: refuses requests without one of their tokens.
@@ -112,7 +108,6 @@ class Router:
         self._metrics = metrics
         self._wrong_tokens = wrong_tokens
         self._auditor = auditor
-        self._owners = owners
         self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
@@ -122,14 +117,6 @@ class Router:
         if request.raw_path == "*":  # whether it is there
             return web.Response(status=204, headers={"Allow": METHODS})
         target = target_of(request)
-        if self._owners is None and HOP_HEADER in request.headers:  # for a daemon that was here before
-            return error_response(MISDIRECTED, NOT_HERE, "misdirected")
-        if self._owners is not None and self._owners.marks.is_hop(request):
-            self._owners.marks.prepare_proof(request)
-            if request.method == "OPTIONS":  # whether this daemon is there
-                return web.Response(status=204)
-            if target.startswith(page.PREFIX):
-                return await self._owners.answer_hop(request, partial(self._own_routes.answer, request))
         if page.is_page(request) or target.startswith(page.PREFIX):
             return await self._own_routes.answer_at_model(request, target)
         if not self._principals.is_open and is_preflight(request):
@@ -200,15 +187,7 @@ class Router:
         if isinstance(asked, Plain):
             return await self._forwarder.without_memory(request, asked)
         record.topic = asked.topic_id
-        if self._owners is None:
-            return await self._turns.answer(request, asked)
-        return await self._owners.answer(
-            request,
-            body,
-            asked.topic_id,
-            partial(self._turns.answer, request, asked),
-            lambda: self._forwarder.without_memory(request, asked.without_memory("degraded:store")),
-        )
+        return await self._turns.answer(request, asked)
 
     async def _pass_through(
         self,

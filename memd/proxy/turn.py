@@ -22,7 +22,7 @@ from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
-from memd.errors import BadTopicId, MemdError, TopicHeld, TopicLost
+from memd.errors import BadTopicId, MemdError
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
@@ -105,11 +105,7 @@ class TurnRunner:
         self._tasks = tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
-        """Answer one request: the whole life of a turn.
-
-        Raises:
-            TopicHeld, TopicLost: another daemon has the topic, or took it meanwhile; nothing is done twice elsewhere.
-        """
+        """Answer one request: the whole life of a turn."""
         record, topic = record_of(client), None
         with ExitStack() as holding:
             try:
@@ -125,13 +121,10 @@ class TurnRunner:
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                await self._topics.check(topic)
                 saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
-                if isinstance(error, TopicLost) or (topic is None and isinstance(error, TopicHeld)):
-                    raise
                 self._log_failure(asked, error)
                 return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
             learn = partial(self._room_maker.learn, received)
@@ -139,15 +132,11 @@ class TurnRunner:
             forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again, saving)
             try:
                 return await forwarding.run(client, record)
-            except TopicLost:  # it is another turn elsewhere
-                forwarding.is_void = True
-                raise
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
                 received.assignment.release()
-                if not forwarding.is_void:
-                    made, answered = forwarding.prepared, forwarding.answered
-                    told = received, made.room, made.recalled, answered, record.spans_ms
-                    self._tasks.spawn(self._rememberer.remember(*told, holding.pop_all()), "remember")
+                made, answered = forwarding.prepared, forwarding.answered
+                told = received, made.room, made.recalled, answered, record.spans_ms
+                self._tasks.spawn(self._rememberer.remember(*told, holding.pop_all()), "remember")
 
     async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
         """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
@@ -227,7 +216,6 @@ class Forwarding:
         saving: asyncio.Task[bool],
     ) -> None:
         """`saving`: what was asked is being written into the journal."""
-        self.is_void = False
         self._saving = saving
         self._rememberer = rememberer
         self._kept: Conversation | None = None
@@ -260,7 +248,6 @@ class Forwarding:
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
-            TopicLost: what was asked cannot be kept here; the client has got nothing yet.
         """
         received = self._received
         self._note(record, self.prepared.shown)

@@ -29,7 +29,7 @@ from memd.settings.model import (
 from memd.settings.redacted import LISTED_WORD, PATTERN_COUNTRY, PATTERN_NAME, PATTERN_WORD, RedactionName
 from memd.settings.sources import read_sources, source_problems
 from memd.settings.tokens import read_tokens, token_problems
-from memd.settings.url import WILDCARDS, base_of, is_this_machine, place_of, url_problem, without_credentials
+from memd.settings.url import base_of, is_this_machine, place_of, url_problem, without_credentials
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -319,13 +319,11 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
         if not config.embedding.name:
             yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
-    for group, settings in (("backup", config.backup), ("store", config.store)):
-        if settings.endpoint and (problem := url_problem(settings.endpoint)):
-            given = without_credentials(settings.endpoint)
-            yield f"{group}.endpoint", f"is {given!r}: {problem}; give http://HOST:PORT"
-        if bool(settings.access_key) != bool(settings.secret_key):
-            belong = f"and {group}.secret_key belong together: set both, or neither to use AWS's variables"
-            yield f"{group}.access_key", belong
+    backup = config.backup
+    if backup.endpoint and (problem := url_problem(backup.endpoint)):
+        yield "backup.endpoint", f"is {without_credentials(backup.endpoint)!r}: {problem}; give http://HOST:PORT"
+    if bool(backup.access_key) != bool(backup.secret_key):
+        yield "backup.access_key", "and backup.secret_key belong together: set both, or neither to use AWS's variables"
     yield from _of_cluster(config)
     if not config.auth.is_closed and not is_this_machine(config.listen.host):
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
@@ -353,26 +351,11 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _of_cluster(config: Config) -> Iterator[tuple[str, str]]:
-    store = config.store
-    if not store.is_shared:
-        for key in ("bucket", "own_url"):
-            if getattr(store, key):
-                yield (
-                    f"store.{key}",
-                    "is for a cluster: give store.url too, postgresql://USER@HOST/DATABASE, or remove it",
-                )
-        return
-    if not re.fullmatch(r"postgres(?:ql)?://[^\s\x00-\x1f]+", store.url):
-        yield "store.url", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
-    if not store.bucket:
-        yield "store.url", "needs store.bucket too, s3://BUCKET/PREFIX: the database keeps only what changes"
-    if store.own_url and (problem := url_problem(store.own_url)):
-        yield "store.own_url", f"is {without_credentials(store.own_url)!r}: {problem}; give http://HOST:PORT"
-    if not store.own_url and config.listen.host in WILDCARDS:
-        means = f"is empty, and listen.host {config.listen.host!r} is no address that others can use"
-        yield "store.own_url", f"{means}: give http://HOST:PORT, at which the other daemons reach this one"
-    if config.backup.is_on:
-        yield "backup.bucket", "backs up a folder, and with store.url that is a cache: remove it, back up the database"
+    if config.cluster.is_on:
+        if not re.fullmatch(r"postgres(?:ql)?://[^\s\x00-\x1f]+", config.cluster.database):
+            yield "cluster.database", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
+        if config.backup.is_on:
+            yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
 
 
 def _same_servers(urls: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from memd.settings.backup import BackupSettings
 from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
+from memd.settings.cluster import ClusterSettings
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
 from memd.settings.store import StoreSettings
@@ -405,6 +406,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dedupe: DedupeSettings = DedupeSettings()
     segment: SegmentSettings = SegmentSettings()
     store: StoreSettings = StoreSettings()
+    cluster: ClusterSettings = ClusterSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     injection: InjectionSettings = InjectionSettings()
     utility: UtilitySettings = DEFAULT_UTILITY

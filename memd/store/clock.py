@@ -39,9 +39,3 @@ class SharedClock:
         """Keep later ids above this one."""
         with self._lock:
             self._clock.saw(canonical_id)
-
-    def take_turn(self, turn: int | None, *, above: int = 0) -> None:
-        """Give out only ids above this one, and those that no other daemon does; see `CanonicalClock.turn`."""
-        with self._lock:
-            self._clock.turn = turn
-            self._clock.saw(above)

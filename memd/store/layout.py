@@ -43,8 +43,6 @@ FORMER_NAMES = "former_names"
 """Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
 FORBIDDEN = "forbidden"
 """Beside `active.bin`: digests of what is never to be stored again."""
-CACHED_NAME = "cached"
-"""Beside `active.bin`, in the cache of a cluster: which files are equal to what is kept."""
 BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
@@ -56,14 +54,11 @@ BUCKET_NAME = "memd.bucket"
 RESTORING_NAME = ".memd-restoring"
 """In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
 CLUSTER_NAME = "memd.cluster"
-"""In a directory that is the cache of a cluster: which one it is."""
-REPLICAS_NAME = "memd.replicas"
-"""In such a directory the folder of topics that other daemons have, as far as they were read here."""
-REPLICA_NAME = "replica"
-"""In the folder of such a topic: what it was equal to."""
-MOVING_NAME = ".memd-moving"
-"""The folder in which it is noted which topics were moved between the data directory and a cluster; no topic can have
-this name."""
+"""In a directory that is the copy of a cluster: which one it is."""
+RETENTION_NAME = "memd.retention"
+"""Of a cluster, a book: up to when retention has looked at each topic."""
+BOOK_NAMES = frozenset({TOKENS_NAME, GRANTS_NAME, "memd.erasures", RETENTION_NAME})
+"""The books that all daemons of a cluster know are topics of these names, which nobody can have."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
@@ -75,7 +70,7 @@ _OWN_NAMES = {
         TOKENS_LOCK_NAME,
         BACKUPS_NAME,
         ERASURES_NAME,
-        REPLICAS_NAME,
+        RETENTION_NAME,
         *_REPLACED,
     ),
     *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),
@@ -97,13 +92,8 @@ def erasures_dir(data_dir: Path) -> Path:
     return data_dir / ERASURES_NAME
 
 
-def replicas_dir(data_dir: Path) -> Path:
-    """The folder of replicas, each like a topic's; it need not be there."""
-    return data_dir / REPLICAS_NAME
-
-
 def followed_file(data_dir: Path) -> Path:
-    """In the cache of a cluster: which of its erasures have been followed here."""
+    """In the copy of a cluster: which of its erasures have been followed here."""
     return erasures_dir(data_dir) / "followed"
 
 
@@ -141,7 +131,6 @@ class TopicLayout:
         self.former_names = self.directory / FORMER_NAMES
         self.key = self.directory / TOPIC_KEY_NAME
         self.forbidden = self.directory / FORBIDDEN
-        self.cached = self.directory / CACHED_NAME
         self.lexical = self.directory / "lexical"
         """The folder of the lexical index; only lexical/ knows the files in it."""
 
@@ -314,15 +303,15 @@ def check_restored(files: Files, data_dir: Path) -> None:
 
 
 def check_no_cluster(files: Files, data_dir: Path) -> None:
-    """Make sure that a folder is no cache of a cluster, for whoever has no settings of one.
+    """Make sure that a folder is no copy of a cluster, for whoever has no settings of one.
 
     Raises:
         StoreError: it is.
     """
     if files.size(data_dir / CLUSTER_NAME) is not None:
         raise StoreError(
-            f"{data_dir}: is the cache of a cluster, which has the topics and tokens: give store.url and store.bucket "
-            "(--config), or another data_dir"
+            f"{data_dir}: is the copy of a cluster, which has the topics and tokens: give cluster.database (--config), "
+            "or another data_dir"
         )
 
 

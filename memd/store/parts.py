@@ -13,8 +13,8 @@ from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
+from memd.store.local_shelf import LocalShelf
 from memd.store.log.format import ModelId
-from memd.store.shelf import Shelf
 
 DraftFilter = Callable[[Draft], Draft]
 """Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
@@ -29,7 +29,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
     files: LocalDisk
-    shelf: Shelf
+    shelf: LocalShelf
     model: ModelId
     clock: SharedClock
     segment_entries_max: int

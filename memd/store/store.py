@@ -1,8 +1,8 @@
 """The store: one directory and its topics, held by one daemon at a time.
 
 Rule: a topic is read from disk when it is first asked for, never before, and can be closed again; whatever was
-acknowledged is on disk. The log itself is in topic.py. In a cluster the directory is a cache: which topics there are,
-and in which of them is work to do, only the shelf knows.
+acknowledged is on disk. The log itself is in topic.py. In a cluster the directory is a copy: which topics there are,
+only the shared log knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import BucketError, StoreWriteFailed
+from memd.errors import StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
@@ -27,26 +27,26 @@ from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
-from memd.store.layout import LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
+from memd.store.layout import BOOK_NAMES, LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
 from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
+from memd.store.log.journal import mark_in
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.parts import DraftFilter, StoreShared, keep_draft
 from memd.store.recent import Recent, RecentTopics, read_recent
-from memd.store.shelf import Claim, Shelf
+from memd.store.shared.joining import join
+from memd.store.shared.seam import SharedLog
+from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import TopicLog
-from memd.wording import counted
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
 
-MakeShelf = Callable[[LocalDisk, Path], Shelf]
-"""Makes the shelf of a directory that is a cache."""
 MakeErasures = Callable[[LocalDisk, Path], Erasures]
 _PAGE = 10_000
 
@@ -66,12 +66,11 @@ class Store:
         names: TopicNames,
         recent: RecentTopics,
         ledger: Erasures,
-        *,
-        is_shared: bool,
+        kept: SharedLog | None,
     ) -> None:
         """Use `Store.open`."""
-        self.is_shared = is_shared
-        """Whether its topics are a cluster's."""
+        self.kept = kept
+        """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
         self.ledger = ledger
         """The erasures, done and under way."""
         self.data_dir = data_dir
@@ -85,8 +84,6 @@ class Store:
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = OrderedLock(LockOrder.TOPICS)
         self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
-        self._claimed: dict[str, Claim] = {}
-        """Of topics that are being read."""
 
     @classmethod
     def open(
@@ -100,14 +97,15 @@ class Store:
         line_tokens: Callable[[Entry], int] | None = None,
         utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
-        shelf: MakeShelf | None = None,
+        kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
         now_us: Callable[[], int] = _now_us,
     ) -> Store:
         """Lock and open the directory, created if necessary.
 
         `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
-        goes through `draft_filter` before it is written; `line_tokens` are each entry's; with `shelf` it is a cache.
+        goes through `draft_filter` before it is written; `line_tokens` are each entry's; it is a copy of
+        `kept`.
 
         Raises:
             StoreLocked: another daemon holds it.
@@ -120,16 +118,20 @@ class Store:
         _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
         try:
+            if kept is None:
+                check_no_cluster(files, data_dir)
+            else:
+                join(files, data_dir, kept)
             clock, names = SharedClock(now_us), TopicNames(files, data_dir)
-            kept, ledger = (shelf or _local_shelf)(files, data_dir), erasures(files, data_dir)
+            ledger = erasures(files, data_dir)
             clock.observe(ledger.highest_id)
-            found = None if shelf is not None else _recent(files, data_dir, names, clock, dimension)
+            found = _recent(files, data_dir, names, clock, dimension)
         except BaseException:
             lock.release()
             raise
         shared = StoreShared(
             files=files,
-            shelf=kept,
+            shelf=LocalShelf(files, data_dir),
             model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,
@@ -138,33 +140,20 @@ class Store:
             line_tokens=line_tokens,
         )
         recent = RecentTopics(files, data_dir, found)
-        return cls(data_dir, shared, lock, names, recent, ledger, is_shared=shelf is not None)
+        return cls(data_dir, shared, lock, names, recent, ledger, kept)
 
-    def topic(self, topic_id: str, gone: str = "") -> TopicLog:
+    def topic(self, topic_id: str) -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
-
-        Args:
-            gone: see `Shelf.claim`.
 
         Raises:
             BadTopicId: not a topic name, or one that differs only in case from that of another topic.
             ForeignFile: its `active.bin` is not for this version of memd.
             StoreError: its files cannot be read, repaired or created.
-            TopicHeld: another daemon has it.
         """
         with self._opening_of(topic_id):
             topic = self._topics.get(topic_id)
             if topic is None:
-                topic = self._opened(topic_id, gone)
-            return topic
-
-    def reopen(self, topic_id: str) -> TopicLog:
-        """Claim an open topic again, and read it from disk; what it was until now is closed. Raises as `topic`."""
-        with self._opening_of(topic_id):
-            before = self._topics.get(topic_id)
-            topic = self._opened(topic_id)
-            if before is not None:
-                before.close()
+                topic = self._opened(topic_id)
             return topic
 
     def _opening_of(self, topic_id: str) -> OrderedLock:
@@ -172,36 +161,24 @@ class Store:
         with self._topics_lock:
             return self._opening.setdefault(topic_id, OrderedLock(LockOrder.OPEN))
 
-    def _opened(self, topic_id: str, gone: str = "") -> TopicLog:
+    def _opened(self, topic_id: str) -> TopicLog:
         layout = TopicLayout(self.data_dir, topic_id)
         with self._topics_lock:
             self._recent.add(topic_id, is_new=self._names.add(topic_id))
-        claim = self.shared.shelf.claim(topic_id, gone=gone)
-        self._claimed[topic_id] = claim
+        claim = self.shared.shelf.claim(topic_id)
         try:
-            topic = TopicLog(self.shared, claim)
+            if self.kept is None:
+                topic = TopicLog(self.shared, claim)
+            else:
+                mark = mark_in(layout.hot, self.files)
+                topic = SharedTopicLog(self.shared, claim, self.kept, 0 if mark is None else mark.generation)
         except BaseException:
             claim.release()
             raise
-        finally:
-            del self._claimed[topic_id]
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
         return topic
-
-    def renew(self) -> list[Claim]:
-        """Keep the claims to all open topics; return those that are lost.
-
-        Raises:
-            StoreError: nobody can say.
-        """
-        claims = [*self._claimed.copy().values(), *(topic.claim for topic in self._topics.copy().values())]
-        return self.shared.shelf.renew(claims)
-
-    def unfinished(self, limit: int) -> list[str]:
-        """See `Shelf.unfinished`; topics that are open here are left out."""
-        return [name for name in self.shared.shelf.unfinished(limit) if name not in self._topics]
 
     @property
     def findings(self) -> list[Finding]:
@@ -228,20 +205,14 @@ class Store:
         headers = (read_header(self.files, path) for path in paths)
         return any(header is not None and not self.model.wrote(header) for header in headers)
 
-    def close_topic(self, topic_id: str, *, unfinished: bool = False) -> None:
-        """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid.
-
-        Args:
-            unfinished: there is more to do in it than can be seen in its log.
-        """
+    def close_topic(self, topic_id: str) -> None:
+        """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid."""
         with self._opening_of(topic_id):
             with self._topics_lock:
                 topic = self._topics.pop(topic_id, None)
             if topic is None:
                 return
-            topic.close(unfinished=unfinished or (self.is_shared and self.has_unsealed(topic_id)))
-        if self.is_shared:
-            return
+            topic.close()
         if not self.has_unsealed(topic_id) and not self.has_other_model(topic_id):
             with self._topics_lock:
                 if topic_id not in self._topics and self._recent.rest(topic_id):
@@ -262,7 +233,9 @@ class Store:
             found = self._recent.to_look_at(self._state(state))
             if found is not None:
                 return [name for name in found if self._names.has(name)]
-            every = self.topic_ids()
+            every = topic_ids_in(
+                self.files, self.data_dir
+            )  # of a cluster those that are here: others are not looked at
             self._recent.expect(every)
             return every
 
@@ -310,9 +283,8 @@ class Store:
                     above_all = self.new_id()
                     erasure = msgspec.structs.replace(erasure, highest_id=above_all)
                     self.ledger.write(erasure)
-                words = encode_forbidden(forbidden) if forbidden else b""
-                kept = self.shared.shelf
-                kept.forget(erasure.topic_id, erasure=erasure.id, id_floor=erasure.highest_id, forbidden=words)
+                if self.kept is not None and not erasure.is_moved:
+                    remove_topic(self.kept, erasure.topic_id, encode_forbidden(forbidden) if forbidden else b"")
             finally:
                 if topic is not None:
                     topic.close()
@@ -323,12 +295,19 @@ class Store:
                 self._write_recent({erasure.topic_id})
                 return moved
 
-    def wipe_copy(self, topic_id: str, wiper: Wiper) -> None:
-        """Overwrite and remove the folder of a topic that is not open here; in a cluster that is a copy."""
-        assert self.is_shared, "else it is the topic"
+    def has_copy(self, topic_id: str) -> bool:
+        """Whether something of the topic is in the directory."""
+        return self.files.is_directory(TopicLayout(self.data_dir, topic_id).directory)
+
+    def drop_copy(self, topic_id: str) -> None:
+        """Close a topic that is a copy, and remove its folder, of which no text stays on the disk."""
+        assert self.kept is not None, "else it is the topic"
         with self._opening_of(topic_id):
-            if topic_id not in self._topics:
-                wiper.wipe_folder(TopicLayout(self.data_dir, topic_id).directory)
+            with self._topics_lock:
+                topic = self._topics.pop(topic_id, None)
+            if topic is not None:
+                topic.close()
+            Wiper(self.files).wipe_folder(TopicLayout(self.data_dir, topic_id).directory)
 
     def is_aside(self, erasure: Erasure) -> bool:
         """Whether a topic's folder was put aside: what has its name by now is another one."""
@@ -340,9 +319,6 @@ class Store:
         Raises:
             StoreError: something is still there; done again it goes on.
         """
-        if left := self.shared.shelf.sweep(erasure.topic_id):
-            told = counted(len(left), "object")
-            raise BucketError(f"topic {erasure.topic_id}: {told} in the bucket cannot be removed; it is tried again")
         wipe_aside(TopicLayout(self.data_dir, erasure.topic_id), erasure, wiper)
 
     def observe_canonical_id(self, canonical_id: int) -> None:
@@ -351,18 +327,18 @@ class Store:
 
     def topic_ids(self) -> list[str]:
         """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
-        if not self.is_shared:
-            return topic_ids_in(self.files, self.data_dir)
-        found = page = self.shared.shelf.topics("", _PAGE)
-        while len(page) == _PAGE:
-            found += (page := self.shared.shelf.topics(page[-1], _PAGE))
-        return found
+        if self.kept is not None:
+            found = page = self.kept.topics("", _PAGE)
+            while len(page) == _PAGE:
+                found += (page := self.kept.topics(page[-1], _PAGE))
+            return [name for name in found if name not in BOOK_NAMES]
+        return topic_ids_in(self.files, self.data_dir)
 
     def has_topic(self, topic_id: str) -> bool:
         """Whether there is a topic of this name."""
-        if not self.is_shared:
-            return self._names.has(topic_id)
-        return topic_id in self._topics or topic_id in self.shared.shelf.heads([topic_id])
+        if self.kept is not None:
+            return topic_id in self._topics or bool(self.kept.since(topic_id, {"log": 0, "hot": 0}, limit=1).rows)
+        return self._names.has(topic_id)
 
     @property
     def topic_count(self) -> int:
@@ -379,17 +355,12 @@ class Store:
 
 
 def _recent(files: Files, data_dir: Path, names: TopicNames, clock: SharedClock, dimension: int) -> Recent | None:
-    """Read the list of recent topics, and let the clock see all ids. In a cluster each claim does that."""
+    """Read the list of recent topics, and let the clock see all ids."""
     found = read_recent(files, data_dir, len(names))
     clock.observe(0 if found is None else found.highest_id)
     for topic_id in names if found is None else found.names:
         clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
     return found
-
-
-def _local_shelf(files: LocalDisk, data_dir: Path) -> LocalShelf:
-    check_no_cluster(files, data_dir)
-    return LocalShelf(files, data_dir)
 
 
 def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.copies import live_copy
-from memd.store.erasure.forbidden import read_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
 from memd.store.erasure.rewriting import (
     ActiveRewriting,
     erase_in_segment,
@@ -104,7 +104,6 @@ class TopicLog:
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
         """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
         event loop, and so is who asks."""
-        shared.clock.take_turn(claim.id_turn, above=claim.id_floor)
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         if count := sum(len(rows) for _, rows in self.unsearched()):
@@ -116,11 +115,17 @@ class TopicLog:
         self.findings += [*journal.findings, *lost]
         return bool(lost)
 
-    def append(self, drafts: Sequence[Draft]) -> list[Entry]:
+    head = 0
+    """The id of the last entry, where other daemons append to the topic too."""
+
+    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
 
         A draft of a chunk that this topic has keeps the chunk's public id. One that comes from another topic keeps the
         given id unless a chunk here has it already.
+
+        Args:
+            made_at: `head` before they were made.
 
         Raises:
             StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
@@ -134,6 +139,7 @@ class TopicLog:
         with self._state:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
+            self._check_made(drafts, made_at)
             active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)
@@ -146,7 +152,7 @@ class TopicLog:
                 ]
                 payloads = [encode_entry(entry) for entry in entries]
                 start, data = self._end, b"".join(map(encode_record, payloads))
-                self.claim.append("log", start, data)
+                self._write(active, entries, data)
             except StoreError:
                 self._public_ids.discard(fresh.keys() - reserved)
                 raise
@@ -161,6 +167,13 @@ class TopicLog:
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active)
             return entries
+
+    def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
+        """Raise MadeAnew if others have stored what the drafts should take into account."""
+
+    def _write(self, active: GrowingSegment, entries: Sequence[Entry], data: bytes) -> None:
+        """Make the records of new entries durable, at the end of the active segment's file."""
+        self.claim.append("log", self._end, data)
 
     def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Reserve the public ids of new chunks, and return what the chunks look like until they are appended.
@@ -362,6 +375,11 @@ class TopicLog:
             self._snapshot.times.fan_out_ms = None  # it was measured on the old indexes
             self.claim.publish({}, merged_files(self._layout, replaced))
 
+    def forbid(self, forbidden: ForbiddenText) -> None:
+        """Never store this again. Raises StoreWriteFailed: it is as it was."""
+        publish_forbidden(self.claim, forbidden)
+        self.forbidden = forbidden
+
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
 
@@ -424,11 +442,11 @@ class TopicLog:
         damage = tuple(str(finding) for finding in self.findings if finding.kind == "damaged")
         return stats_of(self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self.wordless)
 
-    def close(self, *, unfinished: bool = False) -> None:
-        """Let go of the topic; later appends fail. `unfinished`: see `Claim.release`."""
+    def close(self) -> None:
+        """Let go of the topic; later appends fail."""
         with self._state:
             self._closed = True
-            self.claim.release(unfinished=unfinished)
+            self.claim.release()
 
     def _entry(self, draft: Draft, public_id: str, group_left: int, terms: bytes | UnsetType) -> Entry:
         """The entry of a draft."""

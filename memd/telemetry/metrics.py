@@ -84,10 +84,6 @@ class Metrics:
         apis = [api.name for api in registry.APIS]
         self.requests = Count("memd_requests", "Requests to a model", api=apis, mode=MODES, status=STATUSES)
         self.passed = Count("memd_passed_requests", "Other requests, which pass through untouched")
-        self.passed_on = Count("memd_forwarded_requests", "Requests that the daemon which has their topic answered")
-        self.taken_over = Count(
-            "memd_topics_taken_over", "Topics taken from a daemon that was gone", reason=("refused", "silent")
-        )
         self.responses = Count("memd_responses", "Answers by HTTP status", code=CODES)
         self.errors = Count("memd_errors", "What went wrong", kind=ERRORS)
         self.degraded = Count("memd_degraded", "Requests that went on without memory", reason=DEGRADED)

@@ -53,8 +53,6 @@ class RequestRecord:
         self.usage: Usage | None = None
         self.spans_ms: dict[str, float] = {}
         """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
-        self.owner = ""
-        """The daemon that has the topic, and counts and logs the request as its own; empty: this one."""
         self._started = self._step_started = time.perf_counter()
 
     def end_step(self, step: str) -> None:
@@ -132,18 +130,8 @@ def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[R
         metrics.in_flight -= 1
         record.finish()
         _count_errors(metrics, record)
-        if record.owner:
-            _note_passed_on(metrics, record)
-        else:
-            _count(metrics, record)
-            _log(request, record)
-
-
-def _note_passed_on(metrics: Metrics, record: RequestRecord) -> None:
-    metrics.passed_on.add()
-    if log.isEnabledFor(logging.DEBUG):
-        fields = {"topic": record.topic, "owner": record.owner, "http_status": record.http_status}
-        log.debug("passed on", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+        _count(metrics, record)
+        _log(request, record)
 
 
 def _log(request: web.BaseRequest, record: RequestRecord) -> None:

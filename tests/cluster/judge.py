@@ -1,4 +1,4 @@
-"""The judge outside of a cluster: reads the database and the bucket, no daemon, and compares with what was promised.
+"""The judge outside of a cluster: reads the database, no daemon, and compares with what was promised.
 
 Rule: every acknowledged fact is live exactly once, none twice whatever became of its request; what is stored together
 is there together; the log of a topic has no gap and no half group, and its ids ascend; a correction was applied as
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,12 +19,12 @@ from ledger import Fact, Ledger
 from memd.store.disk import DiskFiles
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import LogFile, read_log_file
-from memd.store.shelf import Position, Shelf
+from memd.store.shared.moving import into_folder
+from memd.store.shared.seam import SharedLog
 from memd.store.tools.export import export
 from memd.store.tools.export_line import EXPORTED_RATIO
 
 NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")
-PAGE = 1000
 Line = dict[str, Any]
 
 
@@ -37,51 +36,25 @@ class Verdict(NamedTuple):
     entries: int
 
 
-def read_topics(shelf: Shelf, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
-    """Write the logs of all topics into a folder of a data directory's form; their files, oldest first."""
-    files, after = DiskFiles(), ""
-    while names := shelf.topics(after, PAGE):
-        after = names[-1]
-        for topic, heads in sorted(shelf.heads(names).items()):
-            layout = TopicLayout(folder, topic)
-            layout.segments.mkdir(parents=True, exist_ok=True)
-            read: list[LogFile] = []
-            for number in range(1, heads.log.number + 1):
-                data = shelf.read(topic, "log", Position(number, 0))
-                is_active = number == heads.log.number
-                if is_active and not heads.log.end:
-                    continue  # a rotation that is under way: the next stream begins with its header
-                path = layout.active if is_active else layout.bin(number)
-                path.write_bytes(data[: heads.log.end] if is_active else data)
-                read.append(read_log_file(files.read(path), name=path.name, dimension=None))
-            yield topic, read
-
-
-def claimed_topics(shelf: Shelf, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
-    """Claim all topics, when no daemon has any, with a shelf whose folder this is; the files of their logs."""
-    after = ""
-    while names := shelf.topics(after, PAGE):
-        after = names[-1]
-        for topic in names:
-            claim = shelf.claim(topic)
-            numbered = sorted(claim.layout.segments.glob("seg_*.bin")), [claim.layout.active]
-            paths = [path for several in numbered for path in several if path.exists()]
-            yield topic, [read_log_file(path.read_bytes(), name=path.name, dimension=None) for path in paths]
-            claim.release()
+def read_topics(kept: SharedLog, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
+    """Write all topics into a folder as `memd move` does; the files of their logs, oldest first."""
+    for _, _, moved in into_folder(kept, folder, DiskFiles()):
+        layout = TopicLayout(folder, moved.topic)
+        numbered = sorted(layout.segments.glob("seg_*.bin")), [layout.active]
+        paths = [path for several in numbered for path in several if path.exists()]
+        yield moved.topic, [read_log_file(path.read_bytes(), name=path.name, dimension=None) for path in paths]
 
 
 def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: Ledger, folder: Path) -> Verdict:
     """Compare what `read` writes into a folder with what was promised."""
-    wrong, ids, entries = [], Counter[int](), 0
+    wrong, entries = list[str](), 0
     for topic, files in read(folder):
         own = [entry.canonical_id for file in files for entry in file.entries]
         wrong += [f"{topic}: id {after} behind {before}" for before, after in pairwise(own) if after <= before]
         wrong += [
             f"{topic}/{file.name}: gaps {file.gaps}, half groups {file.broken_groups}" for file in files if damage(file)
         ]
-        ids.update(own)
         entries += len(own)
-    wrong += [f"id {one} was given {count} times" for one, count in ids.items() if count > 1]
     live = [line for line in export(folder, DiskFiles(), topic_id=None, live_only=False) if line["live"]]
     found, missing = compared(live, ledger)
     return Verdict(wrong + found, missing, entries)
@@ -104,7 +77,7 @@ def compared(live: list[Line], ledger: Ledger) -> tuple[list[str], list[str]]:
     for fact in known:
         counts = [len(places.get(name, ())) for name in fact.names]
         wrong += [
-            f"{name} is there {count} times: {[line['canonical_id'] for line in places[name]]}"
+            f"{name} is there {count} times: {[(line['canonical_id'], line['content']) for line in places[name]]}"
             for name, count in zip(fact.names, counts, strict=True)
             if count > 1
         ]

@@ -1,7 +1,6 @@
 """What is done to a cluster while agents talk through it, and how it is undone.
 
-Rule: a trouble says from whom its topics have to be taken over (`takes_from`), if from anybody: the others then serve
-them before it is undone. Whoever was in trouble serves again afterwards.
+Rule: a trouble begins with one of the daemons, or with PostgreSQL; whoever was in trouble serves again afterwards.
 """
 
 from __future__ import annotations
@@ -20,110 +19,85 @@ class Trouble(NamedTuple):
 
     name: str
     begin: Deed
-    """Gets the daemon that has most topics."""
     undo: Deed
-    is_taken_over: bool = False
-    """Whether the other daemons have to serve its topics meanwhile."""
-    lasts_leases: float = 1.0
-    """For how long at least, in leases."""
+    lasts_seconds: float = 3.0
+    """For so long at least."""
 
 
-def nothing(house: House, owner: Member) -> None:
+def nothing(house: House, one: Member) -> None:
     """Leave it as it is."""
 
 
-def restart_postgres(house: House, owner: Member) -> None:
+def restart_postgres(house: House, one: Member) -> None:
     """Cut everybody off."""
     house.postgres.stop()
     house.postgres.start()
 
 
-def kill_postgres(house: House, owner: Member) -> None:
+def kill_postgres(house: House, one: Member) -> None:
     """kill -9 of it, and a start that recovers."""
     house.postgres.kill()
     house.postgres.start()
 
 
-def freeze_all_databases(house: House, owner: Member) -> None:
+def freeze_all(house: House, one: Member) -> None:
     """The network of PostgreSQL."""
     for member in house.members:
         member.to_database.freeze()
 
 
-def fail_bucket(house: House, owner: Member) -> None:
-    """503 to everything."""
-    for member in house.members:
-        member.to_bucket.fail()
-
-
-def shut_bucket(house: House, owner: Member) -> None:
-    """Nobody listens there."""
-    for member in house.members:
-        member.to_bucket.shut()
-
-
-def open_all(house: House, owner: Member) -> None:
+def open_all(house: House, one: Member) -> None:
     """Every network is as it was."""
     house.lines.open_all()
 
 
-def kill_all(house: House, owner: Member) -> None:
+def kill_all(house: House, one: Member) -> None:
     """The power of all daemons."""
     for member in house.members:
         member.kill()
 
 
-def kill_and_let_come_back(house: House, owner: Member) -> None:
-    """At once, before its lease is over."""
-    owner.kill()
-    owner.start()
+def kill_and_let_come_back(house: House, one: Member) -> None:
+    """At once."""
+    one.kill()
+    one.start()
 
 
-def stop_for_long(house: House, owner: Member) -> None:
-    """SIGSTOP, with its connections frozen too, so that nothing of it is known to be gone."""
-    owner.stop()
-
-
-def start_missing(house: House, owner: Member) -> None:
+def start_missing(house: House, one: Member) -> None:
     """Start who does not run."""
     house.start()
 
 
-def upgrade_all(house: House, owner: Member) -> None:
+def upgrade_all(house: House, one: Member) -> None:
     """One daemon after the other: SIGTERM, and a start."""
     for member in house.members:
         assert member.end() == 0, repr(house)
         member.start()
 
 
-def cut_database(house: House, owner: Member) -> None:
+def cut_database(house: House, one: Member) -> None:
     """All its connections end, again and again."""
     for _ in range(5):
-        owner.to_database.cut()
-        time.sleep(house.lease_seconds / 10)
+        one.to_database.cut()
+        time.sleep(0.2)
+
+
+def end(house: House, one: Member) -> None:
+    """SIGTERM."""
+    assert one.end() == 0, repr(one.daemon)
 
 
 TROUBLES = (
-    Trouble("kill -9 of the owner", lambda _, owner: owner.kill(), start_missing, is_taken_over=True),
-    Trouble("SIGSTOP of the owner, longer than a lease", stop_for_long, lambda _, owner: owner.go_on(), True, 1.5),
-    Trouble("SIGSTOP of the owner, shorter than a lease", stop_for_long, lambda _, owner: owner.go_on(), False, 0.4),
-    Trouble("the owner's port is closed", lambda _, owner: owner.door.shut(), open_all, is_taken_over=True),
-    Trouble("frozen: owner and PostgreSQL", lambda _, owner: owner.to_database.freeze(), open_all, True, 1.5),
-    Trouble("frozen: owner and bucket", lambda _, owner: owner.to_bucket.freeze(), open_all),
-    Trouble("frozen: the other daemons and the owner", lambda _, owner: owner.door.freeze(), open_all, False, 1.5),
-    Trouble("refused: owner and PostgreSQL", lambda _, owner: owner.to_database.shut(), open_all, True, 1.5),
-    Trouble("cut: owner and PostgreSQL, five times", cut_database, nothing),
+    Trouble("kill -9 of a daemon", lambda _, one: one.kill(), start_missing),
+    Trouble("kill -9 of a daemon, back at once", kill_and_let_come_back, nothing),
+    Trouble("kill -9 of all daemons", kill_all, start_missing),
+    Trouble("SIGTERM of a daemon", end, start_missing),
+    Trouble("SIGSTOP of a daemon", lambda _, one: one.stop(), lambda _, one: one.go_on()),
+    Trouble("frozen: a daemon and PostgreSQL", lambda _, one: one.to_database.freeze(), open_all),
+    Trouble("refused: a daemon and PostgreSQL", lambda _, one: one.to_database.shut(), open_all),
+    Trouble("cut: a daemon and PostgreSQL, five times", cut_database, nothing),
     Trouble("PostgreSQL is restarted", restart_postgres, nothing),
     Trouble("kill -9 of PostgreSQL", kill_postgres, nothing),
-    Trouble("frozen: all and PostgreSQL", freeze_all_databases, open_all, False, 1.5),
-    Trouble("the bucket fails", fail_bucket, open_all, False, 1.5),
-    Trouble("the bucket is away", shut_bucket, open_all, False, 1.5),
-    Trouble("kill -9 of all daemons", kill_all, start_missing),
-    Trouble("kill -9 of the owner, back at once", kill_and_let_come_back, nothing),
-    Trouble("SIGTERM of the owner", lambda _, owner: _ended(owner), start_missing, is_taken_over=True),
+    Trouble("frozen: all and PostgreSQL", freeze_all, open_all),
     Trouble("an upgrade, one after the other", upgrade_all, nothing),
 )
-
-
-def _ended(owner: Member) -> None:
-    assert owner.end() == 0, repr(owner.daemon)

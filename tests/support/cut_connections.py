@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,8 @@ class LosingRelay:
         self._target = str(target)
         self.folder = folder
         self._marker, self._times, self._freezes = b"", 0, False
+        self.delay_seconds = 0.0
+        """Before each piece of what is asked is passed on."""
         self.has_lost_all = threading.Event()
         """As many answers as it was told to lose are lost."""
         self._flows = threading.Event()
@@ -70,6 +73,8 @@ class LosingRelay:
                 one = ready[0]
                 data = b"" if one is self._ended else one.recv(1 << 16)
                 self._flows.wait()
+                if data and one is client and self.delay_seconds:
+                    time.sleep(self.delay_seconds)
                 if data and one is server and is_losing and not self._times:
                     if self._freezes:
                         self.freeze()

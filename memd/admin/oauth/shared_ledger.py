@@ -27,7 +27,7 @@ _KEY, _GRANT, _CODE = "key", "grant/", "code/"
 
 
 class GrantBook(Protocol):
-    """The book of the database. Counterpart: memd/store/cluster/book.py."""
+    """The book of the database. Counterpart: memd/store/shared/books.py."""
 
     def changes(self) -> int:
         """How often it was changed."""

@@ -92,10 +92,10 @@ def _stored(
         yield failed_with(data.LOG, error)
         topics = []
     else:
-        yield from data.log(config.data_dir, topics, files, is_cache=config.store.is_shared)
+        yield from data.log(config.data_dir, topics, files, is_cache=config.cluster.is_on)
     yield from data.audit(config.data_dir, files)
     yield from bucket.backup(config, env, daemon)
-    yield from cluster.cluster(config, env, daemon)
+    yield from cluster.cluster(config)
     yield from installation.embedding_model(config, topics, files)
     yield from installation.reranker(config)
 

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
 
 from memd.entries import checked_topic_id
-from memd.errors import StoreError, TopicHeld
+from memd.errors import StoreError
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.overlap import Overlap
 from memd.ingest.erasing.planning import PlannedErasure
@@ -24,7 +24,7 @@ from memd.ingest.erasing.shown import erased_in
 from memd.ingest.indexer import Indexer
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
-from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden
+from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, Kind
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.columns import text_hash
@@ -93,8 +93,7 @@ class Eraser:
         async with self._turn:
             for erasure in self.store.ledger.pending:
                 if before is None or erasure.at < before:
-                    with suppress(TopicHeld):  # the daemon that has it does it
-                        done.append(await self._carry_out(erasure))
+                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # what is done counts, whatever fails
         return done
 
     async def follow(self, erasure: Erasure) -> None:
@@ -110,9 +109,8 @@ class Eraser:
         await asyncio.to_thread(self._blank_receipts, concern, wiper)
         await self._forget_shown(erasure, wiper)
         self.store.observe_canonical_id(erasure.highest_id)
-        await asyncio.to_thread(self.store.wipe_copy, erasure.topic_id, wiper)
-        if self.topics.replicas is not None:
-            await self.topics.replicas.look([erasure.topic_id])
+        if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
+            await self.topics.get(erasure.topic_id)  # which drops a copy of before
         told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
         log.info("erased here too, as another daemon did", extra={"topic": erasure.topic_id, **told})
         self._events.publish("erased", {"topic_id": erasure.topic_id, **told})
@@ -122,11 +120,10 @@ class Eraser:
         done = await self.resume()
         async with self._turn:
             for erasure in list(self.store.ledger):
-                with suppress(TopicHeld):
-                    async with self._held(erasure.topic_id) as topic:
-                        is_back = topic is not None and self.store.has_returned(erasure)
-                    if is_back:
-                        done.append(await self._carry_out(await self._begun_again(erasure)))
+                async with self._held(erasure.topic_id) as topic:
+                    is_back = topic is not None and self.store.has_returned(erasure)
+                if is_back:
+                    done.append(await self._carry_out(await self._begun_again(erasure)))
         return done
 
     async def erase_chunks(
@@ -251,17 +248,15 @@ class Eraser:
             contents=contents,
             texts=map(text_hash, texts),
         )
-        publish_forbidden(topic.log.claim, forbidden)
-        topic.log.forbidden = forbidden
+        topic.log.forbid(forbidden)
 
     async def _forget_shown(self, erasure: Erasure, wiper: Wiper) -> None:
         """Take it out of the memory blocks of other topics, too."""
         opened = [topic.id for topic in self.topics.opened()]
         for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
-            with suppress(TopicHeld):  # the daemon that has it does it
-                async with self._held(topic_id) as topic:
-                    if topic is not None:
-                        await topic.forget((), erased_in(topic.buffer, [erasure]), wiper)
+            async with self._held(topic_id) as topic:
+                if topic is not None:
+                    await topic.forget((), erased_in(topic.buffer, [erasure]), wiper)
 
     # -- topics ---------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Erasures in a cluster: what another daemon has erased leaves this one's copies, and what it could not finish is done.
 
-Rule: the daemon that has a topic erases in it; one that is gone has left its erasure in the book, and whoever can claim
-the topic goes on. A daemon that was away follows when it starts, before it listens.
+Rule: the daemon that is asked erases; one that is gone has left its erasure in the book, and another one goes on. A
+daemon that was away follows when it starts, before it listens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ log = logging.getLogger("memd")
 
 LOOK_SECONDS = 1.0
 ABANDONED_US = 60_000_000
-"""An erasure of another daemon that has not ended for so long may be finished by whoever can claim the topic."""
+"""An erasure of another daemon that has not ended for so long is finished by another one."""
 
 
 @runtime_checkable
 class HeardErasures(Protocol):
-    """The book. Counterpart: memd/store/cluster/erasures.py."""
+    """The book. Counterpart: memd/store/shared/books.py."""
 
     def catch_up(self) -> list[Erasure]:
         """Hear of what other daemons erased; return those that are done, and not followed here yet."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 import msgspec
 
 from memd.embedding.priority import Priority
-from memd.errors import StoreError, TopicHeld
+from memd.errors import StoreError
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.eraser import Eraser, ErasureDone
 from memd.ingest.erasing.planning import PlannedErasure
@@ -102,8 +102,6 @@ class Retention:
                 if confirmed or await asyncio.to_thread(self.looked_at.get, topic_id, 0) < before:
                     done += await self._erase(topic_id, before, by, confirmed=confirmed)
                     await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
-            except TopicHeld as error:  # the daemon that has it does it, by itself
-                problems += [error] if confirmed else []
             except StoreError as error:
                 problems.append(error)
         if problems:
@@ -151,10 +149,9 @@ class Retention:
     async def _due_parts(self) -> AsyncIterator[DuePart]:
         for topic_id in await asyncio.to_thread(self._store.topic_ids):
             before = self._before(topic_id)
-            with suppress(TopicHeld):  # the daemon that has it tells
-                due = None if before is None else await self._due(topic_id, before)
-                if due is not None:
-                    yield due
+            due = None if before is None else await self._due(topic_id, before)
+            if due is not None:
+                yield due
 
     async def _due(self, topic_id: str, before: int) -> DuePart | None:
         topic = await self._topics.existing(topic_id)

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,10 +20,10 @@ import msgspec
 from memd.documents import GivenDocument
 from memd.embedding.priority import Priority
 from memd.entries import topic_called
-from memd.errors import BadSource, MemdError, TopicHeld
+from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
 from memd.ingest.sources.documents import KnownDocument, known_documents
-from memd.ingest.sources.looking import Keeper, Look, Seen, Source, is_below, look
+from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
 from memd.ingest.sources.taking import DocumentTaker, TakenDocument
 from memd.ingest.sources.walking import Chosen, is_excluded
 from memd.ingest.topics import Topic, Topics
@@ -146,10 +145,7 @@ class SourceTender:
         priority: Priority,
         tasks: Tasks,
         events: Events,
-        elsewhere: Callable[[str], Keeper],
     ) -> None:
-        """`elsewhere`: keeps the documents of a topic that another daemon has."""
-        self._elsewhere = elsewhere
         self._tended = [_Tended(one, config.data_dir.resolve()) for one in config.sources]
         self._interval_seconds = config.ingest.reindex_seconds
         self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
@@ -223,7 +219,7 @@ class SourceTender:
         force, began, before = one.is_forced, time.monotonic(), one.error
         one.is_due, one.is_forced, one.is_looking = False, False, True
         one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
-        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one, self._elsewhere)
+        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one)
 
         def work() -> None:
             look(one.source, keeper, one.seen, one.told, force=force, step=self._step)
@@ -323,27 +319,23 @@ class _TopicKeeper:
         topics: Topics,
         taker: DocumentTaker,
         tended: _Tended,
-        elsewhere: Callable[[str], Keeper],
     ) -> None:
         self._loop, self._topics, self._taker, self._tended = loop, topics, taker, tended
         self._topic_id = tended.topic_id
-        self._elsewhere = elsewhere(self._topic_id)
 
     def known(self) -> Sequence[KnownDocument]:
         """See `Keeper`."""
-        return self._done(self._known, self._elsewhere.known)
+        return self._done(self._known())
 
     def take(self, document: GivenDocument) -> TakenDocument:
         """See `Keeper`."""
-        here = partial(self._with_topic, lambda topic: self._taker.take(topic, document))
-        return self._done(here, lambda: self._elsewhere.take(document))
+        return self._done(self._with_topic(lambda topic: self._taker.take(topic, document)))
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
         """See `Keeper`."""
-        here = partial(self._with_topic, lambda topic: self._taker.remove(topic, sources))
         self._tended.leaving = sources
         try:
-            return self._done(here, lambda: self._elsewhere.remove(sources))
+            return self._done(self._with_topic(lambda topic: self._taker.remove(topic, sources)))
         finally:
             self._tended.leaving = ()
 
@@ -359,11 +351,8 @@ class _TopicKeeper:
         with topic.held():
             return await work(topic)
 
-    def _done(self, here: Callable[[], Coroutine[Any, Any, Result]], there: Callable[[], Result]) -> Result:
-        try:
-            return asyncio.run_coroutine_threadsafe(here(), self._loop).result()
-        except TopicHeld:
-            return there()
+    def _done(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class _StoppedError(Exception):

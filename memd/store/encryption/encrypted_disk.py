@@ -31,7 +31,6 @@ from memd.store.layout import (
     MODELS_NAME,
     RECEIPTS_NAME,
     RECEIPTS_OLD_NAME,
-    REPLICAS_NAME,
     TOPIC_KEY_NAME,
 )
 from memd.store.log.format import HEADER_BYTES
@@ -73,7 +72,7 @@ class KeyRing:
         if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
             return self.data_dir
         is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
-        depth = 2 if parts[0] in (CONVERSION_NAME, REPLICAS_NAME) or is_aside else 1
+        depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
         is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
         if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
             return None

@@ -36,6 +36,13 @@ class PublicIds:
         neighbours = self._uuid_index.nearest([draft.uuid for draft in drafts])
         return [self._assign(draft, near, new) for draft, near in zip(drafts, neighbours, strict=True)]
 
+    def note(self, uuids: Iterable[bytes]) -> None:
+        """Note chunks that the topic got with the ids that they had."""
+        known = set(self._others)
+        for uuid in uuids:
+            if uuid not in known:
+                insort(self._others, uuid)
+
     def discard(self, uuids: Iterable[bytes]) -> None:
         """Forget the new uuids of an append that failed."""
         failed = set(uuids)

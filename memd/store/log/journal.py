@@ -37,10 +37,33 @@ from memd.store.log.format import (
 from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
 from memd.store.shelf import Claim
 
+
+class SharedMark(msgspec.Struct, frozen=True, tag="shared"):
+    """Of a topic that several daemons have: every record before this one is in the shared log too."""
+
+    generation: int
+    head: int
+    """Of the shared log's stream of the buffer: the last row that is in the journal."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LogExtent)
+_mark_decoder = msgspec.msgpack.Decoder(SharedMark)
 _EXTENT_BEGINS = b"\x83\xa4type\xa3log"
 """The first bytes of an encoded LogExtent: a map of three, opened by its tag."""
+_MARK_BEGINS = b"\x83\xa4type\xa6shared"
+
+
+class Records(msgspec.Struct, frozen=True):
+    """The records of a journal."""
+
+    payloads: list[bytes]
+    """The buffer's."""
+    extent: LogExtent | None
+    """The journal's own last one."""
+    mark: SharedMark | None
+    unmarked: int
+    """How many of the payloads are behind the mark."""
 
 
 class Journal:
@@ -51,6 +74,9 @@ class Journal:
         """Noticed while opening."""
         self.extent = extent
         """The extent of the log when the journal was last written; None in a journal that does not say."""
+        self.mark: SharedMark | None = None
+        """The last one when it was opened, and how many payloads are behind it."""
+        self.unmarked = 0
         self._claim = claim
         self._end = end
         self._gap: StoreError | None = None
@@ -77,7 +103,8 @@ class Journal:
             return journal, []
         data = files.read(path)
         scanned = scan_records(data)
-        payloads, extent = _payloads(data, scanned)
+        found = _records(data, scanned)
+        payloads, extent = found.payloads, found.extent
         try:
             check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
             is_damaged = bool(scanned.gaps)
@@ -91,10 +118,14 @@ class Journal:
             return journal, payloads
         torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
         claim.resume("hot", scanned.end)
-        return cls(claim, scanned.end, torn, extent), payloads
+        journal = cls(claim, scanned.end, torn, extent)
+        journal.mark, journal.unmarked = found.mark, found.unmarked
+        return journal, payloads
 
-    def append(self, payloads: Sequence[bytes], extent: LogExtent | None = None) -> None:
-        """Add records without making them durable.
+    def append(
+        self, payloads: Sequence[bytes], extent: LogExtent | None = None, mark: SharedMark | None = None
+    ) -> None:
+        """Add records without making them durable, and the mark behind them.
 
         `extent` is that of the log now, at least as far as the records say.
 
@@ -105,7 +136,8 @@ class Journal:
             raise self._gap.with_traceback(None)
         is_new = extent is not None and extent != self.extent
         own = [_encoder.encode(extent)] if is_new else []
-        data = b"".join(map(encode_record, [*own, *payloads]))
+        marked = [] if mark is None else [_encoder.encode(mark)]
+        data = b"".join(map(encode_record, [*own, *payloads, *marked]))
         try:
             self._claim.append("hot", self._end, data, sync=False)
         except StoreError as error:
@@ -122,12 +154,19 @@ class Journal:
         """
         self._claim.sync("hot")
 
-    def rewrite(self, payloads: Sequence[bytes], extent: LogExtent | None = None, wiper: Wiper | None = None) -> None:
+    def rewrite(
+        self,
+        payloads: Sequence[bytes],
+        extent: LogExtent | None = None,
+        wiper: Wiper | None = None,
+        mark: SharedMark | None = None,
+    ) -> None:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
 
         Args:
             extent: of the log now; None: as it was.
             wiper: overwrites what it was.
+            mark: comes behind them.
 
         Raises:
             StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
@@ -135,7 +174,8 @@ class Journal:
         extent = extent or self.extent
         own = [] if extent is None else [_encoder.encode(extent)]
         path = self._claim.layout.hot
-        data = encode_header(_header(path)) + b"".join(map(encode_record, [*own, *payloads]))
+        marked = [] if mark is None else [_encoder.encode(mark)]
+        data = encode_header(_header(path)) + b"".join(map(encode_record, [*own, *payloads, *marked]))
         try:
             self._claim.roll("hot", write_beside(self._claim.files, path, data), wiper)
         except StoreError as error:
@@ -156,31 +196,41 @@ def read_journal(path: Path, files: Files) -> list[bytes]:
     data = files.read(path)
     with suppress(CorruptFile):  # its records may be readable all the same
         check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
-    return _payloads(data, scan_records(data))[0]
+    return _records(data, scan_records(data)).payloads
 
 
 def payloads_in(data: bytes, start: int = HEADER_BYTES) -> list[bytes]:
     """Return the payloads of the intact records in these bytes of a journal."""
-    return _payloads(data, scan_records(data, start))[0]
+    return _records(data, scan_records(data, start)).payloads
 
 
 def extent_in(data: bytes) -> LogExtent | None:
     """Return the extent of the log when these bytes of a journal were last written; None if they do not say."""
-    return _payloads(data, scan_records(data))[1]
+    return _records(data, scan_records(data)).extent
 
 
-def _payloads(data: bytes, scanned: Scan) -> tuple[list[bytes], LogExtent | None]:
-    """The buffer's payloads, and the journal's own last one."""
+def mark_in(path: Path, files: Files) -> SharedMark | None:
+    """Return the last mark of a journal, without repairing anything; None where there is none."""
+    if files.size(path) is None:
+        return None
+    data = files.read(path)
+    return _records(data, scan_records(data)).mark
+
+
+def _records(data: bytes, scanned: Scan) -> Records:
     payloads: list[bytes] = []
-    extent = None
+    extent, mark, unmarked = None, None, 0
     for span in scanned.spans:
         payload = payload_at(data, span.offset)
         assert payload is not None, "scanned just now"
         if payload.startswith(_EXTENT_BEGINS):
             extent = _decoder.decode(payload)
+        elif payload.startswith(_MARK_BEGINS):
+            mark, unmarked = _mark_decoder.decode(payload), 0
         else:
             payloads.append(payload)
-    return payloads, extent
+            unmarked += 1
+    return Records(payloads, extent, mark, unmarked)
 
 
 def _header(path: Path) -> Header:

@@ -1,0 +1,175 @@
+"""Topics in a folder and in PostgreSQL: what sharing them costs, in turns on one machine.
+
+Backs these claims: a durable append of 20 chunks takes at most twice as long as the folder's; a first byte comes at
+most 1.5 ms later, a search no later.
+
+A real PostgreSQL that syncs, on a socket of this machine: there is no network in the figures, and each of these adds
+one round trip. The daemons are processes of their own before a stub that answers at once; their requests take turns.
+The other daemon of the cluster is asked as often, so that there is something to be taken in.
+
+    python bench/shared_log.py [--rounds 300] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the daemon
+
+# isort: split
+import argparse
+import http.client
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "support")]
+
+from daemon_process import DaemonProcess  # noqa: E402  # needs the path above, as those that follow
+from overhead_targets import serving  # noqa: E402
+from postgres_server import PostgresServer, running_postgres  # noqa: E402
+from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts  # noqa: E402
+
+from memd.store.shared.postgres import PostgresLog  # noqa: E402
+from memd.store.shared.shared_topic import SharedTopicLog  # noqa: E402
+from memd.store.store import Store, TopicLog  # noqa: E402
+
+Figures = dict[str, float]
+FOLDER, SHARED, OTHER = "folder", "PostgreSQL", "its other daemon"
+DURABLE = {"fsync": "on", "shared_buffers": "128MB"}
+NOTES, WARM = 300, 20
+GOALS = {"append of 20 chunks": ("times", 2.0), "first byte": ("added", 1.5), "search": ("added", 0.5)}
+
+
+def appends(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
+    """Milliseconds of durable appends of GROUP chunks, and of `since` with nothing new and with one group."""
+    chosen, times = np.random.default_rng(1), dict[str, list[float]]()
+    with ExitStack() as stack:
+        kept = [stack.enter_context(closing(PostgresLog(postgres.database("appends")))) for _ in range(1)]
+        kept.append(stack.enter_context(closing(PostgresLog(kept[0]._url))))
+        told = {"dimension": DIMENSION, "fingerprint": "bench", "segment_entries_max": SEGMENT_ENTRIES}
+        alone = stack.enter_context(closing(Store.open(folder / "alone", **told))).topic("team")  # type: ignore[arg-type]
+        shared = [
+            stack.enter_context(closing(Store.open(folder / f"copy{i}", kept=one, **told))).topic("team")  # type: ignore[arg-type]
+            for i, one in enumerate(kept)
+        ]
+        first, second = (log for log in shared if isinstance(log, SharedTopicLog))
+        logs: list[tuple[str, TopicLog]] = [(FOLDER, alone), (SHARED, first)]
+
+        def timed(name: str, work: Callable[[], object]) -> None:
+            began = time.perf_counter()
+            work()
+            times.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+
+        for number in range(WARM + rounds):
+            vectors = chosen.standard_normal((GROUP, DIMENSION)).astype(np.float32)
+            made = drafts(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), chosen)
+            for name, log in logs if number % 2 else logs[::-1]:
+                timed(f"append of 20 chunks, {name}", lambda log=log, made=made: log.append(made))  # type: ignore[misc]
+            timed(f"one group is taken in, {SHARED}", second.catch_up)
+            timed(f"nothing is new, {SHARED}", second.catch_up)
+    return {name: statistics.median(taken[WARM:]) for name, taken in times.items()}
+
+
+class Asker:
+    """One client over a kept connection; milliseconds of each request."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self._models = http.client.HTTPConnection(urlsplit(daemon.base_url).netloc, timeout=60)
+        self._own = http.client.HTTPConnection(urlsplit(daemon.own_url).netloc, timeout=60)
+
+    def first_byte(self, number: int) -> float:
+        """Of a streamed reply in a new conversation."""
+        question = f"With which word is gate {number % NOTES} opened? I ask for the {number}th time."
+        body = {"stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": question}]}
+        return self._timed(self._models, "/t/team/v1/chat/completions", body, first=True)
+
+    def note(self, number: int) -> float:
+        """A note, which is durable when it is answered."""
+        body = {"topic_id": "team", "notes": [{"content": f"Gate {number} is opened with the word w{number * 7}."}]}
+        return self._timed(self._own, "/memd/notes", body)
+
+    def search(self, number: int) -> float:
+        """By meaning and by words."""
+        question = quote(f"the word of gate {number % NOTES}")
+        return self._timed(self._own, f"/memd/search?topic=team&q={question}", None)
+
+    def _timed(self, connection: http.client.HTTPConnection, path: str, body: object, *, first: bool = False) -> float:
+        sent = None if body is None else json.dumps(body).encode()
+        began = time.perf_counter()
+        connection.request("GET" if body is None else "POST", path, sent, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read(1 if first else None)
+        took = (time.perf_counter() - began) * 1000
+        answer.read()
+        assert answer.status == 200, path
+        return took
+
+
+def requests(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
+    """Milliseconds of each kind of request, the daemons in turns."""
+    figures: Figures = {}
+    with ExitStack() as stack:
+        upstream, _ = stack.enter_context(serving("stub"))
+        shared = {"cluster": {"database": postgres.database("requests")}}
+        askers = {}
+        for name, settings in ((FOLDER, {}), (SHARED, shared), (OTHER, shared)):
+            (own := folder / name.replace(" ", "-")).mkdir()
+            daemon = DaemonProcess(own, upstream, {"log": {"level": "warning"}, **settings})
+            stack.callback(daemon.discard)
+            askers[name] = Asker(daemon.start())
+        for number in range(NOTES):
+            askers[FOLDER].note(number)
+            askers[SHARED].note(number)
+        time.sleep(5)  # until all of it is embedded
+        for kind, ask in {"first byte": Asker.first_byte, "search": Asker.search, "note": Asker.note}.items():
+            times: dict[str, list[float]] = {name: [] for name in askers}
+            for number in range(WARM + rounds):
+                for name in list(askers) if number % 2 else list(askers)[::-1]:
+                    times[name].append(ask(askers[name], number + (NOTES if ask is Asker.note else 0)))
+            for name, taken in times.items():
+                figures[f"{kind}, {name}"] = statistics.median(taken[WARM:])
+    return figures
+
+
+def table(figures: Figures) -> Table:
+    """Side by side, with what was aimed at."""
+    made = Table(title="milliseconds, medians in turns")
+    for column in ("", FOLDER, SHARED, OTHER, "goal"):
+        made.add_column(column, justify="right")
+    for kind in dict.fromkeys(name.split(", ")[0] for name in figures):
+        cells = [figures.get(f"{kind}, {who}") for who in (FOLDER, SHARED, OTHER)]
+        goal = ""
+        if kind in GOALS and cells[0] is not None and cells[1] is not None:
+            how, limit = GOALS[kind]
+            value = cells[1] / cells[0] if how == "times" else cells[1] - cells[0]
+            goal = f"{value:.2f} {how}, at most {limit:g}: {'met' if value <= limit else 'MISSED'}"
+        made.add_row(kind, *("" if cell is None else f"{cell:.2f}" for cell in cells), goal)
+    return made
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="memd-shared-") as name, running_postgres(settings=DURABLE) as postgres:
+        figures = appends(Path(name), postgres, asked.rounds)
+        figures |= requests(Path(name), postgres, asked.rounds)
+    Console(width=120).print(table(figures))
+    if asked.json:
+        asked.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

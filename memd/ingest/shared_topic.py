@@ -1,0 +1,449 @@
+"""A topic that several daemons have: its buffer and its log follow the shared log, and what is said here goes there.
+
+Rule: before a request looks at the topic, what others have appended is taken in. What is said is in the shared log
+before the answer begins; where nobody can be asked it waits in the journal here, and goes there when somebody answers.
+In doubt the rows are looked at: an event that is among them is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from memd.conversation.events import Appended, BufferEvent, Noted, decode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.conversation.merging import clashing, rebased
+from memd.entries import Draft, Entry
+from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
+from memd.ingest.journaled import replayed
+from memd.ingest.pipeline import Cutter
+from memd.ingest.topic import Topic
+from memd.ingest.unstored import PartCutter
+from memd.store.erasure.rewriting import was_erased
+from memd.store.erasure.wiping import Wiper
+from memd.store.log.format import encode_record
+from memd.store.log.journal import Journal, SharedMark, payloads_in
+from memd.store.order import asked_by
+from memd.store.shared.seam import News, Row
+from memd.store.shared.shared_topic import SharedTopicLog
+from memd.store.topic import TopicLog
+
+log = logging.getLogger("memd")
+Result = TypeVar("Result")
+
+_NOTHING = b"\xc0"
+"""The one record of a base of an empty buffer: no event."""
+BASE_BYTES_MIN = 64 << 10
+"""Of events, from which on the buffer as a whole takes their place, if it is at most half as long."""
+OTHERS_SECONDS = 30.0
+"""After so long what another daemon was told is stored by this one: it may have died."""
+_TRIES = 20
+asking = ThreadPoolExecutor(8, "memd-shared")
+"""Waits for the database."""
+
+
+class OpenedHot(msgspec.Struct, frozen=True, kw_only=True):
+    """The buffer of a topic as an opening found it."""
+
+    kept: HotBuffer
+    """As the rows tell it, or where nobody could be asked the journal."""
+    head: int
+    own: list[BufferEvent]
+    """Events that wait in the journal and are not in the rows."""
+    size: int
+    """Of the rows, in bytes."""
+
+
+Renew = Callable[[Topic], Awaitable[tuple[SharedTopicLog, Journal, OpenedHot, Cutter]]]
+
+
+class SharedTopic(Topic):
+    """See Topic. Of the event loop."""
+
+    log: SharedTopicLog
+
+    def shares(self, hot: OpenedHot, window_turns: int, renew: Renew) -> None:
+        """Begin to follow the shared log; called once.
+
+        Args:
+            hot: what the opening found; the buffer has all of it.
+            renew: reads the topic anew where its copy counts no more.
+        """
+        self._head, self._rows_bytes, self._base_bytes = hot.head, hot.size, hot.size
+        self._window_turns = window_turns
+        self._pending: list[tuple[BufferEvent, bytes]] = []
+        """Events of this daemon that are not known to be in the shared log, and their payloads."""
+        self._journaled = 0
+        """How many of those are in the journal here."""
+        self._turn = asyncio.Lock()
+        """Held while rows of the buffer are asked for or appended."""
+        self._begun = self._caught = 0
+        self._others: dict[str | bytes, float] = {}
+        """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
+        self._renew = renew
+        self._journal_behind = self._journal_behind or bool(hot.own)
+        self._follow_log()
+
+    # -- for requests -------------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Take in what others have appended until now; where nobody can be asked the copy stays as it is.
+
+        One who asks shares the answer with all that ask before the question is on its way.
+        """
+        self._begun += 1
+        number = self._begun
+        async with self._turn:
+            if self._caught >= number:
+                return
+            number = self._begun
+            try:
+                await self._catch_up()
+            except Rewritten:
+                await self._renewed()
+            except StoreError as error:
+                self._note(error)
+                return
+            self._note(None)
+            self._caught = number
+
+    def is_others(self, name: str | bytes) -> bool:
+        """Whether another daemon was told this conversation or note last, and sees to it."""
+        return time.monotonic() - self._others.get(name, -OTHERS_SECONDS) < OTHERS_SECONDS
+
+    async def before_storing(self) -> None:
+        """See Topic: what another daemon has not stored after so long is looked at anew."""
+        old = time.monotonic() - OTHERS_SECONDS
+        if due := [name for name, told_at in self._others.items() if told_at < old]:
+            await self.follow()
+            for name in due:
+                if self._others.get(name, 0.0) < old:
+                    self._others.pop(name, None)
+
+    @property
+    def is_fresh(self) -> bool:
+        """See Topic."""
+        return self.log.is_current
+
+    @property
+    def is_on_disk(self) -> bool:
+        """See Topic: nothing waits here that others do not have."""
+        return not self._pending and not self.buffer.unstored_count
+
+    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+        """See Topic. Raises MadeAnew, too, where the copy for which they were made counts no more."""
+        try:
+            return await super().append(drafts, made_at)
+        except (Fenced, Rewritten) as error:
+            await self.follow()
+            raise MadeAnew(f"topic {self.id}: it was read anew meanwhile; what is to be stored is made anew") from error
+
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
+        """See Topic. Where the answer was lost, the rows tell."""
+        try:
+            return await self.append(drafts, made_at)
+        except InDoubt:
+            await self.follow()
+            uuids, mark = [draft.uuid for draft in drafts], drafts[0].asked_by
+            assert mark is not UNSET, "a request has one"
+            if entries := await _asked(lambda: asked_by(self.log.snapshot(), uuids, mark)):
+                return entries
+            raise
+
+    async def save(self, *, sync: bool = False) -> None:
+        """Append the buffer's changes to the shared log; where that fails they wait in the journal."""
+        async with self._turn:
+            await self._saved(sync=sync)
+
+    async def make_durable(self) -> bool:
+        """See Topic."""
+        await self.save(sync=True)
+        return not self._journal_behind or not self._pending
+
+    async def rewrite_journal(self) -> None:
+        """Replace the rows of the buffer by one, if that is worth it."""
+        async with self._turn:
+            is_long = self._rows_bytes > max(BASE_BYTES_MIN, 2 * self._base_bytes)
+            await self._saved(base=is_long)
+
+    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
+        """See Topic: in the rows too."""
+        await self.follow()
+        async with self._turn:
+            self.buffer.forget(digests, uuids)
+            for digest in digests:
+                self.chunk_ids.pop(digest, None)
+            await self._send(base=True)
+            await self._rewrite_copy(wiper)
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    async def _saved(self, *, sync: bool = False, base: bool = False) -> None:
+        try:
+            await self._send(base=base)
+        except Rewritten:
+            await self._renewed()
+        except StoreError as error:
+            self._note(error)
+            await self._wait_in_journal(sync=sync)
+        else:
+            if not self.buffer.unsaved and not self._pending:
+                self._note(None)
+
+    async def _send(self, *, base: bool = False) -> None:
+        """Append what waits, and then with `base` the whole buffer, in which there is nothing else then: who has all
+        rows before a base need not read it."""
+        for _ in range(_TRIES):
+            events, retell = self.buffer.take_unsaved(), self.buffer.retelling
+            if events:
+                self._told_here(events)
+                encoded = await self._in_writer(partial(self._payloads, events))
+                self._pending += zip(events, encoded, strict=True)
+            if self._pending:
+                if not await self._appended(b"".join(encode_record(payload) for _, payload in self._pending)):
+                    await self._catch_up()
+                    continue
+                fresh, self._pending = self._pending[self._journaled :], []
+                was_waiting, self._journaled = self._journaled, 0
+                await self._copy([payload for _, payload in fresh], rewrite=bool(was_waiting))
+            if not base:
+                return
+            if self.buffer.unsaved:
+                continue
+            told = await self._in_writer(partial(self._retold, retell()))
+            data = b"".join(map(encode_record, told or [_NOTHING]))
+            if await self._appended(data, base=True):
+                self._rows_bytes = self._base_bytes = len(data)
+                await self._copy([], rewrite=True)
+                return
+            await self._catch_up()
+        raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
+
+    async def _appended(self, data: bytes, *, base: bool = False) -> bool:
+        if not await _asked(partial(self.log.append_hot, self._head, data, base=base)):
+            return False
+        self._head += 1
+        self._rows_bytes += len(data)
+        return True
+
+    def _told_here(self, events: Sequence[BufferEvent]) -> None:
+        """See to the conversations that this daemon was told last."""
+        for event in events:
+            if isinstance(event, Appended) and event.messages:
+                self._others.pop(event.conversation, None)
+
+    def _retold(self, retell: Callable[[], list[BufferEvent]]) -> list[bytes]:
+        return self._payloads(retell())
+
+    async def _catch_up(self) -> None:
+        news = await _asked(partial(self.log.catch_up, self._head))
+        if news.of("hot"):
+            await self._take_hot(await _asked(partial(all_rows, self.log, news)))
+
+    async def _take_hot(self, rows: Sequence[Row]) -> None:
+        """Bring the buffer to what rows say that come behind those it has."""
+        theirs = self._theirs(rows)
+        if theirs is None or clashing(theirs, [*self._waiting(), *self.buffer.unsaved]):
+            await self._rebase()
+            return
+        self.buffer.replay(theirs)
+        self._head = rows[-1].last
+        self._rows_bytes += sum(len(row.data) for row in rows)
+        if self._pending:
+            self._journal_behind = True  # its order is not that of the rows
+        else:
+            fresh = rows[1:] if rows[0].is_base else rows
+            await self._copy([payload for row in fresh for payload in payloads_in(row.data, 0)])
+
+    def _theirs(self, rows: Sequence[Row]) -> list[BufferEvent] | None:
+        """The events of others in rows that follow what the buffer has; None: some are gone that it does not have."""
+        if rows[0].last > self._head + 1:
+            return None
+        payloads = [payload for row in rows if not row.is_base for payload in payloads_in(row.data, 0)]
+        own = self._settled(rows)
+        theirs = [event for payload in payloads if payload not in own and (event := _decoded(payload)) is not None]
+        now = time.monotonic()
+        for event in theirs:
+            if isinstance(event, Appended) and event.messages:
+                self._others[event.conversation] = now
+            elif isinstance(event, Noted):
+                self._others[event.id] = now
+        return theirs
+
+    def _settled(self, rows: Sequence[Row]) -> set[bytes]:
+        """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
+        found = {payload for row in rows for payload in payloads_in(row.data, 0)}
+        own = {payload for _, payload in self._pending}
+        if own & found:
+            self._pending = [one for one in self._pending if one[1] not in found]
+            self._journal_behind, self._journaled = True, 0
+        return own
+
+    async def _rebase(self) -> None:
+        """Read the whole buffer anew, and add what is said here alone."""
+        before = self._head
+        rows = await _asked(lambda: all_rows(self.log, self.log.catch_up(0)))
+        behind = [row for row in rows if row.last > before]
+        theirs = self._theirs(behind) if behind else []
+        self._settled(rows)
+        kept = await _asked(lambda: replayed(events_of(rows), self._window_turns))
+        rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
+        self._pending, self._journaled = [], 0
+        self._head = rows[-1].last if rows else before
+        self._rows_bytes = self._base_bytes = sum(len(row.data) for row in rows)
+        self._journal_behind = True
+
+    async def _renewed(self) -> None:
+        """Go on with a copy that was read anew, without what was erased."""
+        own = [*self._waiting(), *self.buffer.unsaved]
+        log_, journal, hot, cutter = await self._renew(self)
+        self.log, self._journal = log_, journal
+        self.cutter = PartCutter(log_, cutter)
+        log_.unstored = self.unstored
+        self._follow_log()
+        rebased(self.buffer, hot.kept, None, own)
+        snapshot = log_.snapshot()
+        blocks = [block for one in self.buffer.conversations() for block in one.blocks.values()]
+        shown = {chunk.uuid for block in blocks for chunk in block.chunks}
+        if erased := {uuid for uuid in shown | self.buffer.injected_uuids() if was_erased(snapshot, uuid)}:
+            self.buffer.forget((), erased)
+        self._pending, self._journaled, self._head = [], 0, hot.head
+        self._rows_bytes = self._base_bytes = hot.size
+        self._journal_behind = True
+        log.info("a topic was read anew: something in it was erased", extra={"topic": self.id})
+
+    def _follow_log(self) -> None:
+        cutter = self.cutter
+        self.log.noticed = cutter.note_stored  # what others have stored is not cut again
+
+    def _waiting(self) -> list[BufferEvent]:
+        return [event for event, _ in self._pending]
+
+    def _note(self, error: StoreError | None) -> None:
+        if error is None:
+            if self._troubles.pop("shared", None) is not None:
+                log.info("the shared log is followed again", extra={"topic": self.id})
+        else:
+            if not self._troubles:
+                self.trouble_since = time.time_ns() // 1000
+            self._troubles["shared"] = error
+
+    # -- the copy of the buffer in the folder here ----------------------------------------------------------------
+
+    async def _copy(self, payloads: Sequence[bytes], *, rewrite: bool = False) -> None:
+        """Write what is in the shared log into the journal here too. A failure costs no more than reading it anew."""
+        if rewrite or self._journal_behind:
+            await self._rewrite_copy()
+            return
+        mark = SharedMark(self.log.generation, self._head)
+        try:
+            await self._in_writer(lambda: self._journal.append(payloads, self.log.snapshot().extent, mark))
+        except StoreError:
+            self._journal_behind = True
+
+    async def _rewrite_copy(self, wiper: Wiper | None = None) -> None:
+        if self._pending or self.buffer.unsaved:
+            return  # what waits is told from the rest by its place behind the mark
+        retell, mark = self.buffer.retelling(), SharedMark(self.log.generation, self._head)
+
+        def rewrite() -> None:
+            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper, mark)
+
+        self._journal_behind = True
+        try:
+            await self._in_writer(rewrite)
+            self._journal_behind = False
+        except StoreError:
+            if wiper is not None:
+                raise
+
+    async def _wait_in_journal(self, *, sync: bool) -> None:
+        """Keep what cannot be appended now where a crash does not take it."""
+        events = self.buffer.take_unsaved()
+        encoded = await self._in_writer(lambda: self._payloads(events)) if events else []
+        self._pending += zip(events, encoded, strict=True)
+        waiting = [payload for _, payload in self._pending[self._journaled :]]
+
+        def write() -> None:
+            if waiting:
+                self._journal.append(waiting, self.log.snapshot().extent)
+            if sync:
+                self._journal.sync()
+
+        try:
+            await self._write("journal", write)
+            self._journaled += len(waiting)
+        except StoreError:
+            self._journal_behind = True
+
+    async def _in_writer(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self.writer, work)
+
+
+async def _asked(work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(asking, work)
+
+
+def all_rows(log_: SharedTopicLog, news: News) -> list[Row]:
+    """The rows of the buffer's stream in an answer, and those behind them. Blocks."""
+    rows = news.of("hot")
+    while rows and rows[-1].last < news.heads["hot"].last:
+        news = log_.catch_up(rows[-1].last)
+        rows += news.of("hot")
+    return rows
+
+
+def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
+    """The events in rows; those that this version does not know are left out."""
+    found = (_decoded(payload) for row in rows for payload in payloads_in(row.data, 0))
+    return [event for event in found if event is not None]
+
+
+def local_hot(journal: Journal, payloads: Sequence[bytes], window_turns: int) -> OpenedHot:
+    """The buffer as the journal here has it, where nobody can be asked."""
+    count = len(payloads) - (journal.unmarked if journal.mark is not None else len(payloads))
+    own = [event for one in payloads[count:] if (event := _decoded(one)) is not None]
+    head = 0 if journal.mark is None else journal.mark.head
+    known = [event for one in payloads[:count] if (event := _decoded(one)) is not None]
+    return OpenedHot(kept=replayed(known, window_turns), head=head, own=own, size=0)
+
+
+def opened_hot(log_: SharedTopicLog, journal: Journal, payloads: Sequence[bytes], window_turns: int) -> OpenedHot:
+    """Read what the shared log has of the buffer. Blocks.
+
+    Args:
+        payloads: of the journal here.
+
+    Raises:
+        Rewritten: the copy counts no more.
+        StoreError: nobody can be asked.
+    """
+    mark = journal.mark
+    count = len(payloads) - journal.unmarked if mark is not None else 0
+    head = 0 if mark is None else mark.head
+    news = log_.catch_up(head)
+    rows = all_rows(log_, news)
+    found = {payload for row in rows for payload in payloads_in(row.data, 0)}
+    own = [event for one in payloads[count:] if one not in found and (event := _decoded(one)) is not None]
+    if rows and rows[0].last > head + 1:
+        kept = replayed(events_of(rows), window_turns)
+    else:
+        fresh = rows[1:] if rows and rows[0].is_base else rows
+        known = [event for one in payloads[:count] if (event := _decoded(one)) is not None]
+        kept = replayed([*known, *events_of(fresh)], window_turns)
+    return OpenedHot(kept=kept, head=rows[-1].last if rows else head, own=own, size=sum(len(one.data) for one in rows))
+
+
+def _decoded(payload: bytes) -> BufferEvent | None:
+    try:
+        return decode_event(payload)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,229 @@
+"""The small books that all daemons have: tokens, grants, erasures, and when retention looked at what.
+
+Rule: a book is a topic `memd.…`, which no client can name. Most are one row that is replaced as a whole, by whoever
+knows it; erasures are a row each, and stay. A daemon keeps a copy of the tokens for a start while nobody can be asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from memd.errors import InDoubt, StoreError, StoreWriteFailed
+from memd.store.erasure.ledger import Erasure, Erasures
+from memd.store.files import Files, replace_file
+from memd.store.layout import followed_file, topic_names_in
+from memd.store.shared.seam import News, SharedLog, Stream
+from memd.store.token_list import KeptToken, TokenFile
+
+Rows = Mapping[str, str]
+"""JSON by name."""
+BOOK_PREFIX = "memd."
+_TRIES = 50
+
+
+class BookPage(msgspec.Struct, frozen=True):
+    """A book, and how often it had been changed by then."""
+
+    changes: int
+    rows: Rows
+
+
+class SharedBook:
+    """One book. Any thread. Its methods raise StoreError where nobody can be asked."""
+
+    def __init__(self, kept: SharedLog, name: str) -> None:
+        self.place = f"{kept.place} ({BOOK_PREFIX}{name})"
+        self._kept, self._topic = kept, BOOK_PREFIX + name
+        self._page, self._generation = BookPage(0, {}), 0
+        self._mutex = threading.Lock()
+
+    def changes(self) -> int:
+        """How often the book was changed."""
+        return self.read().changes
+
+    def read(self) -> BookPage:
+        """Return all rows; they travel only if they are others than before."""
+        known = self._page
+        news = self._kept.since(self._topic, {"kept": known.changes})
+        with self._mutex:
+            self._generation = news.generation
+            for row in news.of("kept"):
+                if row.last > self._page.changes:
+                    self._page = BookPage(row.last, msgspec.json.decode(row.data, type=dict[str, str]))
+            return self._page
+
+    def change(self, work: Callable[[Rows], Rows]) -> BookPage:
+        """Change the book, durably; return what it is then.
+
+        Args:
+            work: takes all rows, returns what they are to be; its exceptions leave the book as it was. It is called
+                again where somebody else was faster.
+
+        Raises:
+            InDoubt: whether it was done is not known.
+            StoreWriteFailed: it was not.
+        """
+        for _ in range(_TRIES):
+            page = self.read()
+            rows = dict(work(page.rows))
+            if rows == page.rows:
+                return page
+            data, last = msgspec.json.encode(rows), page.changes + 1
+            try:
+                if self._kept.append(
+                    self._topic, "kept", page.changes, last, data, generation=self._generation, base=True
+                ):
+                    return BookPage(last, rows)
+            except InDoubt as error:
+                with suppress(StoreError):
+                    if self.read() == BookPage(last, rows):
+                        return self._page
+                raise InDoubt(
+                    f"{self.place}: the connection was lost, and nobody knows whether the change was made; look, and "
+                    "make it again if it was not"
+                ) from error
+        raise StoreWriteFailed(f"{self.place}: others change it all the time; try again")
+
+
+class SharedTokens:
+    """The tokens of `memd token`. See TokenList."""
+
+    is_shared = True
+
+    def __init__(self, book: SharedBook, copy: TokenFile | None = None) -> None:
+        """`copy`: where what was read is noted, None if nowhere."""
+        self.place = book.place
+        self._book = book
+        self._copy = copy
+
+    def stamp(self) -> object:
+        """See TokenList."""
+        return self._book.changes()
+
+    def read(self) -> tuple[KeptToken, ...]:
+        """See TokenList."""
+        tokens = self._tokens(self._book.read().rows)
+        if self._copy is not None:
+            with suppress(StoreError):  # it is noted with the next change
+                self._copy.keep(tokens)
+        return tokens
+
+    def read_at_start(self) -> tuple[KeptToken, ...]:
+        """See TokenList."""
+        try:
+            return self.read()
+        except StoreError:
+            return self._copy.read() if self._copy is not None else ()
+
+    def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
+        """See TokenList."""
+        self._book.change(lambda rows: {one.name: _json(one) for one in work(self._tokens(rows))})
+
+    def _tokens(self, rows: Rows) -> tuple[KeptToken, ...]:
+        try:
+            tokens = [msgspec.json.decode(data, type=KeptToken) for data in rows.values()]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.place}: is no list of tokens ({error}); update memd on this machine") from None
+        return tuple(sorted(tokens, key=lambda one: (one.since, one.name)))
+
+
+class SharedTimes:
+    """Up to when retention has looked at each topic, for all daemons. Any thread; raises StoreError."""
+
+    def __init__(self, book: SharedBook) -> None:
+        self._book = book
+
+    def get(self, topic_id: str, default: int, /) -> int:
+        """The time of a topic."""
+        return int(self._book.read().rows.get(topic_id, default))
+
+    def __setitem__(self, topic_id: str, time: int, /) -> None:
+        self._book.change(lambda rows: {**rows, topic_id: str(max(time, int(rows.get(topic_id, 0))))})
+
+
+class SharedErasures(Erasures):
+    """The erasures that all daemons know, a row each; the last one of an id counts. See Erasures. Any thread."""
+
+    _STREAM: Stream = "hot"
+
+    def __init__(self, kept: SharedLog, files: Files, data_dir: Path) -> None:
+        super().__init__()
+        self._kept, self._topic = kept, BOOK_PREFIX + "erasures"
+        self._files, self._file = files, followed_file(data_dir)
+        self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
+        """Whether there can be nothing here that was erased before."""
+        self._read = self._generation = 0
+        self._own: set[int] = set()
+        self._unfollowed: dict[int, Erasure] = {}
+        self._mutex = threading.Lock()
+
+    def write(self, erasure: Erasure) -> None:
+        """See Erasures. The digests of messages do not travel: who guesses a text could check his guess with them."""
+        data = msgspec.json.encode(msgspec.structs.replace(erasure, digests=b""))
+        with self._mutex:
+            self._files.make_directory(self._file.parent)
+            self._own.add(erasure.id)
+            for _ in range(_TRIES):
+                self._hear()
+                last = self._read + 1
+                if self._kept.append(self._topic, self._STREAM, self._read, last, data, generation=self._generation):
+                    self._known[erasure.id] = erasure
+                    return
+        raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")
+
+    def catch_up(self) -> list[Erasure]:
+        """Hear of what other daemons erased; return those that are done, and not followed here yet.
+
+        Raises:
+            StoreError: nobody can be asked, or a later memd wrote it.
+        """
+        with self._mutex:
+            self._hear()
+            return list(self._unfollowed.values())
+
+    def note_followed(self) -> None:
+        """Note that nothing of what was heard of is left in this daemon's copies. Raises StoreWriteFailed."""
+        with self._mutex:
+            self._files.make_directory(self._file.parent)
+            replace_file(self._files, self._file, str(self._read).encode())
+            self._unfollowed.clear()
+
+    def _hear(self) -> None:
+        followed = self._followed()
+        while True:
+            news: News = self._kept.since(self._topic, {self._STREAM: self._read})
+            self._generation = news.generation
+            for row in news.of(self._STREAM):
+                erasure = _erasure(row.data)
+                known = self._known.get(erasure.id)
+                kept_digests = known.digests if known is not None and erasure.done_at is None else b""
+                self._known[erasure.id] = msgspec.structs.replace(erasure, digests=kept_digests)
+                self._read = row.last
+                if erasure.done_at is not None and erasure.id not in self._own and row.last > followed:
+                    self._unfollowed[erasure.id] = erasure
+            if not news.rows:
+                return
+
+    def _followed(self) -> int:
+        """The last row that was followed."""
+        if self._is_new and not self._read:
+            return 1 << 62
+        with suppress(StoreError, ValueError):
+            return int(self._files.read(self._file)) if self._files.size(self._file) is not None else 0
+        return 0
+
+
+def _erasure(data: bytes) -> Erasure:
+    try:
+        return msgspec.json.decode(data, type=Erasure)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(f"an erasure in the database cannot be read ({error}); update memd on this machine") from None
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

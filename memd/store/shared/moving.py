@@ -1,0 +1,207 @@
+"""Topics between a folder and a shared log: the bytes of every record unchanged, and read again on the other side.
+
+Rule: nothing is removed from where it comes from. What is there is compared and not written again, so a move that was
+interrupted goes on when it is run again. A folder into which topics are moved is a copy of the log until all of it is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from memd.errors import MoveRefused, StoreError
+from memd.store.disk import LocalDisk
+from memd.store.erasure.forbidden import encode_forbidden, read_forbidden
+from memd.store.layout import BOOK_NAMES, CLUSTER_NAME, LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.log.format import (
+    HEADER_BYTES,
+    MAGIC_LOG,
+    Header,
+    decode_header,
+    encode_header,
+    encode_record,
+    scan_records,
+)
+from memd.store.log.journal import Journal, payloads_in, read_journal
+from memd.store.log.recovery import find_damage, read_log_file
+from memd.store.shared.seam import Row, SharedLog, Stream
+from memd.store.shared.shared_topic import SharedTopicLog
+from memd.store.store import Store
+
+_SEGMENT_ENTRIES = 5_000
+_PAGE_TOPICS = 10_000
+
+
+class MovedTopic(msgspec.Struct, frozen=True):
+    """The outcome of one topic."""
+
+    topic: str
+    outcome: Literal["moved", "refused"]
+    entries: int = 0
+    bytes: int = 0
+    note: str = ""
+
+
+Step = tuple[int, int, MovedTopic]
+"""How many topics are done, of how many, and the last one of them."""
+
+
+def topics_in(kept: SharedLog) -> list[str]:
+    """All topics of a shared log but its books."""
+    found = page = kept.topics("", _PAGE_TOPICS)
+    while len(page) == _PAGE_TOPICS:
+        found += (page := kept.topics(page[-1], _PAGE_TOPICS))
+    return [name for name in found if name not in BOOK_NAMES]
+
+
+def into_folder(
+    kept: SharedLog, folder: Path, files: LocalDisk, topics: Collection[str] | None = None
+) -> Iterator[Step]:
+    """Write topics into a folder that is empty, or in which this was begun.
+
+    Raises:
+        StoreError: the folder has topics of its own, or a side cannot be used; done again it goes on.
+    """
+    names = topics_in(kept) if topics is None else sorted(topics)
+    models = (header for name in names if (header := _first_header(kept, name)) is not None)
+    model = next(models, None)
+    with closing(
+        Store.open(
+            folder,
+            dimension=1 if model is None else model.dimension,
+            fingerprint="" if model is None else model.fingerprint,
+            segment_entries_max=_SEGMENT_ENTRIES,
+            files=files,
+            kept=kept,
+        )
+    ) as store:
+        for number, name in enumerate(names, start=1):
+            yield number, len(names), _into_folder(kept, store, name)
+    files.remove(folder / CLUSTER_NAME)
+
+
+def into_log(folder: Path, files: LocalDisk, kept: SharedLog, topics: Collection[str] | None = None) -> Iterator[Step]:
+    """Append the topics of a folder, on which no daemon runs, to a shared log that does not have them.
+
+    Raises:
+        StoreError: a side cannot be used; done again it goes on.
+    """
+    lock = files.lock(folder / LOCK_NAME)
+    try:
+        names = topic_ids_in(files, folder) if topics is None else sorted(topics)
+        for number, name in enumerate(names, start=1):
+            try:
+                moved = _into_log(TopicLayout(folder, name), files, kept)
+            except MoveRefused as error:
+                moved = MovedTopic(name, "refused", note=str(error))
+            yield number, len(names), moved
+    finally:
+        lock.release()
+
+
+def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
+    log = store.topic(name)
+    assert isinstance(log, SharedTopicLog), "of a log that is shared"
+    log.catch_up()
+    journal, _ = Journal.open(log.claim)
+    payloads = [payload for row in _rows(kept, name, "hot") for payload in payloads_in(row.data, 0)]
+    journal.rewrite([one for one in payloads if one != b"\xc0"])  # that stands for an empty buffer
+    store.close_topic(name)
+    layout, files = TopicLayout(store.data_dir, name), store.files
+    for path in _log_files(layout, files):
+        with closing(files.append_to(path)) as appender:
+            appender.sync()
+    return _compared(kept, layout, files)
+
+
+def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTopic:
+    news = kept.since(layout.topic_id, {"log": 0, "hot": 0, "kept": 0}, limit=1)
+    generation, heads = news.generation, {stream: head.last for stream, head in news.heads.items()}
+    head = heads.get("log", 0)
+    ends = {last for last, _, _ in _groups(layout, files)}
+    if head and head not in ends:
+        raise MoveRefused(f"there is another topic of this name in {kept.place}; nothing was changed")
+    for last, header, records in _groups(layout, files):
+        if last <= head:
+            continue
+        if not kept.append(layout.topic_id, "log", head, last, header + records, generation=generation):
+            raise StoreError(f"topic {layout.topic_id}: a daemon of the cluster appends to it; stop that one first")
+        generation, head = generation or 1, last
+    payloads = read_journal(layout.hot, files)
+    if payloads and not heads.get("hot"):
+        data = b"".join(map(encode_record, payloads))
+        kept.append(layout.topic_id, "hot", 0, 1, data, generation=generation, base=True)
+        generation = generation or 1
+    if (forbidden := read_forbidden(files, layout)) and not heads.get("kept"):
+        kept.append(layout.topic_id, "kept", 0, 1, encode_forbidden(forbidden), generation=generation, base=True)
+    return _compared(kept, layout, files)
+
+
+def _compared(kept: SharedLog, layout: TopicLayout, files: LocalDisk) -> MovedTopic:
+    """Read both sides again, and make sure that they have the same records.
+
+    Raises:
+        MoveRefused: they have not.
+    """
+    here, there, end = _Sum(), _Sum(), 0
+    for end, _, records in _groups(layout, files):  # noqa: B007  # the last one is used
+        here.add(records)
+    for row in _rows(kept, layout.topic_id, "log"):
+        if row.last <= end:  # daemons may append meanwhile
+            there.add(row.data[HEADER_BYTES:])
+    if (here.crc, here.entries) != (there.crc, there.entries):
+        raise MoveRefused(
+            f"{here.entries:,} entries in the folder and {there.entries:,} in {kept.place} are not the same; nothing "
+            "was removed, look at both with `memd verify`"
+        )
+    return MovedTopic(layout.topic_id, "moved", entries=here.entries, bytes=here.bytes)
+
+
+class _Sum:
+    """Of records in their order."""
+
+    def __init__(self) -> None:
+        self.crc = self.entries = self.bytes = 0
+
+    def add(self, records: bytes) -> None:
+        self.crc = zlib.crc32(records, self.crc)
+        self.entries += len(scan_records(records, 0).spans)
+        self.bytes += len(records)
+
+
+def _groups(layout: TopicLayout, files: LocalDisk) -> Iterator[tuple[int, bytes, bytes]]:
+    """The groups of a topic's log: the id of the last entry, the header of the file, and the records."""
+    paths = _log_files(layout, files)
+    for path in paths:
+        data = files.read(path)
+        log_file = read_log_file(data, name=str(path), dimension=None)
+        if log_file.header is None or find_damage(log_file, is_last=path == paths[-1]):
+            raise MoveRefused(f"{path}: is damaged; `memd verify` says what is lost, a backup may have it")
+        begin = None
+        for entry, span in zip(log_file.entries[: log_file.whole_count], log_file.spans, strict=False):
+            begin = span.offset if begin is None else begin
+            if not entry.group_left:
+                yield entry.canonical_id, encode_header(log_file.header), data[begin : span.end]
+                begin = None
+
+
+def _log_files(layout: TopicLayout, files: LocalDisk) -> list[Path]:
+    active = [layout.active] if files.size(layout.active) is not None else []
+    return [*map(layout.bin, layout.segment_ids(files)), *active]
+
+
+def _rows(kept: SharedLog, name: str, stream: Stream) -> Iterator[Row]:
+    after = 0
+    while rows := kept.since(name, {stream: after}).of(stream):
+        yield from rows
+        after = rows[-1].last
+
+
+def _first_header(kept: SharedLog, name: str) -> Header | None:
+    rows = kept.since(name, {"log": 0}, limit=1).of("log")
+    return decode_header(rows[0].data, magic=MAGIC_LOG, name=name) if rows else None

@@ -1,0 +1,433 @@
+"""The shared log in PostgreSQL: its two tables, its statements, its connections, and what its errors mean.
+
+Rule: each call is one statement that is carried out as a whole or not at all, so that nothing is left half done by a
+daemon that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at
+once, until the watch, which asks it every second, has had an answer.
+
+    memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
+    memd_topic   a row for each stream of a topic: where it ends (`head`), and its latest base; and the generation
+    memd_log     the rows of the streams: `last` is the highest id in one
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import selectors
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from memd.errors import BadTopicId, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream, StreamHead
+
+log = logging.getLogger("memd")
+Result = TypeVar("Result")
+Connection: TypeAlias = Any
+"""psycopg.Connection, which is imported when somebody wants one."""
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE memd_shared (version int NOT NULL, cluster text NOT NULL, key text NOT NULL);
+CREATE TABLE memd_topic (
+    topic text COLLATE "C" NOT NULL, stream text COLLATE "C" NOT NULL,
+    head bigint NOT NULL DEFAULT 0, base bigint NOT NULL DEFAULT 0, generation bigint NOT NULL DEFAULT 1,
+    PRIMARY KEY (topic, stream)
+);
+CREATE UNIQUE INDEX memd_topic_folded ON memd_topic (lower(topic), stream);
+CREATE TABLE memd_log (
+    topic text COLLATE "C" NOT NULL, stream text COLLATE "C" NOT NULL, last bigint NOT NULL, data bytea NOT NULL,
+    PRIMARY KEY (topic, stream, last)
+);
+ALTER TABLE memd_log ALTER COLUMN data SET STORAGE EXTERNAL;
+"""
+_SINCE = """
+SELECT t.stream, t.head, t.base, t.generation, l.last, l.data
+FROM memd_topic t JOIN unnest(%(streams)s::text[], %(after)s::bigint[]) w (stream, after) USING (stream)
+LEFT JOIN LATERAL (
+    SELECT last, data FROM memd_log l WHERE l.topic = t.topic AND l.stream = t.stream AND l.last > w.after
+    ORDER BY last LIMIT %(limit)s
+) l ON true
+WHERE t.topic = %(topic)s ORDER BY t.stream, l.last
+"""
+_APPEND = """
+WITH t AS (
+    UPDATE memd_topic SET head = %(last)s
+    WHERE topic = %(topic)s AND stream = %(stream)s AND head = %(after)s AND generation = %(generation)s RETURNING head
+)
+INSERT INTO memd_log SELECT %(topic)s, %(stream)s, head, %(data)s FROM t RETURNING last
+"""
+_APPEND_BASE = """
+WITH t AS (
+    UPDATE memd_topic SET head = %(last)s, base = %(last)s
+    WHERE topic = %(topic)s AND stream = %(stream)s AND head = %(after)s AND generation = %(generation)s RETURNING head
+), gone AS (
+    DELETE FROM memd_log USING t WHERE topic = %(topic)s AND stream = %(stream)s AND last < t.head
+)
+INSERT INTO memd_log SELECT %(topic)s, %(stream)s, head, %(data)s FROM t RETURNING last
+"""
+_CREATE = "INSERT INTO memd_topic (topic, stream) SELECT %s, unnest(%s::text[]) ON CONFLICT (topic, stream) DO NOTHING"
+_NEXT_GENERATION = (
+    "UPDATE memd_topic SET generation = generation + 1 WHERE topic = %s AND generation = %s RETURNING generation"
+)
+_TOPICS = """
+SELECT DISTINCT topic FROM memd_topic WHERE topic > %s AND head > 0
+AND EXISTS (SELECT FROM memd_log l WHERE l.topic = memd_topic.topic) ORDER BY topic LIMIT %s
+"""
+_SCHEMA_LOCK = 0x6D656D64
+WAIT_SECONDS = 1.0
+"""The longest that a call waits for a server that is there and says nothing; once, then the database is away."""
+LONG_SECONDS = 30.0
+"""The same for what nobody waits for: the schema, a rewriting, a list of topics."""
+_BYTES_A_SECOND = 2 << 20
+"""A row of many megabytes takes longer on a network that is not the fastest."""
+WATCH_SECONDS = 1.0
+_CONNECTIONS_MAX = 8
+_INSTALL = "a log that several daemons share needs more packages: pip install 'memd-proxy[cluster]'"
+_KEPT = "what could not be stored waits, and is stored when it answers"
+_REMEDIES = [
+    (re.compile(pattern), remedy)
+    for pattern, remedy in (
+        (r'database "[^"]*" does not exist|no such database', "make it (CREATE DATABASE), or correct its name"),
+        (r"password authentication failed|no password supplied|SASL auth", "correct user and password"),
+        (r'role "[^"]*" (does not exist|is not permitted)|no such user', "make that user, or correct its name"),
+        (r"pg_hba\.conf", "let this user in from this machine, or correct who it is"),
+        (r"invalid response to SSL|expected authentication request", "something else listens there: correct the port"),
+        (r"not support SSL|root certificate|certificate verify|match host name", "correct sslmode and sslrootcert"),
+        (r"is bad: invalid", "correct it"),
+        (r"resolve host", "correct the host"),
+        (r"refused|No such file", "start the server, or correct host and port"),
+        (r"timeout expired|does not answer", "check that it runs and that the network lets memd through"),
+        (r"too many (clients|connections)|remaining connection slots", "raise max_connections there"),
+    )
+]
+_BY_STATE = {
+    "25006": "let the URL lead to the primary (several hosts, and target_session_attrs=read-write)",
+    "42501": "grant this user CREATE on the schema, and its tables",
+    "53100": "free some space on its disk",
+    "42P01": "the tables are gone: restore the database from a backup, or restart memd to begin a new one",
+}
+_ENDED = ("08", "57P")
+"""SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
+
+
+class PostgresLog:
+    """See SharedLog."""
+
+    def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, key_id: str = "") -> None:
+        """Nothing is asked of it before `connect`, or the first call.
+
+        Args:
+            key_id: of the master key with which its rows are sealed; empty: they are not.
+
+        Raises:
+            StoreError: the packages are missing, or the URL cannot be read.
+        """
+        try:
+            import psycopg
+        except ImportError:
+            raise StoreError(_INSTALL) from None
+        try:
+            told = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError:  # it quotes a part of the URL, which may be the password
+            raise StoreError("cluster.database cannot be read: write postgresql://USER@HOST/DATABASE") from None
+        if "@" in str(told.get("host") or ""):  # that would be told as the host's name
+            raise StoreError("cluster.database: an @ in the user name or password has to be written as %40")
+        self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
+        self.cluster = ""
+        self.on_return: Callable[[], None] = lambda: None
+        self._url, self._wait_seconds, self._key_id = url, wait_seconds, key_id
+        self._kind = _impatient()
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._connecting = threading.Lock()
+        self._trouble: StoreError | None = None
+        self._away_since = 0.0
+        self._is_closed = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    @property
+    def trouble(self) -> str:
+        """See SharedLog."""
+        return "" if self._trouble is None else str(self._trouble)
+
+    @property
+    def trouble_seconds(self) -> float:
+        """See SharedLog."""
+        return 0.0 if self._trouble is None else time.monotonic() - self._away_since
+
+    def connect(self) -> None:
+        """Make the tables at the first start, and check their version at each.
+
+        Raises:
+            StoreError: the database refuses memd, has the tables of another version, or cannot be reached now
+                (StoreWriteFailed: that may pass).
+        """
+        with self._connecting:
+            if not self.cluster:
+                with self._lock:
+                    if self._watch is None:
+                        self._watch = threading.Thread(target=self._watched, name="database watch", daemon=True)
+                        self._watch.start()
+                self.cluster = self._done(
+                    lambda connection: _schema(connection, self.place, self._key_id), LONG_SECONDS
+                )
+
+    def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
+        """See SharedLog."""
+        names, known = list(after), list(after.values())
+        told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
+        found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
+        heads: dict[Stream, StreamHead] = {}
+        rows, generation = [], 0
+        for stream, head, base, of_generation, last, data in found:
+            heads[stream] = StreamHead(head, base)
+            generation = of_generation
+            if last is not None:
+                rows.append(Row(stream, last, bytes(data), is_base=last == base))
+        return News(generation=generation, heads=heads, rows=tuple(rows))
+
+    def append(
+        self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
+    ) -> bool:
+        """See SharedLog."""
+        assert last > after >= 0, "ids ascend"
+        told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data}
+
+        def appended(connection: Connection) -> bool:
+            if not generation:
+                connection.execute(_CREATE, (topic_id, list(STREAMS)))
+            row = connection.execute(_APPEND_BASE if base else _APPEND, {**told, "generation": generation or 1})
+            return row.fetchone() is not None
+
+        return self._called(appended, is_write=True, seconds=self._wait_seconds + len(data) / _BYTES_A_SECOND)
+
+    def rewrite(self, topic_id: str, generation: int, rows: Mapping[tuple[Stream, int], bytes] | None) -> int:
+        """See SharedLog."""
+
+        def rewritten(connection: Connection) -> int:
+            with connection.transaction():
+                found = connection.execute(_NEXT_GENERATION, (topic_id, generation)).fetchone()
+                if found is None:
+                    return 0
+                if rows is None:
+                    connection.execute("DELETE FROM memd_log WHERE topic = %s", (topic_id,))
+                for (stream, last), data in (rows or {}).items():
+                    change = "UPDATE memd_log SET data = %s WHERE topic = %s AND stream = %s AND last = %s"
+                    connection.execute(change, (data, topic_id, stream, last))
+                return int(found[0])
+
+        return self._called(rewritten, is_write=True, seconds=LONG_SECONDS)
+
+    def topics(self, after: str, limit: int) -> list[str]:
+        """See SharedLog."""
+        found = self._called(lambda one: one.execute(_TOPICS, (after, limit)).fetchall(), seconds=LONG_SECONDS)
+        return [name for (name,) in found]
+
+    def ask(self, work: Callable[[Connection], Result]) -> Result:
+        """Read something else from the database, for `memd check`."""
+        return self._called(work, seconds=LONG_SECONDS)
+
+    def close(self) -> None:
+        """See SharedLog."""
+        self._is_closed.set()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    def _called(self, work: Callable[[Connection], Result], *, is_write: bool = False, seconds: float = 0.0) -> Result:
+        if self._trouble is not None:
+            raise type(self._trouble)(str(self._trouble))
+        if not self.cluster:
+            self.connect()
+        return self._done(work, seconds or self._wait_seconds, is_write=is_write)
+
+    def _done(self, work: Callable[[Connection], Result], seconds: float, *, is_write: bool = False) -> Result:
+        """Do work, once more on another connection where the first one had ended: what it does can be done twice."""
+        import psycopg
+
+        until = time.monotonic() + seconds
+        if not self._turns.acquire(timeout=seconds):
+            raise StoreWriteFailed(f"{self.place}: all connections are busy; {_KEPT}")
+        try:
+            is_again, was_sent = False, False
+            while True:
+                connection = None
+                try:
+                    connection = self._connection(until)
+                    connection.until = until
+                    was_sent = True
+                    result = work(connection)
+                    self._returned(connection)
+                    return result
+                except psycopg.Error as error:
+                    is_lost = connection is None or connection.closed or _has_lost(error)
+                    if connection is not None:
+                        self._returned(connection) if not is_lost else connection.close()
+                    if not is_lost:
+                        raise self._refusal(error) from error
+                    self._forget_idle()
+                    if is_again or connection is None or time.monotonic() > until:
+                        raise self._gone(error, in_doubt=is_write and was_sent) from error
+                    is_again = True
+                except BaseException:
+                    if connection is not None:
+                        connection.close()
+                    raise
+        finally:
+            self._turns.release()
+
+    def _connection(self, until: float) -> Connection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
+                # Nothing that a pooler before the server (PgBouncer) does not pass on: no options, nothing prepared.
+                return self._kind.connect(self._url, **settings)
+            if not _has_ended(connection):
+                return connection
+            connection.close()
+
+    def _returned(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._is_closed.is_set():
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _forget_idle(self) -> None:
+        """Close the connections that nobody uses: whatever ended one has ended the others."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _refusal(self, error: Exception) -> MemdError:
+        import psycopg
+
+        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}"
+        if isinstance(error, psycopg.errors.UniqueViolation):
+            return BadTopicId(f"{self.place}: there is a topic whose name differs only in case; choose another name")
+        if isinstance(error, psycopg.errors.DiskFull):
+            return DiskFull(f"{told}; {_KEPT}")
+        if isinstance(error, psycopg.errors.UndefinedTable):
+            self.cluster = ""
+        return StoreWriteFailed(f"{told}; {_KEPT}")
+
+    def _gone(self, error: Exception, *, in_doubt: bool) -> StoreError:
+        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}; {_KEPT}"
+        if self._trouble is None:
+            log.error("the database of the cluster is away", extra={"error": told})
+            self._away_since = time.monotonic()
+        self._trouble = StoreWriteFailed(told)
+        return InDoubt(told) if in_doubt else StoreWriteFailed(told)
+
+    def _watched(self) -> None:
+        """Ask every second: a database that has gone away is noticed before a request has to, and so is its return."""
+        while not self._is_closed.wait(WATCH_SECONDS):
+            with suppress(StoreError):
+                self._done(lambda connection: connection.execute("SELECT 1"), self._wait_seconds)
+                if self._trouble is not None:
+                    self._trouble = None
+                    log.info("the database of the cluster answers again", extra={"place": self.place})
+                    self.on_return()
+
+
+def _impatient() -> Any:
+    """Return the kind of connection that waits for answers no longer than `until`, and is closed then: there is no
+    other way out of a network that says nothing, or of a server that was stopped."""
+    import psycopg
+
+    def bounded(work: Any, until: float) -> Generator[Any, Any, Any]:
+        ready = None
+        while True:
+            try:
+                wanted = work.send(ready)
+            except StopIteration as ended:
+                return ended.value
+            ready = yield wanted
+            if not ready and time.monotonic() > until:
+                raise psycopg.OperationalError("it does not answer")
+
+    class Impatient(psycopg.Connection[Any]):  # type: ignore[misc]  # the package need not be there
+        until = float("inf")
+
+        def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
+            """See psycopg: runs what waits for the server's answer."""
+            try:
+                return super().wait(bounded(gen, self.until), *arguments, **named)
+            except psycopg.OperationalError:
+                if time.monotonic() > self.until:
+                    self.pgconn.finish()
+                raise
+
+    return Impatient
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether the server has ended a connection that nobody used, without asking it, which would cost as much again:
+    it says nothing by itself but good-bye."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _has_lost(error: Exception) -> bool:
+    import psycopg
+
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return (
+        str(state).startswith(_ENDED) or state == "25006"
+    )  # a new connection may lead to the server that has taken over
+
+
+def _schema(connection: Connection, place: str, key_id: str) -> str:
+    """Make the tables unless they are there; return the name of the cluster."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
+        known = "SELECT to_regclass('memd_shared') IS NOT NULL, to_regclass('memd_version') IS NOT NULL"
+        is_made, is_former = connection.execute(known).fetchone()
+        if not is_made and is_former:
+            raise StoreError(
+                f"{place}: has the tables of an earlier memd; `memd move` its topics to a folder with that version "
+                "first, and then from the folder to a new database with this one"
+            )
+        if not is_made:
+            connection.execute(_SCHEMA)
+            made = "INSERT INTO memd_shared VALUES (%s, gen_random_uuid()::text, %s)"
+            connection.execute(made, (SCHEMA_VERSION, key_id))
+        version, cluster, key = connection.execute("SELECT version, cluster, key FROM memd_shared").fetchone()
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{place}: has schema {version}, and this memd knows schema {SCHEMA_VERSION}: another version of memd has "
+            "been here; run that version here too, nothing was changed"
+        )
+    if key != key_id:
+        sealed = f"is encrypted with the key {key}" if key else "is not encrypted"
+        raise WrongKey(
+            f"{place}: the cluster {sealed}, and this daemon has {f'the key {key_id}' if key_id else 'no key'}: all of "
+            "its daemons need the same encryption.key_file, or none"
+        )
+    return str(cluster)
+
+
+def words_of(error: Exception) -> str:
+    """The words of an error, without its details: those quote the row that was refused."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    return primary or str(error).strip().partition("\n")[0].strip() or type(error).__name__
+
+
+def remedy_of(error: Exception) -> str:
+    """The remedy of an error, in words."""
+    remedy = _BY_STATE.get(getattr(error, "sqlstate", None) or "")
+    found = (told for pattern, told in _REMEDIES if pattern.search(str(error)))
+    return remedy or f"{next(found, 'check that the server runs')} (cluster.database)"

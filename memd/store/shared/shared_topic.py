@@ -1,0 +1,288 @@
+"""A replica of one topic: the folder here is a copy of rows that several daemons append to.
+
+Rule: a row is in the shared log before anything of it is in the copy, so a copy never has what others cannot read, and
+may be removed. Where another daemon was faster, its rows are taken in first: what has nothing to do with them is
+appended behind them, and what has is made anew by whoever asked for it.
+
+    row of the log   | header of a log file | record | record | ...    one group; numbered by the id of its last entry
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from memd.entries import Draft, Entry, Erased
+from memd.errors import Behind, MadeAnew, Rewritten, StoreError
+from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, publish_forbidden
+from memd.store.erasure.rewriting import records_in
+from memd.store.erasure.stub import without_text
+from memd.store.erasure.wiping import Wiper
+from memd.store.log.columns import text_hash
+from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, Header, ModelId, Span, decode_header, encode_header
+from memd.store.log.recovery import Finding
+from memd.store.log.segment import GrowingSegment, create_active, new_header
+from memd.store.parts import StoreShared
+from memd.store.shared.seam import News, Row, SharedLog, Stream
+from memd.store.shelf import Claim
+from memd.store.topic import TopicLog
+from memd.store.transitions import after_append
+
+_TRIES = 20
+"""Of an append that others are faster than, each time with something else."""
+
+
+_TAKEN_MAX = 4_096
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The things that another daemon's entry concerns."""
+
+    canonical_id: int
+    uuids: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
+    content: int
+    """Its `text_hash`."""
+
+
+class SharedTopicLog(TopicLog):
+    """See TopicLog. `catch_up` for any thread."""
+
+    def __init__(self, shared: StoreShared, claim: Claim, kept: SharedLog, generation: int) -> None:
+        """`generation`: of the copy; 0: there is none."""
+        super().__init__(shared, claim)
+        self._kept = kept
+        self.generation = generation
+        self._kept_head = 0
+        """Of the stream `kept`: read at each start, as it is small."""
+        rows = [view.segment.rows for view in self.snapshot().views.values()]
+        self.head = max((int(one["canonical_id"].max(initial=0)) for one in rows), default=0)
+        """Where the log's stream ends, as far as the copy has it."""
+        self.is_sound = not self.is_incomplete and all(_is_harmless(one) for one in self.findings)
+        """Whether the copy has all that it had; else it is read anew, as soon as somebody can be asked."""
+        self._taken: deque[Taken] = deque(maxlen=_TAKEN_MAX)
+        """Of the latest entries of others, oldest first; all with ids above `_taken_from`."""
+        self._taken_from = self.head
+        self.noticed: Callable[[Sequence[Entry]], None] = lambda entries: None
+        """Called with entries of others, in some thread."""
+        self.is_current = False
+        """Whether it had all that there was when it was last asked for; else nobody could be asked."""
+
+    def catch_up(self, hot: int | None = None) -> News:
+        """Take in what others have appended.
+
+        Args:
+            hot: the row of the hot buffer that is known; None: its stream is not asked for.
+
+        Returns:
+            What is new, with the rows of the hot buffer.
+
+        Raises:
+            Rewritten: this copy counts no more.
+            StoreError: nobody can be asked now, or the copy cannot be written.
+        """
+        self.is_current = False
+        after: dict[Stream, int] = {"log": self.head, "kept": self._kept_head}
+        news = self._kept.since(self.topic_id, after if hot is None else {**after, "hot": hot})
+        self._check(news, {} if hot is None else {"hot": hot})
+        for row in news.of("kept"):
+            self._keep(row)
+        part = news
+        while rows := part.of("log"):
+            self._take(rows)
+            if self.head >= part.heads["log"].last:
+                break
+            part = self._kept.since(self.topic_id, {"log": self.head})
+            self._check(part, {})
+        with self._state:
+            if news.generation and self.head < news.heads["log"].last and not news.of("log"):
+                self.head = news.heads["log"].last  # of a topic that was removed: ids do not go back
+                self._shared.clock.observe(self.head)
+        self.is_current = True
+        return news
+
+    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+        """See TopicLog.
+
+        Raises:
+            MadeAnew: another daemon has stored something of the same; it is in the snapshot now.
+        """
+        made_at = made_at or self.head
+        for _ in range(_TRIES):
+            with self._state:
+                if self._active is not None and not self._shared.model.wrote(self._active.header):
+                    self._rotate(self._active)
+            try:
+                return super().append(drafts, made_at)
+            except Behind:
+                self.catch_up()
+        raise Behind(f"topic {self.topic_id}: other daemons store so much at this moment that it is tried again later")
+
+    def append_hot(self, after: int, data: bytes, *, base: bool = False) -> bool:
+        """Append a row to the stream of the hot buffer; False: others were faster. Raises as `SharedLog.append`."""
+        done = self._kept.append(self.topic_id, "hot", after, after + 1, data, generation=self.generation, base=base)
+        self.generation = self.generation or int(done)
+        return done
+
+    def forbid(self, forbidden: ForbiddenText) -> None:
+        """Make it known to all that this is never to be stored again."""
+        self.catch_up()
+        last, data = self._kept_head + 1, encode_forbidden(forbidden)
+        if not self._kept.append(
+            self.topic_id, "kept", self._kept_head, last, data, generation=self.generation, base=True
+        ):
+            raise Behind(f"topic {self.topic_id}: another daemon erases in it at this moment; try again")
+        self.generation, self._kept_head = self.generation or 1, last
+        super().forbid(forbidden)
+
+    def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+        """See TopicLog: in the rows, so that all drop their copies, and then in this one."""
+        self.catch_up()
+        rows: dict[tuple[Stream, int], bytes] = {}
+        after = 0
+        for number in self._ids_of(uuids):
+            if number <= after:
+                continue
+            for row in self._kept.since(self.topic_id, {"log": number - 1}, limit=1).of("log"):
+                after = row.last
+                found = without_text(row.data, uuids, mark, HEADER_BYTES)
+                if found.entries:
+                    rows["log", row.last] = found.data
+        if rows:
+            generation = self._kept.rewrite(self.topic_id, self.generation, rows)
+            if not generation:
+                raise Rewritten(f"topic {self.topic_id}: another daemon erases in it at this moment; it is done again")
+            self.generation = generation
+        return super().erase(uuids, mark, wiper)
+
+    # -- private ------------------------------------------------------------------------------------------------
+
+    def _check(self, news: News, known: dict[Stream, int]) -> None:
+        """Raise Rewritten unless the copy is the beginning of what there is."""
+        if not self.generation and self.head == 0:
+            self.generation = news.generation
+        known = {"log": self.head, "kept": self._kept_head, **known}
+        is_ahead = any(known.get(stream, 0) > head.last for stream, head in news.heads.items())
+        if news.generation != self.generation or is_ahead or not self.is_sound:
+            raise Rewritten(f"topic {self.topic_id}: the copy here is not what there is now; it is read anew")
+
+    def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
+        """Raise Behind, for good, if drafts would be others, or none, had their maker known what has come since."""
+        new = [one for one in self._taken if one.canonical_id > made_at]
+        uuids = {uuid for one in new for uuid in one.uuids}
+        digests = {digest for one in new for digest in one.digests}
+        contents = {one.content for one in new}
+        is_known = made_at >= self._taken_from and not any(
+            draft.uuid in uuids
+            or not uuids.isdisjoint(draft.supersedes)
+            or not digests.isdisjoint(draft.digests)
+            or (draft.content and text_hash(draft.content) in contents)
+            for draft in drafts
+        )
+        if not is_known:
+            raise MadeAnew(f"topic {self.topic_id}: another daemon has stored something of the same; it is made anew")
+
+    def _write(self, active: GrowingSegment, entries: Sequence[Entry], data: bytes) -> None:
+        last = entries[-1].canonical_id
+        row = encode_header(new_header(self._layout, self._shared.model, 1)) + data
+        if not self._kept.append(self.topic_id, "log", self.head, last, row, generation=self.generation):
+            raise Behind(f"topic {self.topic_id}: another daemon was faster")
+        self.generation = self.generation or 1
+        self.claim.append("log", self._end, data, sync=False)  # who loses it reads it again
+        self.head = last
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        """Append rows to the copy, each once. `head` goes on only when all else is up to date: who reads it before
+        anything else is told of what has come since."""
+        with self._state:
+            for row in rows:
+                header = decode_header(row.data, magic=MAGIC_LOG, name=f"topic {self.topic_id}, row {row.last}")
+                entries, spans = records_in(row.data[HEADER_BYTES:], HEADER_BYTES)
+                if not entries or entries[-1].canonical_id != row.last:
+                    raise StoreError(f"topic {self.topic_id}, row {row.last}: is damaged; restore the database")
+                new = [(one, span) for one, span in zip(entries, spans, strict=True) if one.canonical_id > self.head]
+                if new:
+                    taken = [entry for entry, _ in new]
+                    self._shared.clock.observe(row.last)
+                    self._take_group(header, new, row.data)
+                    self._public_ids.note({entry.uuid for entry in taken})
+                    for entry in taken:
+                        if len(self._taken) == _TAKEN_MAX:
+                            self._taken_from = self._taken[0].canonical_id
+                        concerned = entry.uuid, *entry.supersedes
+                        told = Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content))
+                        self._taken.append(told)
+                    self.noticed(taken)
+                    self.head = row.last
+
+    def _take_group(self, header: Header, new: Sequence[tuple[Entry, Span]], data: bytes) -> None:
+        active = self._active_of(header)
+        records, spans, at = [], [], self._end
+        for _, span in new:
+            record = data[span.offset : span.end]
+            spans.append(Span(at, span.length))
+            records.append(record)
+            at += len(record)
+        self.claim.append("log", self._end, b"".join(records), sync=False)
+        self._end = at
+        entries = [entry for entry, _ in new]
+        fresh = {one.uuid for one in entries if not self._snapshot.knows(one.uuid)}
+        for uuid in fresh:
+            self._reserved.pop(uuid, None)
+        self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
+        if active.count >= self._shared.segment_entries_max:
+            self._rotate(active)
+
+    def _active_of(self, header: Header) -> GrowingSegment:
+        """The active segment, if this model writes it; else a new one."""
+        model = ModelId(header.dimension, header.fingerprint)
+        if self._active is not None and not model.wrote(self._active.header):
+            self._rotate(self._active)
+        if self._active is None:
+            number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
+            made = create_active(self.claim, model, number)
+            paths = [self._layout.active, self._layout.bin(number)]
+            is_searched = self._shared.model.wrote(made.header)
+            self._active = made if is_searched else GrowingSegment(self._files, paths, made.header, searchable=False)
+            self._end = HEADER_BYTES
+        return self._active
+
+    def _keep(self, row: Row) -> None:
+        try:
+            forbidden = msgspec.json.decode(row.data, type=ForbiddenText)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StoreError(f"topic {self.topic_id}: its row of forbidden text cannot be read: {error}") from None
+        publish_forbidden(self.claim, forbidden)
+        self.forbidden, self._kept_head = forbidden, row.last
+
+    def _ids_of(self, uuids: Collection[bytes]) -> list[int]:
+        """The ids of all entries of these chunks, ascending."""
+        snapshot = self.snapshot()
+        places = (place for uuid in uuids for place in snapshot.places(uuid))
+        return sorted(int(snapshot.views[segment].rows[row]["canonical_id"]) for segment, row in places)
+
+
+def _is_harmless(finding: Finding) -> bool:
+    return finding.kind in ("derived", "foreign", "notice")
+
+
+def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
+    """Remove all rows of a topic, for all.
+
+    Args:
+        forbidden: the file of what is never to be stored again in a topic of this name; empty: there is none.
+
+    Raises:
+        StoreError: nobody can be asked; done again it goes on.
+    """
+    generation = 0
+    while not generation:
+        news = kept.since(topic_id, {"kept": 0}, limit=1)
+        if not news.generation:
+            return
+        generation = kept.rewrite(topic_id, news.generation, None)
+    if forbidden:
+        head = news.heads["kept"].last
+        kept.append(topic_id, "kept", head, head + 1, forbidden, generation=generation, base=True)

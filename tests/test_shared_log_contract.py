@@ -1,0 +1,266 @@
+"""Whatever keeps a shared log keeps the same promises: in a folder that is stricter, and in PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from folder_log import FolderLog
+from postgres_server import PostgresServer, running_postgres
+
+from memd.errors import BadTopicId, MemdError, StoreError
+from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.seam import PAGE_ROWS, News, SharedLog
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.database(f"m{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["folder", "postgres"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedLog]:
+    if request.param == "folder":
+        yield FolderLog(tmp_path / "log")
+        return
+    made = PostgresLog(request.getfixturevalue("url"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _log(kept: SharedLog, after: int = 0, topic_id: str = "t") -> News:
+    return kept.since(topic_id, {"log": after})
+
+
+def test_a_topic_that_nobody_has_written_has_no_generation(kept: SharedLog) -> None:
+    assert _log(kept) == News()
+
+
+def test_a_row_is_read_as_it_was_appended(kept: SharedLog) -> None:
+    data = bytes(range(256)) * 400
+
+    assert kept.append("t", "log", 0, 100, data, generation=0)
+
+    news = _log(kept)
+    assert [(row.last, row.data) for row in news.rows] == [(100, data)]
+    assert news.generation > 0
+    assert news.heads["log"].last == 100
+
+
+def test_only_who_knows_the_head_appends(kept: SharedLog) -> None:
+    assert kept.append("t", "log", 0, 100, b"first", generation=0)
+    generation = _log(kept).generation
+
+    assert not kept.append("t", "log", 0, 200, b"behind", generation=generation)
+    assert not kept.append("t", "log", 0, 200, b"behind", generation=0)
+    assert kept.append("t", "log", 100, 200, b"second", generation=generation)
+
+    assert [row.data for row in _log(kept).rows] == [b"first", b"second"]
+
+
+def test_the_same_append_again_does_nothing(kept: SharedLog) -> None:
+    assert kept.append("t", "log", 0, 100, b"once", generation=0)
+
+    assert not kept.append("t", "log", 0, 100, b"once", generation=1)
+
+    assert [row.data for row in _log(kept).rows] == [b"once"]
+
+
+def test_since_tells_only_what_is_new(kept: SharedLog) -> None:
+    kept.append("t", "log", 0, 100, b"first", generation=0)
+    kept.append("t", "log", 100, 200, b"second", generation=1)
+
+    assert [row.data for row in _log(kept, 100).rows] == [b"second"]
+    assert _log(kept, 200).rows == ()
+    assert _log(kept, 200).heads["log"].last == 200
+
+
+def test_streams_have_heads_of_their_own(kept: SharedLog) -> None:
+    kept.append("t", "log", 0, 100, b"entries", generation=0)
+    kept.append("t", "hot", 0, 1, b"events", generation=1)
+
+    news = kept.since("t", {"log": 0, "hot": 0, "kept": 0})
+
+    assert {row.stream: row.data for row in news.rows} == {"log": b"entries", "hot": b"events"}
+    assert {stream: head.last for stream, head in news.heads.items()} == {"log": 100, "hot": 1, "kept": 0}
+
+
+def test_topics_do_not_see_each_other(kept: SharedLog) -> None:
+    kept.append("a", "log", 0, 100, b"of a", generation=0)
+    kept.append("b", "log", 0, 100, b"of b", generation=0)
+
+    assert [row.data for row in _log(kept, topic_id="a").rows] == [b"of a"]
+    assert kept.topics("", 10) == ["a", "b"]
+    assert kept.topics("a", 10) == ["b"]
+    assert kept.topics("", 1) == ["a"]
+
+
+def test_a_name_that_differs_only_in_case_is_refused(kept: SharedLog) -> None:
+    kept.append("topic", "log", 0, 100, b"x", generation=0)
+
+    with pytest.raises(BadTopicId):
+        kept.append("Topic", "log", 0, 100, b"x", generation=0)
+
+
+def test_a_base_replaces_what_is_before_it(kept: SharedLog) -> None:
+    kept.append("t", "hot", 0, 1, b"one", generation=0)
+    kept.append("t", "hot", 1, 2, b"two", generation=1)
+    assert kept.append("t", "hot", 2, 3, b"all", generation=1, base=True)
+    kept.append("t", "hot", 3, 4, b"four", generation=1)
+
+    news = kept.since("t", {"hot": 0})
+
+    assert [row.data for row in news.rows] == [b"all", b"four"]
+    assert news.heads["hot"].base == 3
+    assert [row.data for row in kept.since("t", {"hot": 2}).rows] == [b"all", b"four"]
+    assert [row.data for row in kept.since("t", {"hot": 3}).rows] == [b"four"]
+
+
+def test_a_base_of_who_is_behind_replaces_nothing(kept: SharedLog) -> None:
+    kept.append("t", "hot", 0, 1, b"one", generation=0)
+    kept.append("t", "hot", 1, 2, b"two", generation=1)
+
+    assert not kept.append("t", "hot", 1, 3, b"all", generation=1, base=True)
+
+    assert [row.data for row in kept.since("t", {"hot": 0}).rows] == [b"one", b"two"]
+
+
+def test_a_long_stream_is_told_in_pages(kept: SharedLog) -> None:
+    for number in range(PAGE_ROWS + 3):
+        assert kept.append("t", "hot", number, number + 1, b"%d" % number, generation=1 if number else 0)
+
+    first = kept.since("t", {"hot": 0})
+    second = kept.since("t", {"hot": first.rows[-1].last})
+
+    assert len(first.rows) == PAGE_ROWS
+    assert [row.last for row in (*first.rows, *second.rows)] == list(range(1, PAGE_ROWS + 4))
+
+
+def test_rewriting_begins_a_generation_in_which_nobody_of_the_former_one_appends(kept: SharedLog) -> None:
+    kept.append("t", "log", 0, 100, b"secret", generation=0)
+    kept.append("t", "log", 100, 200, b"other", generation=1)
+
+    generation = kept.rewrite("t", 1, {("log", 100): b"******"})
+
+    assert generation > 1
+    assert [row.data for row in _log(kept).rows] == [b"******", b"other"]
+    assert _log(kept).generation == generation
+    assert not kept.append("t", "log", 200, 300, b"late", generation=1)
+    assert not kept.append("t", "hot", 0, 1, b"late", generation=1)
+    assert kept.append("t", "log", 200, 300, b"next", generation=generation)
+    assert kept.rewrite("t", 1, None) == 0
+
+
+def test_a_removed_topic_keeps_its_heads(kept: SharedLog) -> None:
+    kept.append("t", "log", 0, 100, b"secret", generation=0)
+    kept.append("t", "hot", 0, 1, b"secret", generation=1)
+
+    generation = kept.rewrite("t", 1, None)
+
+    news = kept.since("t", {"log": 0, "hot": 0})
+    assert news.rows == ()
+    assert {stream: head.last for stream, head in news.heads.items()} == {"log": 100, "hot": 1}
+    assert kept.topics("", 10) == []
+    assert not kept.append("t", "log", 0, 50, b"below", generation=generation)
+    assert kept.append("t", "log", 100, 101, b"anew", generation=generation)
+
+
+def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: SharedLog) -> None:
+    barrier = threading.Barrier(4)
+
+    def write(name: int) -> int:
+        barrier.wait()
+        told, behind = 0, 0
+        while told < 20:
+            news = kept.since("t", {"hot": 0})
+            head = news.heads["hot"].last if news.generation else 0
+            if kept.append("t", "hot", head, head + 1, b"%d %d" % (name, told), generation=news.generation):
+                told += 1
+            else:
+                behind += 1
+        return behind
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+
+    rows = kept.since("t", {"hot": 0}).rows
+    assert [row.last for row in rows] == list(range(1, 81))
+    assert sorted(row.data for row in rows) == sorted(b"%d %d" % (n, i) for n in range(4) for i in range(20))
+
+
+# -- of PostgreSQL alone: what its troubles are called ------------------------------------------------------------
+
+
+def test_tables_are_made_once_and_their_version_is_checked(url: str) -> None:
+    first, second = PostgresLog(url), PostgresLog(url)
+    first.connect()
+    second.connect()
+    assert first.cluster == second.cluster
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE memd_shared SET version = 9")
+
+    with pytest.raises(StoreError, match="has schema 9, and this memd knows schema 1"):
+        PostgresLog(url).connect()
+
+
+def test_the_tables_of_an_earlier_memd_are_left_alone(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE memd_version (version int)")
+
+    with pytest.raises(StoreError, match="memd move"):
+        PostgresLog(url).connect()
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (lambda url: url.replace("@/", "@/nothing_"), "make it \\(CREATE DATABASE\\)"),
+        (lambda url: url.replace("memd@", "nobody@"), "make that user"),
+        (lambda url: url.replace("port=5432", "port=5433"), "start the server"),
+    ],
+)
+def test_a_wrong_address_is_told_with_the_remedy(url: str, change: object, remedy: str) -> None:
+    assert callable(change)
+    kept = PostgresLog(change(url))
+
+    with pytest.raises(MemdError, match=remedy):
+        kept.connect()
+    kept.close()
+
+
+def test_a_database_that_has_restarted_is_asked_again_at_once(tmp_path: Path) -> None:
+    with running_postgres() as server:
+        kept = PostgresLog(server.url())
+        assert kept.append("t", "log", 0, 100, b"before", generation=0)
+        server.stop()
+        server.start()
+
+        assert kept.append("t", "log", 100, 200, b"after", generation=1)
+        kept.close()
+
+
+def test_nobody_waits_for_a_database_that_is_away_and_its_return_is_told(tmp_path: Path) -> None:
+    with running_postgres() as server:
+        kept, back = PostgresLog(server.url()), threading.Event()
+        kept.on_return = back.set
+        kept.connect()
+        server.stop()
+
+        with pytest.raises(StoreError, match="start the server"):
+            kept.since("t", {"log": 0})
+        assert "start the server" in kept.trouble
+        server.start()
+
+        assert back.wait(30)
+        assert kept.trouble == ""
+        assert kept.since("t", {"log": 0}) == News()
+        kept.close()

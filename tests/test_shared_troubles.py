@@ -1,0 +1,160 @@
+"""Daemons that share a log: its database is away, silent, or loses an answer; or one of them dies."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cut_connections import LosingRelay
+from daemon_process import ask, wait_until
+from postgres_server import PostgresServer, running_postgres
+from recording_upstream import recording_upstream
+from shared_daemons import Cluster, cluster
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def relay(server: PostgresServer) -> Iterator[LosingRelay]:
+    folder = Path(tempfile.mkdtemp(prefix="memd-relay-"))
+    made = LosingRelay(folder, server.socket)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(server: PostgresServer, relay: LosingRelay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("pair")
+    with recording_upstream() as upstream, cluster(server, upstream, folder, through=str(relay.folder)) as made:
+        yield made
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def status(pair: Cluster, number: int, topic: str, text: str) -> str:
+    answer = pair.tell(number, topic, [user(text)])
+    assert answer.status == 200, answer
+    return str(answer.headers["X-Memory-Status"])
+
+
+def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_back(
+    pair: Cluster, server: PostgresServer
+) -> None:
+    status(pair, 0, "away", "The first keeper of the lighthouse was Ada.")
+    pair.wait_stored("away", "Ada")
+    server.stop()
+
+    status(pair, 0, "away", "Her boat was called the Heron.")
+    assert status(pair, 0, "away", "Who was the first keeper of the lighthouse?") == "degraded:store"
+    assert "Ada" in pair.last_prompt()[-1]["content"]
+    assert status(pair, 0, "new-meanwhile", "The second keeper was Bertram.") == "degraded:store"
+    told = ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
+    assert "PostgreSQL" in told and "check that the server runs" in told
+
+    server.start()
+    pair.wait_stored("away", "Heron")
+    pair.wait_stored("new-meanwhile", "Bertram")
+    assert "\n".join(pair.stored("away")).count("Heron") == 1
+    wait_until(lambda: status(pair, 1, "away", "What was the boat called?") != "degraded:store", lambda: str(pair))
+    assert "Heron" in pair.last_prompt()[-1]["content"]
+
+
+def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, relay: LosingRelay) -> None:
+    status(pair, 0, "frozen", "The lamp burns oil.")
+    pair.wait_stored("frozen", "oil")
+    relay.freeze()
+    try:
+        waits = []
+        for number in range(6):
+            began = time.monotonic()
+            assert status(pair, 0, "frozen", f"Fact {number}: the stairs have {number} steps.")
+            waits.append(time.monotonic() - began)
+    finally:
+        relay.thaw()
+    assert max(waits[3:]) < 0.5
+    assert sum(waits[:3]) < 5
+    pair.wait_stored("frozen", *(f"Fact {number}:" for number in range(6)))
+    stored = "\n".join(pair.stored("frozen"))
+    assert [stored.count(f"Fact {number}:") for number in range(6)] == [1] * 6
+
+
+def test_a_slow_database_costs_its_time_and_nothing_else(pair: Cluster, relay: LosingRelay) -> None:
+    status(pair, 0, "slow", "The stairs are made of oak.")
+    pair.wait_stored("slow", "oak")
+    relay.delay_seconds = 0.5
+    try:
+        assert status(pair, 1, "slow", "Of which wood are the stairs made?") == "injected"
+        assert "oak" in pair.last_prompt()[-1]["content"]
+        assert status(pair, 0, "slow", "The rail is made of brass.") == "injected"
+        pair.wait_stored("slow", "brass")
+    finally:
+        relay.delay_seconds = 0.0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: LosingRelay, times: int) -> None:
+    topic = f"doubt-{times}"
+    status(pair, 0, topic, "The wall was painted white.")
+    pair.wait_stored(topic, "white")
+    relay.lose_answer_to(b"INSERT INTO memd_log", times=times)
+
+    status(pair, 0, topic, "The door was painted red.")
+
+    assert relay.has_lost_all.wait(30)
+    pair.wait_stored(topic, "red")
+    wait_until(lambda: status(pair, 1, topic, "Which colour?") != "degraded:store", lambda: str(pair))
+    assert "\n".join(pair.stored(topic)).count("red") == 1
+
+
+def test_two_daemons_that_are_told_the_same_at_once_store_it_once(pair: Cluster) -> None:
+    history = []
+    for number in range(8):
+        history += [
+            user(f"Point {number} of the list is number {number * 7}."),
+            {"role": "assistant", "content": "Yes."},
+        ]
+    for turn in range(3):
+        asked = [*history, user(f"Question {turn}: is the list complete?")]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(lambda number, asked=asked: pair.tell(number, "same", asked), range(2)))
+        assert [answer.status for answer in answers] == [200, 200]
+        history = [*asked, {"role": "assistant", "content": answers[0].reply}]
+    pair.wait_stored("same", *(f"Point {number} of" for number in range(8)), "Question 2:")
+    for daemon in range(2):
+        status(pair, daemon, "same-other", "Nothing.")
+    stored = "\n".join(pair.stored("same"))
+    assert [stored.count(f"Point {number} of") for number in range(8)] == [1] * 8
+    assert [stored.count(f"Question {turn}:") for turn in range(3)] == [1] * 3
+
+
+def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_removed(pair: Cluster) -> None:
+    messages = [user("The bell was cast in Ghent.")]
+    answer = pair.tell(1, "killed", messages)
+    pair.daemons[1].kill()
+
+    began = time.monotonic()
+    messages += [{"role": "assistant", "content": answer.reply}, user("Where was the bell cast?")]
+    told = pair.tell(0, "killed", messages)
+    assert told.status == 200 and time.monotonic() - began < 5
+    assert pair.last_prompt()[0]["content"].endswith("The bell was cast in Ghent.")
+
+    shutil.rmtree(pair.daemons[1].data_dir)
+    pair.daemons[1].start()
+    assert pair.tell(1, "killed", [user("Tell me about the bell of Ghent.")]).headers["X-Memory-Status"] == "injected"
+    assert "cast in Ghent" in pair.last_prompt()[-1]["content"]
