@@ -104,8 +104,8 @@ class Memory:
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not room.fits or room.block <= 0:
-            return Recalled()
+        if turn is None or not room.fits or room.block <= 0 or received.request.goes_on_with:
+            return Recalled()  # in the last case the upstream would keep it, and all of an answer's blocks together
         key = received.topic.id, prompt.conversation.id, turn
         if other := self._recalling.get(key):  # the same request at the same moment: both show one block
             await other.wait()

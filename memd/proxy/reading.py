@@ -27,7 +27,7 @@ from memd.proxy.upstream.pool import Hints
 from memd.settings.model import Config, LimitsSettings
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
-from memd.wire.api import Api
+from memd.wire.api import Api, read_request
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
@@ -44,6 +44,8 @@ SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
 BAD_TOPIC = "bad-topic"
 """The status of a request whose header names a topic that cannot be."""
+UNREADABLE_BODY = "degraded:unreadable"
+"""The status of a request whose body memd cannot read."""
 SESSION_CHARACTERS_MAX = 256
 THIN_SESSION = "history: daemon"
 """The session of a thin client (one that sends only what is new) that names none: one conversation per topic."""
@@ -89,6 +91,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """`who` may not write in the topic, so that `full` became `readonly`."""
     is_thin: bool
     """The client sends only what is new and leaves its history to memd."""
+
+    @property
+    def has_only_new(self) -> bool:
+        """Whether somebody else than the client, memd or the upstream, has what was said before."""
+        return self.is_thin or bool(self.request.goes_on_with)
 
     @property
     def credentials(self) -> CIMultiDict[str]:
@@ -164,13 +171,13 @@ class RequestReader:
         """
         headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
         try:
-            request = api.parse(body, self._cache)
+            request = read_request(api, body, self._cache)
         except BadRequestBody as error:
-            fields = {"turn": turn_id, "error": error}
-            log.debug("a body that is no request of its API is passed on", extra=fields)
-            return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
+            fields = {"turn": turn_id, "api": api.name, "problem": error}
+            log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
+            return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status=UNREADABLE_BODY)
         memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
-        is_thin = history.strip().lower() == "daemon"
+        is_thin = history.strip().lower() == "daemon" and not request.goes_on_with
         session = self._session(client)
         topic_id, topic_from = self._topic(client, memory_in, path_topic)
         who = principal_of(client)
@@ -184,7 +191,7 @@ class RequestReader:
             mode="readonly" if is_held_back else mode,
             topic_id=topic_id,
             topic_from=topic_from,
-            session=session or (THIN_SESSION if is_thin else None),
+            session=session or request.goes_on_with or (THIN_SESSION if is_thin else None),
             who=who,
             is_held_back=is_held_back,
             is_thin=is_thin,
@@ -204,7 +211,7 @@ class RequestReader:
             return Hints(only_computes=True, is_spread=False)
         if api is not None and body is not None and client.headers.get("Content-Encoding", "identity") == "identity":
             try:
-                return _hints(api.parse(body), self._session(client))
+                return _hints(read_request(api, body), self._session(client))
             except BadRequestBody:
                 pass
         model = _named_model(body)

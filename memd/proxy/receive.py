@@ -121,11 +121,11 @@ class Receiver:
                 now=now,
                 said_at=at,
                 author=author,
-                thin=asked.is_thin,
+                thin=asked.has_only_new,
                 stored_as=partial(_stored_as, topic, request.messages[lead:], request.digests[lead:]),
             )
         else:
-            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
+            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.has_only_new)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
         live = LiveTurns(request, arrival)
@@ -186,8 +186,8 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     origin = () if conversation.origin is None else (conversation.origin[0],)
     names = (conversation.id, *origin) if asked.mode == "full" else origin
     sent = conversation.messages[arrival.offset : arrival.end]
-    digests = [] if asked.is_thin else [item.digest for item in sent]
-    trail = trail_of(asked.request, names, digests, goes_on=asked.is_thin and not arrival.opened)
+    digests = [] if asked.has_only_new else [item.digest for item in sent]
+    trail = trail_of(asked.request, names, digests, goes_on=asked.has_only_new and not arrival.opened)
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
 
 

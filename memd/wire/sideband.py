@@ -18,6 +18,7 @@ from memd.entries import TOPIC_ID_RULE, Action, Correction, Moment, checked_topi
 from memd.errors import BadMemoryIn, BadNote, BadTopicId
 from memd.notes import GivenNote, Note, checked_notes
 from memd.wanted import Wanted, since, until
+from memd.wire.lenient_json import decode_or_none, without_surrogates
 
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
@@ -126,7 +127,7 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     """
     try:
         text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
-        wire = _memory_in_decoder.decode(text)
+        wire = _memory_in_decoder.decode(without_surrogates(text.encode() if isinstance(text, str) else text))
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
     except ValueError as error:
@@ -150,9 +151,8 @@ def encode_memory_out(out: MemoryOut) -> bytes:
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
     """Add `memory_out` to `body` as its last member and change no other byte; nothing is added to other JSON."""
-    try:
-        members = _object_decoder.decode(body)
-    except (ValueError, RecursionError):
+    members = decode_or_none(_object_decoder, body)
+    if members is None:
         return body
     end = body.rindex(b"}")
     comma = b"," if members else b""
