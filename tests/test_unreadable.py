@@ -166,3 +166,12 @@ def test_of_a_conversation_that_the_upstream_keeps_what_is_known_is_stored(
         post(daemon, body, "/v1/responses")
         assert upstream.requests[-1].body == body
         daemon.wait_stored(text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/t/default/v1/chat/completions//?beta=true", "/api/chat/"])
+def test_a_slash_at_the_end_of_the_path_changes_nothing_for_memory(
+    daemon: DaemonProcess, upstream: RecordingUpstream, path: str
+) -> None:
+    assert post(daemon, chat_of(QUESTION), path).headers["X-Memory-Status"] == "injected"
+    assert FACT.encode() in upstream.requests[-1].body
+    assert upstream.requests[-1].target == path.removeprefix("/t/default")
