@@ -6,6 +6,7 @@ judge, and passes untouched.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import forwarding_header, is_from_foreign_page, principal_of
+from memd.admin.http import Take
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction.redactor import Redactor
@@ -28,6 +30,7 @@ from memd.settings.model import Config, LimitsSettings
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api, read_request
+from memd.wire.content_codings import unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
@@ -91,6 +94,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """`who` may not write in the topic, so that `full` became `readonly`."""
     is_thin: bool
     """The client sends only what is new and leaves its history to memd."""
+    packed: bytes | None
+    """The body as it came, where it came in a content coding."""
 
     @property
     def has_only_new(self) -> bool:
@@ -102,13 +107,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """The client's credentials, for questions of memd's own to the upstream."""
         return CIMultiDict((name, self.headers[name]) for name in CREDENTIALS if name in self.headers)
 
+    def sent(self, body: bytes) -> tuple[CIMultiDict[str], bytes]:
+        """The headers and the body to forward: as they came where nothing of it changes, else in no content coding."""
+        if self.packed is None:
+            return self.headers, body
+        if body is self.request.original:
+            return self.headers, self.packed
+        headers = self.headers.copy()
+        headers.popall("Content-Encoding", None)
+        return headers, body
+
     def without_memory(self, status: str) -> Plain:
         """The same request, to be forwarded without memory."""
-        body = self.api.encode(self.request)
+        headers, body = self.sent(self.api.encode(self.request))
         return Plain(
             turn_id=self.turn_id,
             target=self.target,
-            headers=self.headers,
+            headers=headers,
             body=body,
             mode=self.mode,
             status=status,
@@ -157,13 +172,29 @@ class RequestReader:
         log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
         return "off", "bad-mode"
 
+    def unread(self, client: web.Request, body: bytes, api: Api, target: str, mode: Mode, problem: Exception) -> Plain:
+        """A request whose body, as it came, memd cannot read; the log says why."""
+        turn_id = record_of(client).id
+        fields = {"turn": turn_id, "api": api.name, "problem": problem}
+        log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
+        headers = forwarded_headers(client, self._principals)
+        return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status=UNREADABLE_BODY)
+
     def read(
-        self, client: web.Request, body: bytes, api: Api, target: str, path_topic: str | None, mode: Mode
+        self,
+        client: web.Request,
+        body: bytes,
+        api: Api,
+        target: str,
+        path_topic: str | None,
+        mode: Mode,
+        packed: bytes | None = None,
     ) -> Asked | Plain:
         """Understand a request that came through `api`.
 
         Args:
             target: path and query to forward to.
+            packed: see `Asked`; then `body` is what it unpacks to.
             path_topic: the topic that the path names, if any.
 
         Raises:
@@ -173,9 +204,7 @@ class RequestReader:
         try:
             request = read_request(api, body, self._cache)
         except BadRequestBody as error:
-            fields = {"turn": turn_id, "api": api.name, "problem": error}
-            log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
-            return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status=UNREADABLE_BODY)
+            return self.unread(client, body if packed is None else packed, api, target, mode, error)
         memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon" and not request.goes_on_with
         session = self._session(client)
@@ -195,6 +224,7 @@ class RequestReader:
             who=who,
             is_held_back=is_held_back,
             is_thin=is_thin,
+            packed=packed,
         )
         refusal = self._refusal(request, turn_id) or _bad_topic(asked)
         if refusal is not None:
@@ -234,6 +264,20 @@ class RequestReader:
             log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return "bad-memory-in"
         return "none" if self._side_requests.includes(request) else None
+
+
+async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:
+    """Unpack a body in a thread; `take` takes the room for each piece before there is a next one.
+
+    Raises:
+        BadCoding, TooLarge: see `unpacked_parts`.
+        TooManyBodies: there is no room for it.
+    """
+    parts, whole = unpacked_parts(packed, codings, bytes_max), []
+    while part := await asyncio.to_thread(next, parts, b""):
+        take(len(part))
+        whole.append(part)
+    return b"".join(whole)
 
 
 class _Named(msgspec.Struct):

@@ -385,8 +385,6 @@ class Forwarding:
     async def _offer(self, on_interim: Interim) -> Offered:
         """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory."""
         asked, prompt, shown = self._received.asked, self._received.prompt, self.prepared.shown
-        headers = asked.headers.copy()
-        headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
         preferred = self._assignment.server.placement
         attempts: list[Placement | None] = [preferred, "merged", None] if shown.chunks else [preferred]
         refused, refused_bodies = None, []
@@ -397,8 +395,11 @@ class Forwarding:
                 continue
             if placement is None and shown.chunks:
                 shown = without_blocks(self._received, shown)
+            as_came, sent = asked.sent(body)
+            headers = as_came.copy()
+            headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
             try:
-                offered = await self._attempt(shown, placement, headers, body, on_interim)
+                offered = await self._attempt(shown, placement, headers, sent, on_interim)
             except NO_ANSWER as error:
                 if refused is None:
                     raise
@@ -428,8 +429,8 @@ class Forwarding:
         answer = await self._assignment.ask("POST", self._received.asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
         if answer.status in REFUSALS:
-            refusal = await read_refusal(answer)
-            return Offered(shown, placement, answer, refusal, refusal)
+            read, refusal = await read_refusal(answer)
+            return Offered(shown, placement, answer, read, refusal)
         beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
         broken = answer.content.exception()
         if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:
