@@ -79,7 +79,7 @@ def test_empty_content_is_no_content_whatever_the_action() -> None:
 
 def test_a_mistyped_action_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadMemoryIn, match=r"corrections\[0\]\.action`.*Update or Helpful or Unhelpful"):
-        decode({"corrections": [{"chunk_ids": ["a"], "action": "update", "reason": "r"}]})
+        decode({"corrections": [{"chunk_ids": ["a"], "action": "updates", "reason": "r"}]})
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,10 @@ def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[
 
 
 def without_secrets(name: str, value: str, principals: Principals) -> str | None:
-    """What of a header may leave for the upstream: nothing where a secret stands in it that memd accepts, of `Cookie`
-    all cookies but that one. None: nothing is left."""
+    """The part of a header that may leave for the upstream; None: nothing.
+
+    Nothing where a secret stands in it that memd accepts; of `Cookie` all cookies but that one.
+    """
     if principals.is_open:
         return value
     if name.lower() != "cookie":
@@ -147,7 +149,7 @@ def _has_secret(text: str, principals: Principals) -> bool:
 
 
 def _possible_secrets(text: str) -> Iterator[str]:
-    """What may be a secret in a header: all of it, what is behind a scheme, each word, and what is behind a name in it.
+    """All that may be a secret in a header: the whole, all behind a scheme, each word, and all behind a name in it.
 
     Who shows one decides how: memd knows but the digests of those that it accepts, and cannot look for one in a text.
     """

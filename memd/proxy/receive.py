@@ -16,6 +16,7 @@ import msgspec
 from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
+from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.readable import Readable
 from memd.ingest.topics import Topic, Topics
@@ -30,8 +31,10 @@ from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool
 from memd.speech import Speech
 from memd.wire.request import ModelRequest, without_own_blocks
 
-COUNTED_AT_ONCE_CHARACTERS = 20_000
+PREPARED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
+MESSAGE_CHARACTERS = 50
+"""A message or a tool call counts as so much text beside its own."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,10 +110,13 @@ class Receiver:
             MemdError: a topic cannot be opened.
         """
         at, now = time.time_ns() // 1000, steady_now()
-        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        stored_as: list[bytes] | None = None
+        if _is_short(asked.request):
+            request = self._heard(asked.request, topic)
+        else:
+            request, stored_as = await asyncio.to_thread(self._prepared, asked.request, topic)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
-        await self._count_new(request.messages[request.read_before :], request.digests[request.read_before :])
         counts = MessageCounts(self._counter, request.messages, request.digests)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if asked.mode == "full":
@@ -122,7 +128,7 @@ class Receiver:
                 said_at=at,
                 author=author,
                 thin=asked.has_only_new,
-                stored_as=partial(_stored_as, topic, request.messages[lead:], request.digests[lead:]),
+                stored_as=(lambda: stored_as) if stored_as is not None else partial(_stored_as, topic, *new[:2]),
             )
         else:
             arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.has_only_new)
@@ -164,20 +170,20 @@ class Receiver:
         readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
         return await self._topics.readable(readable)
 
-    async def _count_new(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
-        """Have the raw tokens of messages counted; what was not counted before, in a thread if it is long."""
-        known = self._counter.known(messages, digests)
-        counted = zip(messages, digests, known, strict=True)
-        new = [(message, digest) for message, digest, count in counted if count is None]
+    def _heard(self, request: ModelRequest, topic: Topic) -> ModelRequest:
+        """The request as it was said, and the raw tokens of what is new in it counted."""
+        request = without_own_blocks(request, topic.buffer.placed.__contains__, self._speech)
+        for place in range(request.read_before, len(request.messages)):
+            self._counter.message(request.messages[place], request.digests[place])
+        return request
 
-        def count() -> None:
-            for message, digest in new:
-                self._counter.message(message, digest)
-
-        if sum(len(message.text) for message, _ in new) <= COUNTED_AT_ONCE_CHARACTERS:
-            count()
-        else:
-            await asyncio.get_running_loop().run_in_executor(None, count)
+    def _prepared(self, request: ModelRequest, topic: Topic) -> tuple[ModelRequest, list[bytes] | None]:
+        """The same for a long one, with what `_stored_as` tells of it if more than an exchange of it is new."""
+        request = self._heard(request, topic)
+        if len(request.messages) - request.read_before <= LAST_EXCHANGE:
+            return request, None
+        lead = leading_count(request.messages)
+        return request, _stored_as(topic, request.messages[lead:], request.digests[lead:])
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:
@@ -191,10 +197,22 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
 
 
+def _is_short(request: ModelRequest) -> bool:
+    """Whether what is new in a request is so little that it is prepared on the event loop."""
+    left = PREPARED_AT_ONCE_CHARACTERS
+    for place in range(request.read_before, len(request.messages)):
+        message = request.messages[place]
+        left -= MESSAGE_CHARACTERS + len(message.text) + MESSAGE_CHARACTERS * len(message.tool_calls)
+        left -= sum([len(call.arguments) for call in message.tool_calls[:PREPARED_AT_ONCE_CHARACTERS]])
+        if left < 0:
+            return False
+    return True
+
+
 def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
     """For each message the digest under which the log of a version without a normal form has it; else none."""
     former = [message.former_digest for message in messages]
-    if former == digests:
+    if former == list(digests):
         return []
     known, now = chain_all(former), chain_all(digests)
     return [

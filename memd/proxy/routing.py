@@ -197,7 +197,7 @@ class Router:
         try:
             if codings := codings_of(request.headers):
                 body, packed = await unpacked(came, codings, limits.body_bytes_max, take), came
-            asked = self._reader.read(request, body, api, target, path_topic, mode, packed)
+            asked = await self._reader.read(request, body, api, target, path_topic, mode, packed)
         except TooLarge:
             return self._too_large(api, record)
         except BadCoding as error:

@@ -155,7 +155,8 @@ class TurnRunner:
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
         log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
         status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
-        return await self._forwarder.without_memory(client, asked.without_memory(status))
+        problem = str(error) if asked.topic_from == "memory_in" else ""
+        return await self._forwarder.without_memory(client, asked.without_memory(status, problem))
 
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
@@ -205,12 +206,19 @@ class Forwarder:
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request that memory has no part in."""
         record_of(client).note_status(plain.mode, plain.status)
-        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
-        headers, on_interim = plain.headers, interim_to(client)
+        refused, headers, on_interim = plain.refused, plain.headers, interim_to(client)
+        problem = "" if refused is None else refused.reason
+        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=problem)
+        if refused is not None:
+            headers = headers.copy()
+            headers["Accept-Encoding"] = "identity"
         with self._pool.assign(plain.hints) as assignment:
             async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
                 record_of(client).server = assignment.shown
-                return await relay(client, answer, extra)
+                if refused is None or answer.status != 200:
+                    return await relay(client, answer, extra)
+                telling = ModelRelay(refused.api, client, answer, self.capture_bytes_max, wants_stream=refused.streams)
+                return await telling.run(refused.memory_out, extra)
 
 
 class Forwarding:
@@ -279,7 +287,7 @@ class Forwarding:
                 self._capture_bytes_max,
                 read=offered.read,
                 wants_stream=received.request.stream,
-                keep=self._keep,
+                keep=self._keep if self._rememberer.is_promised(received) else None,
             )
             out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
@@ -301,11 +309,9 @@ class Forwarding:
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
-        """Wait until what was asked is in the journal, and keep a reply that is promised, before the client has all of
-        it: who has an answer may rely on both."""
+        """Wait until what was asked is in the journal, and keep the reply, before the client has all of it: where they
+        are promised, who has an answer may rely on both. No other answer waits for a disk."""
         await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
-        if not self._rememberer.is_promised(self._received):
-            return
         try:
             self._kept = self._rememberer.keep_reply(self._received, self.answered.shown, reply)
             await self._rememberer.save(self._received)

@@ -29,11 +29,11 @@ _WINDOW_LOG_MAX = 23
 
 
 class BadCoding(MemdError):
-    """What came cannot be unpacked; the message says why."""
+    """A body that cannot be unpacked; the message says why."""
 
 
 class TooLarge(MemdError):
-    """What came unpacks to more than there is room for."""
+    """A body that unpacks to more than there is room for."""
 
 
 def codings_of(headers: MultiMapping[str]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Unpacker:
             raise BadCoding(f"it has {len(named)} content codings, more than {CODINGS_MAX}")
         if unknown := next((one for one in named if one not in _CODINGS), None):
             raise BadCoding(f"its content coding is {unknown[:40]!r}, none of {', '.join(_CODINGS)}")
-        self._stages = [_Stage(_CODINGS[one], bytes_max) for one in reversed(named)]
+        self._stages = [_Unpacking(_CODINGS[one], bytes_max) for one in reversed(named)]
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield what the next bytes unpack to, at most about `PART_BYTES_MAX` at a time.
@@ -91,7 +91,7 @@ def unpacked_parts(data: bytes, codings: Iterable[str], bytes_max: int) -> Itera
         raise BadCoding("its end is missing")
 
 
-class _Stage:
+class _Unpacking:
     """One coding: members (frames) one after another, as gzip and zstd allow."""
 
     def __init__(self, new: Callable[[bytes], Any], bytes_max: int) -> None:

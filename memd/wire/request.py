@@ -88,6 +88,11 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Its parts have stand-ins (see `lenient_json`), which are not forwarded."""
 
     @property
+    def user(self) -> str:
+        """The member by which OpenAI's requests tell a program's users apart; empty if there is none."""
+        return decode_or_none(_text_decoder, self.fields.get("user", _NULL)) or ""
+
+    @property
     def wanted(self) -> Wanted:
         """The choice of chunks that may be recalled into it."""
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
