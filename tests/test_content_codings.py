@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import brotli
 import pytest
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask
+from daemon_process import Answer, DaemonProcess, ask, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -122,9 +122,8 @@ def test_what_packed_bodies_unpack_to_has_its_room_too(daemon: DaemonProcess, up
     ]
     for thread in waiting:
         thread.start()
-    refused = post(daemon, packed, "zstd", **{"X-Memory-Mode": "readonly"})
-    while refused.status == 200:  # those before it have not come yet
-        refused = post(daemon, packed, "zstd", **{"X-Memory-Mode": "readonly"})
+    wait_until(lambda: len(upstream.chats) == len(waiting), lambda: f"{len(upstream.chats)} came")
+    refused = post(daemon, packed, "zstd")
     gate.set()
     for thread in waiting:
         thread.join()
