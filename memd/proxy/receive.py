@@ -33,8 +33,9 @@ from memd.wire.request import ModelRequest, without_own_blocks
 
 PREPARED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
-MESSAGE_CHARACTERS = 50
-"""A message or a tool call counts as so much text beside its own."""
+PREPARED_AT_ONCE_MESSAGES = 2_000
+CALL_CHARACTERS = 50
+"""A tool call counts as so much text beside its arguments."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +111,8 @@ class Receiver:
             MemdError: a topic cannot be opened.
         """
         at, now = time.time_ns() // 1000, steady_now()
-        stored_as: list[bytes] | None = None
-        if _is_short(asked.request):
-            request = self._heard(asked.request, topic)
+        if self._is_short(asked.request):
+            request, stored_as = self._prepared(asked.request, topic)
         else:
             request, stored_as = await asyncio.to_thread(self._prepared, asked.request, topic)
         asked = msgspec.structs.replace(asked, request=request)
@@ -170,20 +170,31 @@ class Receiver:
         readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
         return await self._topics.readable(readable)
 
-    def _heard(self, request: ModelRequest, topic: Topic) -> ModelRequest:
-        """The request as it was said, and the raw tokens of what is new in it counted."""
-        request = without_own_blocks(request, topic.buffer.placed.__contains__, self._speech)
-        for place in range(request.read_before, len(request.messages)):
-            self._counter.message(request.messages[place], request.digests[place])
-        return request
+    def _is_short(self, request: ModelRequest) -> bool:
+        """Whether there is so little in a request that was not counted before that it is prepared on the event loop."""
+        messages, digests = request.messages[request.read_before :], request.digests[request.read_before :]
+        if len(messages) > PREPARED_AT_ONCE_MESSAGES:
+            return False
+        left = PREPARED_AT_ONCE_CHARACTERS
+        for message, known in zip(messages, self._counter.known(messages, digests), strict=True):
+            if known is None:
+                left -= len(message.text) + CALL_CHARACTERS * len(message.tool_calls)
+                left -= sum([len(call.arguments) for call in message.tool_calls[:PREPARED_AT_ONCE_CHARACTERS]])
+        return left >= 0
 
     def _prepared(self, request: ModelRequest, topic: Topic) -> tuple[ModelRequest, list[bytes] | None]:
-        """The same for a long one, with what `_stored_as` tells of it if more than an exchange of it is new."""
-        request = self._heard(request, topic)
-        if len(request.messages) - request.read_before <= LAST_EXCHANGE:
+        """The request as it was said, its raw tokens counted; with what `_stored_as` tells of it where more than an
+        exchange is new here."""
+        request = without_own_blocks(request, topic.buffer.placed.__contains__, self._speech)
+        messages, digests = request.messages, request.digests
+        known = self._counter.known(messages[request.read_before :], digests[request.read_before :])
+        for place, count in enumerate(known, request.read_before):
+            if count is None:
+                self._counter.message(messages[place], digests[place])
+        if known.count(None) <= LAST_EXCHANGE:
             return request, None
-        lead = leading_count(request.messages)
-        return request, _stored_as(topic, request.messages[lead:], request.digests[lead:])
+        lead = leading_count(messages)
+        return request, _stored_as(topic, messages[lead:], digests[lead:])
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:
@@ -195,18 +206,6 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     digests = [] if asked.has_only_new else [item.digest for item in sent]
     trail = trail_of(asked.request, names, digests, goes_on=asked.has_only_new and not arrival.opened)
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
-
-
-def _is_short(request: ModelRequest) -> bool:
-    """Whether what is new in a request is so little that it is prepared on the event loop."""
-    left = PREPARED_AT_ONCE_CHARACTERS
-    for place in range(request.read_before, len(request.messages)):
-        message = request.messages[place]
-        left -= MESSAGE_CHARACTERS + len(message.text) + MESSAGE_CHARACTERS * len(message.tool_calls)
-        left -= sum([len(call.arguments) for call in message.tool_calls[:PREPARED_AT_ONCE_CHARACTERS]])
-        if left < 0:
-            return False
-    return True
 
 
 def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
