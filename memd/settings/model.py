@@ -232,6 +232,8 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     header: HeaderName = ""
     """A header besides `X-Memory-Topic` that names the topic of requests that do not; empty: none."""
+    from_user: bool = False
+    """The `user` of an OpenAI request names its topic where no header and no MemoryIn does."""
 
 
 class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
