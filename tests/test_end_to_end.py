@@ -101,6 +101,13 @@ def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_resta
     assert any(labelled in content for content in shown_for("9913?"))
 
 
+def test_what_was_asked_before_it_was_told_is_answered_as_soon_as_it_is_told(daemon: DaemonProcess) -> None:
+    """The same request again is a retry, but it has no block to keep."""
+    assert daemon.chat([said(QUESTION)]).reply == FORGETFUL
+    daemon.chat([said(FACT)])
+    assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
+
+
 def talk(daemon: DaemonProcess) -> list[dict[str, str]]:
     """`TURNS` turns about many things, the whole history with each; the fact comes third. Returns the history."""
     history = [SYSTEM]

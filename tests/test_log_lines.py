@@ -244,7 +244,7 @@ HAPPENED = [
     "recalled",
     "passed through",
     "a request goes on without memory",
-    "a body that is no request of its API is passed on",
+    "memd cannot read its body",
     "a web page gets no memory",
     "a request cannot be read",
     "a client stopped sending its request body",

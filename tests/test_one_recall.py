@@ -75,7 +75,8 @@ def test_a_prompt_search_and_replay_show_the_same_chunks_for_the_same_reasons(to
     assert {one["id"] for one in injected} == set(receipt["shown"])
     for search in (by_route, by_command, replay["now"]):
         assert search["budget_tokens"] == receipt["budget_tokens"]
-        assert relevant(search["chunks"]) == relevant(receipt["candidates"])
+        listed = relevant(receipt["candidates"])  # of those without room the best
+        assert relevant(search["chunks"])[: len(listed)] == listed
         assert {one["id"]: one["tokens"] for one in search["chunks"] if one["verdict"] == "injected"} == {
             one["id"]: one["tokens"] for one in injected
         }, "in the model's tokens"

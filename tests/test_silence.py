@@ -138,3 +138,22 @@ def test_where_little_is_stored_what_is_less_near_is_shown(told: DaemonProcess, 
     assert shellfish in searched(daemon, question)["chunks"][0]["content"]
     assert searched(daemon, question)["note"] is None
     assert status(told, question) == ("none", "")
+
+
+@pytest.mark.parametrize("question", ["Who is Marek?", "When is Marek back?", "marek", "Tell me about Tove!"])
+def test_who_is_asked_for_by_name_is_found(told: DaemonProcess, question: str) -> None:
+    """A model that has never heard a name sees nothing near; the words know it."""
+    assert searched(told, question)["note"] is None
+    assert status(told, question)[0] == "injected"
+
+
+def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> None:
+    spoon, key = "The wooden spoon is in the second drawer.", "Our neighbour Lena has the spare key of the garage."
+    daemon.chat([{"role": "user", "content": spoon}])
+    daemon.chat([{"role": "user", "content": key}])
+    daemon.wait_stored(spoon, key)
+    [helped] = [one["id"] for one in daemon.export() if spoon in one["content"]]
+    assert daemon.run("correct", helped, "--helpful", "--steps", "4").returncode == 0
+    shown = [one for one in searched(daemon, "Who is Lena?")["chunks"] if one["verdict"] == "injected"]
+    assert [key in one["content"] for one in shown] == [True]
+    assert spoon in searched(daemon, "Where is the wooden spoon?")["chunks"][0]["content"]

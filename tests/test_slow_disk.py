@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
+from memd.proxy.remember import JOURNAL_SECONDS_MAX
 from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender
@@ -39,6 +41,30 @@ class _Slow:
     def sync(self) -> None:
         time.sleep(SYNC_SECONDS)
         self._real.sync()
+
+
+class HeldJournal(DiskFiles):
+    """The real disk, but journals are written only once `gate` is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def append_to(self, path: Path) -> Appender:
+        return _Held(super().append_to(path), self.gate) if path.name == "hot.log" else super().append_to(path)
+
+    def create(self, path: Path) -> Appender:
+        return _Held(super().create(path), self.gate) if path.name == "hot.log" else super().create(path)
+
+
+class _Held:
+    def __init__(self, real: Appender, gate: threading.Event) -> None:
+        self._real, self._gate = real, gate
+        self.sync, self.truncate, self.close = real.sync, real.truncate, real.close
+
+    def write(self, data: bytes) -> None:
+        self._gate.wait(60)
+        self._real.write(data)
 
 
 @pytest.fixture
@@ -77,3 +103,31 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
     assert told == answered
     kept = [json.loads(line) for line in (tmp_path / "memory" / RECEIPTS_NAME).read_text().splitlines() if line]
     assert [receipt["turn_id"] for receipt in kept] == answered
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_an_answer_ends_when_the_upstream_ends_it_and_not_when_the_journal_has_the_question(
+    tmp_path: Path, llama: str, stream: bool
+) -> None:
+    disk = HeldJournal()
+    config = Config(
+        listen=ListenSettings(port=0),
+        upstream=UpstreamSettings(url=llama),
+        data_dir=tmp_path / "memory",
+        buffer=BufferSettings(store_after_seconds=0),
+    )
+    try:
+        async with running(config, files=disk) as daemon, aiohttp.ClientSession() as session:
+            body = {"messages": [{"role": "user", "content": "Is the locker taken?"}], "stream": stream}
+            async with asyncio.timeout(60):
+                async with session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer:
+                    assert answer.headers["X-Memory-Status"] == "none"
+                    first = await answer.content.readany()
+                    began = time.monotonic()
+                    rest = await answer.content.read()
+            assert time.monotonic() - began < JOURNAL_SECONDS_MAX / 2
+            assert b"[DONE]" in first + rest or not stream
+            assert not disk.gate.is_set()
+            disk.gate.set()
+    finally:
+        disk.gate.set()

@@ -72,3 +72,19 @@ def test_chats_that_a_header_tells_apart_are_no_branches_of_each_other(daemon: D
         daemon.chat([FACT], {USER: ADA, CHAT: chat})
     [topic] = ask(f"{daemon.base_url}/memd/topics").json["topics"]
     assert topic["conversations"] == 2
+
+
+def test_openai_s_user_separates_where_it_is_asked_for(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    plain = make_daemon(upstream.url).start()
+    assert topic_of(plain, said(plain, {}, user=ADA)) == "default"
+    daemon = make_daemon(upstream.url, {"topics": {"from_user": True}, "buffer": {"idle_seconds": 0}}).start()
+    daemon.chat([FACT], user=ADA)
+    for user, is_shown in ((ADA, True), (BEN, False)):
+        answer = daemon.chat([QUESTION], user=user)
+        assert topic_of(daemon, answer) == user
+        assert ("5511" in upstream.requests[-1].body.decode()) is is_shown
+    assert topic_of(daemon, said(daemon, {"X-Memory-Topic": "named"}, user=ADA)) == "named"
+    assert topic_of(daemon, said(daemon, {}, path="/t/path/v1", user=BEN)) == BEN
+    assert topic_of(daemon, said(daemon, {}, path="/t/path/v1", user=" ")) == "path"
+    assert topic_of(daemon, said(daemon, {}, user={"id": 5})) == "default"
+    assert said(daemon, {}, user="ada@example.org").headers["X-Memory-Status"] == "bad-topic"

@@ -112,3 +112,57 @@ def test_a_web_page_of_another_machine_is_not_lent_them(
     upgrade = [b"Connection: Upgrade", b"Upgrade: websocket"] if path.endswith(b"realtime") else []
     client.send(request(b"POST", path, b"Origin: https://evil.example", *upgrade, body=b"{}"))
     assert client.read_head().startswith(b"HTTP/1.1 403") and not offered
+
+
+OWN = "own=se.cret:word"
+"""Made of the characters at which names and values part."""
+OTHERS = "memd-key-of-the-model-server"
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator[DaemonProcess]:
+    daemon = DaemonProcess(tmp_path_factory.mktemp("closed"), raw.url, {"auth": {"token": OWN}}).start()
+    yield daemon
+    daemon.discard()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["full", "off"])
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        (f"api-key: {OWN}", None),
+        (f"x-goog-api-key: {OWN}", None),
+        (f"X-Custom: Token {OWN}, other", None),
+        (f"X-Custom: key={OWN}", None),
+        (f'X-Custom: Digest username="ann", response="{OWN}"', None),
+        ("X-Custom: own%3Dse.cret%3Aword", None),
+        (f"Authorization: Basic {base64.b64encode(f'ann:{OWN}'.encode()).decode()}", None),
+        (f"Cookie: theme=dark; memd={OWN}; session=x=y", "Cookie: theme=dark; session=x=y"),
+        (f'Cookie: memd="{OWN}"', None),
+        (f"api-key: {OTHERS}", f"api-key: {OTHERS}"),
+        (f"api-key: {OWN}s", f"api-key: {OWN}s"),
+        (f"Authorization: Bearer {OTHERS}", f"Authorization: Bearer {OTHERS}"),
+        ("Cookie: a=1;b=2", "Cookie: a=1;b=2"),
+    ],
+)
+def test_a_secret_of_memd_s_own_never_leaves_for_the_upstream(
+    closed: DaemonProcess, raw: RawUpstream, connect: Connect, sent: str, kept: str | None, mode: str
+) -> None:
+    heads: list[str] = []
+
+    def script(peer: Peer) -> None:
+        if b"/chat/completions " in peer.head:
+            heads.append(peer.head.decode())
+        peer.read_body()
+        peer.send(answer(b"{}"))
+
+    raw.script = script
+    client = connect(closed.base_url)
+    shown = f"X-Memory-Token: {OWN}", f"X-Memory-Mode: {mode}", sent
+    body = b'{"messages":[{"role":"user","content":"hi"}]}'
+    client.send(request(b"POST", b"/v1/chat/completions", *(one.encode() for one in shown), body=body))
+    assert client.read_head().startswith(b"HTTP/1.1 200")
+    assert "se.cret" not in heads[0].replace(f"{OWN}s", "")
+    name = sent.partition(":")[0]
+    assert [line for line in heads[0].split("\r\n") if line.startswith(name)] == ([] if kept is None else [kept])

@@ -103,7 +103,7 @@ def test_history_memory_and_a_reply_always_fit_the_window(
     asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
     assert 0 <= found.soft <= found.hard <= found.room
     assert found.room == 0 or found.room + standing + min(asked, max(512, window // 16), window // 2) <= window
-    assert found.injection <= window // 8 and 0 <= found.injection_min <= max(window // 16, 0)
+    assert found.injection <= window // 4 and 0 <= found.injection_min <= max(window // 16, 0)
 
 
 # -- the blocks of earlier turns --------------------------------------------------------------------------------------

@@ -195,10 +195,11 @@ def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
 
 def test_a_request_that_goes_on_with_a_thread_of_the_upstream_s_is_left_to_it() -> None:
     message = {"role": "user", "content": [result("1", "one")]}
-    with pytest.raises(BadRequestBody, match="thread"):
-        ANTHROPIC.parse(body_of(message, thread={"type": "continue", "previous_message_id": "m"}))
+    asked = body_of(message, thread={"type": "continue", "previous_message_id": "m"}, memory_in={})
+    request = ANTHROPIC.parse(asked)
+    assert request.goes_on_with == "thread m" and ANTHROPIC.encode(request) == asked
     for thread in ({"type": "create"}, {}, None, 5, "continue", {"type": 5}):
-        assert len(ANTHROPIC.parse(body_of(message, thread=thread)).messages) == 1
+        assert not ANTHROPIC.parse(body_of(message, thread=thread)).goes_on_with
 
 
 @given(st.binary() | st.binary().map(lambda noise: b'{"messages":[{"role":"user","content":[' + noise))

@@ -79,7 +79,7 @@ def test_empty_content_is_no_content_whatever_the_action() -> None:
 
 def test_a_mistyped_action_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadMemoryIn, match=r"corrections\[0\]\.action`.*Update or Helpful or Unhelpful"):
-        decode({"corrections": [{"chunk_ids": ["a"], "action": "update", "reason": "r"}]})
+        decode({"corrections": [{"chunk_ids": ["a"], "action": "updates", "reason": "r"}]})
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_memory_out_is_added_to_a_json_body_and_no_other_byte_changes(
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"no", b'{"a":1', b'{"a":1}}', b"\x1f\x8b\x08", b'{"\xff":1}', b'{"a":' + b"[" * 5000 + b"}"]
+    "body", [b"", b"[]", b"no", b'{"a":1', b'{"a":1}}', b"\x1f\x8b\x08", b'{"a":' + b"[" * 5000 + b"}"]
 )
 def test_a_body_that_is_not_a_json_object_is_left_alone(body: bytes) -> None:
     assert splice_memory_out_json(body, OUT) == body

@@ -8,10 +8,11 @@ read their memory.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ipaddress
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from aiohttp import web
@@ -31,6 +32,8 @@ _FORWARDING = re.compile(
     r"|x-envoy-external-address|tailscale-user-.*|x-(?:cluster-)?client-ip|x-original-forwarded-.*",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"[^\s,;]+")
+_NAME_END = re.compile(r"[=:.]")
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """A host that may stand in an address, as `urlsplit` gives it."""
 
@@ -125,6 +128,44 @@ def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[
         for name, secret in shown_secrets(request)
         if secret.startswith(SECRET_PREFIX) or principals.find(secret) is not None
     }
+
+
+def without_secrets(name: str, value: str, principals: Principals) -> str | None:
+    """The part of a header that may leave for the upstream; None: nothing.
+
+    Nothing where a secret stands in it that memd accepts; of `Cookie` all cookies but that one.
+    """
+    if principals.is_open:
+        return value
+    if name.lower() != "cookie":
+        return None if _has_secret(value, principals) else value
+    cookies = value.split(";")
+    kept = [cookie for cookie in cookies if not _has_secret(cookie, principals)]
+    return value if len(kept) == len(cookies) else ";".join(kept).strip() or None
+
+
+def _has_secret(text: str, principals: Principals) -> bool:
+    return any(principals.accepts(one) for one in _possible_secrets(text) if one)
+
+
+def _possible_secrets(text: str) -> Iterator[str]:
+    """All that may be a secret in a header: the whole, all behind a scheme, each word, and all behind a name in it.
+
+    Who shows one decides how: memd knows but the digests of those that it accepts, and cannot look for one in a text.
+    """
+    text = text.strip()
+    scheme, _, shown = text.partition(" ")
+    yield text
+    yield shown.strip()
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            user, _, password = base64.b64decode(shown.strip()).decode(errors="surrogateescape").partition(":")
+            yield from (user, password)
+    for word in _WORD.findall(text):
+        for begin in (0, *(found.end() for found in _NAME_END.finditer(word))):
+            yield word[begin:].strip('"')
+            if "%" in word:
+                yield unquote(word[begin:].strip('"'))
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:

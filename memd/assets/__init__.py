@@ -5,7 +5,9 @@ Rule: only this module knows where they lie. What they are and where they come f
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 _HERE = Path(__file__).parent
 
@@ -32,3 +34,8 @@ def ranks_bytes() -> bytes:
 def calibration_pairs() -> bytes:
     """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
     return (_HERE / "calibration_pairs.json").read_bytes()
+
+
+def words_of(subject: str) -> dict[str, Any]:
+    """The words of natural languages that a subject goes by: `times`, `instructions`."""
+    return tomllib.loads((_HERE / f"{subject}.toml").read_text("utf-8"))

@@ -29,8 +29,8 @@ REPLY_SHARE = 8
 REPLY_SHARE_MAX = 2
 """A client that asks for more than half the window as reply means "as much as possible": half is kept for it."""
 REPLY_TOKENS_MIN = 512
-INJECTION_SHARE_MAX = 8
-"""The injection budget gets at most an eighth of the window."""
+INJECTION_SHARE_MAX = 4
+"""The injection budget gets at most a quarter of the window."""
 SHRUNK_SHARE = 16
 """The reply and the injection budget shrink to a sixteenth of the window before history leaves."""
 

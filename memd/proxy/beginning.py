@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from memd.proxy.relay import encoding_of, media_type_of
+from memd.proxy.relay import media_type_of
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX
+from memd.wire.content_codings import codings_of
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.sse import SseEvent, SseParser
 
@@ -39,7 +40,7 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
     """Read the first event of a stream, or a JSON body; more than `BODY_BYTES_MAX` is no error."""
     media_type = media_type_of(answer)
     streams = media_type == "text/event-stream"
-    if encoding_of(answer) != "identity" or not (streams or media_type == "application/json"):
+    if codings_of(answer.headers) or not (streams or media_type == "application/json"):
         return Beginning()
     parser, event, read = SseParser(BODY_BYTES_MAX), None, b""
     until = time.monotonic() + WAIT_SECONDS

@@ -27,6 +27,7 @@ from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory
 log = logging.getLogger("memd")
 
 
+NOT_READ = "memory_in is not read in a request that goes on with a conversation that the upstream keeps"
 STEP_CHARACTERS = 400
 """Of the model's latest step, in the question of a turn that recalls anew."""
 
@@ -73,6 +74,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
             injected_ids=[chunk.shown_id for chunk in self.chunks],
             turn_id=received.asked.turn_id,
             timings_ms=recalled.spans_ms,
+            problem=NOT_READ if received.request.goes_on_with and "memory_in" in received.request.fields else "",
         )
 
     def memory_out(self, received: Received) -> MemoryOut | None:
@@ -104,8 +106,8 @@ class Memory:
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not room.fits or room.block <= 0:
-            return Recalled()
+        if turn is None or not room.fits or room.block <= 0 or received.request.goes_on_with:
+            return Recalled()  # in the last case the upstream would keep it, and all of an answer's blocks together
         key = received.topic.id, prompt.conversation.id, turn
         if other := self._recalling.get(key):  # the same request at the same moment: both show one block
             await other.wait()

@@ -6,6 +6,7 @@ judge, and passes untouched.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.admin.access import forwarding_header, is_from_foreign_page, principal_of
+from memd.admin.http import Take
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction.redactor import Redactor
@@ -27,11 +29,12 @@ from memd.proxy.upstream.pool import Hints
 from memd.settings.model import Config, LimitsSettings
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
-from memd.wire.api import Api
+from memd.wire.api import Api, read_request
+from memd.wire.content_codings import unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest
-from memd.wire.sideband import MemoryIn
+from memd.wire.sideband import MemoryIn, MemoryOut, Signal
 
 log = logging.getLogger("memd")
 
@@ -44,14 +47,32 @@ SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
 BAD_TOPIC = "bad-topic"
 """The status of a request whose header names a topic that cannot be."""
+READ_AT_ONCE_BYTES = 64 * 1024
+"""A body that is read on the event loop; one of nothing but small tool calls takes 10 ms."""
+UNREADABLE_BODY = "degraded:unreadable"
+"""The status of a request whose body memd cannot read."""
 SESSION_CHARACTERS_MAX = 256
 THIN_SESSION = "history: daemon"
 """The session of a thin client (one that sends only what is new) that names none: one conversation per topic."""
 CREDENTIALS = ("Authorization", "X-Api-Key")
 
 
-TopicFrom = Literal["memory_in", "header", "path"]
+TopicFrom = Literal["memory_in", "header", "user", "path"]
 """Who named a request's topic; a path that names none is that of the default topic."""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A MemoryIn of which nothing was done; the answer says so."""
+
+    api: Api
+    streams: bool
+    """A stream was asked for."""
+    reason: str
+
+    @property
+    def memory_out(self) -> MemoryOut:
+        """The MemoryOut of the response's body."""
+        return MemoryOut((), signals=(Signal(type="memory_in_refused", reason=self.reason),))
 
 
 class Plain(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +90,8 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """For `X-Memory-Status`."""
     hints: Callable[[], Hints] = partial(Hints, only_computes=True)
+    refused: Refused | None = None
+    """Of its MemoryIn, where that asked for something."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,23 +112,45 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """`who` may not write in the topic, so that `full` became `readonly`."""
     is_thin: bool
     """The client sends only what is new and leaves its history to memd."""
+    packed: bytes | None
+    """The body as it came, where it came in a content coding."""
+
+    @property
+    def has_only_new(self) -> bool:
+        """Whether somebody else than the client, memd or the upstream, has what was said before."""
+        return self.is_thin or bool(self.request.goes_on_with)
 
     @property
     def credentials(self) -> CIMultiDict[str]:
         """The client's credentials, for questions of memd's own to the upstream."""
         return CIMultiDict((name, self.headers[name]) for name in CREDENTIALS if name in self.headers)
 
-    def without_memory(self, status: str) -> Plain:
-        """The same request, to be forwarded without memory."""
-        body = self.api.encode(self.request)
+    def sent(self, body: bytes) -> tuple[CIMultiDict[str], bytes]:
+        """The headers and the body to forward: as they came where nothing of it changes, else in no content coding."""
+        if self.packed is None:
+            return self.headers, body
+        if body is self.request.original:
+            return self.headers, self.packed
+        headers = self.headers.copy()
+        headers.popall("Content-Encoding", None)
+        return headers, body
+
+    def without_memory(self, status: str, problem: str = "") -> Plain:
+        """The same request, to be forwarded without memory; `problem`: what is wrong with its MemoryIn."""
+        headers, body = self.sent(self.api.encode(self.request))
+        memory_in, refused = self.request.memory_in, None
+        if problem or (memory_in is not None and (memory_in.corrections or memory_in.notes)):
+            reason = problem or f"the request went on without memory: {status}"
+            refused = Refused(api=self.api, streams=self.request.stream, reason=reason)
         return Plain(
             turn_id=self.turn_id,
             target=self.target,
-            headers=self.headers,
+            headers=headers,
             body=body,
             mode=self.mode,
             status=status,
             hints=partial(_hints, self.request, self.session),
+            refused=refused,
         )
 
 
@@ -118,6 +163,7 @@ class RequestReader:
         self._principals = principals
         self._history = config.conversation.history
         self._topic_headers = [name for name in (TOPIC_HEADER, config.topics.header) if name]
+        self._from_user = config.topics.from_user
         self._session_headers = [name for name in (SESSION_HEADER, config.conversation.header) if name]
         self._redactor = redactor
         self._cache = MessageCache(speech=speech)
@@ -150,13 +196,29 @@ class RequestReader:
         log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
         return "off", "bad-mode"
 
-    def read(
-        self, client: web.Request, body: bytes, api: Api, target: str, path_topic: str | None, mode: Mode
+    def unread(self, client: web.Request, body: bytes, api: Api, target: str, mode: Mode, problem: Exception) -> Plain:
+        """A request whose body, as it came, memd cannot read; the log says why."""
+        turn_id = record_of(client).id
+        fields = {"turn": turn_id, "api": api.name, "problem": problem}
+        log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
+        headers = forwarded_headers(client, self._principals)
+        return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status=UNREADABLE_BODY)
+
+    async def read(
+        self,
+        client: web.Request,
+        body: bytes,
+        api: Api,
+        target: str,
+        path_topic: str | None,
+        mode: Mode,
+        packed: bytes | None = None,
     ) -> Asked | Plain:
         """Understand a request that came through `api`.
 
         Args:
             target: path and query to forward to.
+            packed: see `Asked`; then `body` is what it unpacks to.
             path_topic: the topic that the path names, if any.
 
         Raises:
@@ -164,15 +226,16 @@ class RequestReader:
         """
         headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
         try:
-            request = api.parse(body, self._cache)
+            if len(body) <= READ_AT_ONCE_BYTES:
+                request, is_side_request = self._parsed(api, body)
+            else:
+                request, is_side_request = await asyncio.to_thread(self._parsed, api, body)
         except BadRequestBody as error:
-            fields = {"turn": turn_id, "error": error}
-            log.debug("a body that is no request of its API is passed on", extra=fields)
-            return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status="none")
-        memory_in, history = request.memory_in, client.headers.get(HISTORY_HEADER, self._history)
-        is_thin = history.strip().lower() == "daemon"
+            return self.unread(client, body if packed is None else packed, api, target, mode, error)
+        history = client.headers.get(HISTORY_HEADER, self._history)
+        is_thin = history.strip().lower() == "daemon" and not request.goes_on_with
         session = self._session(client)
-        topic_id, topic_from = self._topic(client, memory_in, path_topic)
+        topic_id, topic_from = self._topic(client, request, path_topic)
         who = principal_of(client)
         is_held_back = mode == "full" and not who.may("write", topic_id)
         asked = Asked(
@@ -184,16 +247,26 @@ class RequestReader:
             mode="readonly" if is_held_back else mode,
             topic_id=topic_id,
             topic_from=topic_from,
-            session=session or (THIN_SESSION if is_thin else None),
+            session=session or request.goes_on_with or (THIN_SESSION if is_thin else None),
             who=who,
             is_held_back=is_held_back,
             is_thin=is_thin,
+            packed=packed,
         )
-        refusal = self._refusal(request, turn_id) or _bad_topic(asked)
-        if refusal is not None:
+        if problem := request.memory_in_error or _exceeded_limit(request.memory_in, self._limits):
+            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
+            return asked.without_memory("bad-memory-in", problem)
+        if is_side_request:
+            return asked.without_memory("none")
+        if refusal := _bad_topic(asked):
             return asked.without_memory(refusal)
         who.check("read", topic_id)
         return asked
+
+    def _parsed(self, api: Api, body: bytes) -> tuple[ModelRequest, bool]:
+        """A request, and whether it is one that a program makes for itself."""
+        request = read_request(api, body, self._cache)
+        return request, self._side_requests.includes(request)
 
     def hints(self, client: web.Request, api: Api | None, body: bytes | None) -> Hints:
         """Return the hints of a request that passes through unread.
@@ -204,7 +277,7 @@ class RequestReader:
             return Hints(only_computes=True, is_spread=False)
         if api is not None and body is not None and client.headers.get("Content-Encoding", "identity") == "identity":
             try:
-                return _hints(api.parse(body), self._session(client))
+                return _hints(read_request(api, body), self._session(client))
             except BadRequestBody:
                 pass
         model = _named_model(body)
@@ -213,20 +286,30 @@ class RequestReader:
     def _session(self, client: web.Request) -> str:
         return self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
 
-    def _topic(self, client: web.Request, memory_in: MemoryIn | None, path_topic: str | None) -> tuple[str, TopicFrom]:
+    def _topic(self, client: web.Request, request: ModelRequest, path_topic: str | None) -> tuple[str, TopicFrom]:
         """The topic that a request names, the most particular first, and where."""
+        memory_in = request.memory_in
         if memory_in is not None and memory_in.topic_id is not None:
             return memory_in.topic_id, "memory_in"
         named = _first_of(client, self._topic_headers)
-        return (named, "header") if named else (path_topic or DEFAULT_TOPIC_ID, "path")
+        if named:
+            return named, "header"
+        user = request.user.strip() if self._from_user else ""
+        return (user, "user") if user else (path_topic or DEFAULT_TOPIC_ID, "path")
 
-    def _refusal(self, request: ModelRequest, turn_id: str) -> str | None:
-        """The status of a request that memory has no part in, None if it has."""
-        problem = request.memory_in_error or _exceeded_limit(request.memory_in, self._limits)
-        if problem is not None:
-            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
-            return "bad-memory-in"
-        return "none" if self._side_requests.includes(request) else None
+
+async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:
+    """Unpack a body in a thread; `take` takes the room for each piece before there is a next one.
+
+    Raises:
+        BadCoding, TooLarge: see `unpacked_parts`.
+        TooManyBodies: there is no room for it.
+    """
+    parts, whole = unpacked_parts(packed, codings, bytes_max), []
+    while part := await asyncio.to_thread(next, parts, b""):
+        take(len(part))
+        whole.append(part)
+    return b"".join(whole)
 
 
 class _Named(msgspec.Struct):
@@ -256,13 +339,17 @@ def _first_of(client: web.Request, names: list[str]) -> str:
 
 
 def _bad_topic(asked: Asked) -> str | None:
-    """The status of a request whose header names no topic: stored elsewhere, one user's words would be another's."""
-    if asked.topic_from != "header":
+    """The status of a request whose header or user names no topic: stored elsewhere, one user's words would be
+    another's."""
+    if asked.topic_from not in ("header", "user"):
         return None
     try:
         checked_topic_id(asked.topic_id)
     except BadTopicId as error:
-        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": f"{error} (header)"})
+        log.warning(
+            "a request goes on without memory",
+            extra={"turn": asked.turn_id, "problem": f"{error} ({asked.topic_from})"},
+        )
         return BAD_TOPIC
     return None
 

@@ -16,6 +16,7 @@ import msgspec
 from memd.clock import steady_now
 from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
+from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.readable import Readable
 from memd.ingest.topics import Topic, Topics
@@ -30,8 +31,11 @@ from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool
 from memd.speech import Speech
 from memd.wire.request import ModelRequest, without_own_blocks
 
-COUNTED_AT_ONCE_CHARACTERS = 20_000
+PREPARED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
+PREPARED_AT_ONCE_MESSAGES = 2_000
+CALL_CHARACTERS = 50
+"""A tool call counts as so much text beside its arguments."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,10 +111,12 @@ class Receiver:
             MemdError: a topic cannot be opened.
         """
         at, now = time.time_ns() // 1000, steady_now()
-        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        if self._is_short(asked.request):
+            request, stored_as = self._prepared(asked.request, topic)
+        else:
+            request, stored_as = await asyncio.to_thread(self._prepared, asked.request, topic)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
-        await self._count_new(request.messages[request.read_before :], request.digests[request.read_before :])
         counts = MessageCounts(self._counter, request.messages, request.digests)
         new = request.messages[lead:], request.digests[lead:], counts[lead:]
         if asked.mode == "full":
@@ -121,11 +127,11 @@ class Receiver:
                 now=now,
                 said_at=at,
                 author=author,
-                thin=asked.is_thin,
-                stored_as=partial(_stored_as, topic, request.messages[lead:], request.digests[lead:]),
+                thin=asked.has_only_new,
+                stored_as=(lambda: stored_as) if stored_as is not None else partial(_stored_as, topic, *new[:2]),
             )
         else:
-            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.is_thin)
+            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.has_only_new)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
         live = LiveTurns(request, arrival)
@@ -164,20 +170,31 @@ class Receiver:
         readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
         return await self._topics.readable(readable)
 
-    async def _count_new(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
-        """Have the raw tokens of messages counted; what was not counted before, in a thread if it is long."""
-        known = self._counter.known(messages, digests)
-        counted = zip(messages, digests, known, strict=True)
-        new = [(message, digest) for message, digest, count in counted if count is None]
+    def _is_short(self, request: ModelRequest) -> bool:
+        """Whether there is so little in a request that was not counted before that it is prepared on the event loop."""
+        messages, digests = request.messages[request.read_before :], request.digests[request.read_before :]
+        if len(messages) > PREPARED_AT_ONCE_MESSAGES:
+            return False
+        left = PREPARED_AT_ONCE_CHARACTERS
+        for message, known in zip(messages, self._counter.known(messages, digests), strict=True):
+            if known is None:
+                left -= len(message.text) + CALL_CHARACTERS * len(message.tool_calls)
+                left -= sum([len(call.arguments) for call in message.tool_calls[:PREPARED_AT_ONCE_CHARACTERS]])
+        return left >= 0
 
-        def count() -> None:
-            for message, digest in new:
-                self._counter.message(message, digest)
-
-        if sum(len(message.text) for message, _ in new) <= COUNTED_AT_ONCE_CHARACTERS:
-            count()
-        else:
-            await asyncio.get_running_loop().run_in_executor(None, count)
+    def _prepared(self, request: ModelRequest, topic: Topic) -> tuple[ModelRequest, list[bytes] | None]:
+        """The request as it was said, its raw tokens counted; with what `_stored_as` tells of it where more than an
+        exchange is new here."""
+        request = without_own_blocks(request, topic.buffer.placed.__contains__, self._speech)
+        messages, digests = request.messages, request.digests
+        known = self._counter.known(messages[request.read_before :], digests[request.read_before :])
+        for place, count in enumerate(known, request.read_before):
+            if count is None:
+                self._counter.message(messages[place], digests[place])
+        if known.count(None) <= LAST_EXCHANGE:
+            return request, None
+        lead = leading_count(messages)
+        return request, _stored_as(topic, messages[lead:], digests[lead:])
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:
@@ -186,15 +203,15 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     origin = () if conversation.origin is None else (conversation.origin[0],)
     names = (conversation.id, *origin) if asked.mode == "full" else origin
     sent = conversation.messages[arrival.offset : arrival.end]
-    digests = [] if asked.is_thin else [item.digest for item in sent]
-    trail = trail_of(asked.request, names, digests, goes_on=asked.is_thin and not arrival.opened)
+    digests = [] if asked.has_only_new else [item.digest for item in sent]
+    trail = trail_of(asked.request, names, digests, goes_on=asked.has_only_new and not arrival.opened)
     return Hints(model=asked.request.model, trail=trail, only_computes=True)
 
 
 def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
     """For each message the digest under which the log of a version without a normal form has it; else none."""
     former = [message.former_digest for message in messages]
-    if former == digests:
+    if former == list(digests):
         return []
     known, now = chain_all(former), chain_all(digests)
     return [
@@ -204,12 +221,15 @@ def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[byte
 
 
 def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
-    """Whether no correction has taken a chunk of the block out since, as far as these topics, the own one first, tell.
+    """Whether the block shows something, and no correction has taken a chunk of it out since, as far as these topics,
+    the own one first, tell. An empty one keeps nothing: what was told since may answer the same question.
 
     What none of them has an entry of is still to be stored, or another topic's.
     """
+    if block is None or not block.chunks:
+        return False
     snapshots = [topic.log.snapshot() for topic in topics]
-    for chunk in () if block is None else block.chunks:
+    for chunk in block.chunks:
         known = (places for one in snapshots if (places := [(one, place) for place in one.places(chunk.uuid)]))
         entries = next(known, [])
         if entries and not any(snapshot.is_live(place) for snapshot, place in entries):

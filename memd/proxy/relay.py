@@ -6,6 +6,7 @@ handler is cancelled); an upstream that dies in mid-answer ends the client's str
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ import aiohttp
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, MultiMapping
 
-from memd.admin.access import headers_with_token
+from memd.admin.access import headers_with_token, without_secrets
 from memd.admin.http import Take, body_parts
 from memd.principals import Principals
 from memd.proxy.cross_origin import let_page_read_own_headers
@@ -27,6 +28,7 @@ from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
 from memd.wire.capture import Reply
+from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, codings_of, unpacked_parts
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
 
@@ -45,6 +47,9 @@ READ_WHOLE_BYTES_MAX = 4 << 20
 """A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
 the upstream has closed a pooled connection."""
+STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
+PACKED_STREAM_TIMES = 8
+"""A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 """The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
@@ -60,15 +65,15 @@ def target_of(request: web.BaseRequest) -> str:
 
 
 def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:
-    """The client's headers, without hop-by-hop ones (also those that `Connection` names), memd's own and its tokens."""
+    """The client's headers, without hop-by-hop ones (those that `Connection` names too), memd's own and its secrets."""
     dropped = NOT_FORWARDED.union(
         named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, principals)
     )
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in decoded(request.raw_headers):
-        if name.lower() not in dropped:
-            headers.add(spelled.setdefault(name.lower(), name), value)
+        if name.lower() not in dropped and (kept := without_secrets(name, value, principals)) is not None:
+            headers.add(spelled.setdefault(name.lower(), name), kept)
     return headers
 
 
@@ -82,13 +87,15 @@ async def pass_through(
     idle_seconds: float,
     take: Take,
     extra: list[tuple[str, str]] | None = None,
+    body: AsyncIterator[bytes] | bytes | None = None,
 ) -> web.StreamResponse:
     """Forward a request unchanged and relay the answer; a large body is streamed.
 
-    `hints`: which server it should go to, by its body where that was read whole.
+    Args:
+        hints: which server it should go to, by its body where that was read whole.
+        body: its body, where that has been read.
     """
-    body: AsyncIterator[bytes] | bytes | None = None
-    if request.can_read_body:
+    if body is None and request.can_read_body:
         size = request.content_length
         if size is not None and size <= READ_WHOLE_BYTES_MAX:
             take(size)
@@ -109,7 +116,8 @@ async def relay(
     request: web.Request, answer: aiohttp.ClientResponse, extra: list[tuple[str, str]]
 ) -> web.StreamResponse:
     """Stream an answer back unread."""
-    response = prepared(answer, extra, body_changes=False)
+    streams = bool(extra) and media_type_of(answer) in STREAM_TYPES
+    response = prepared(answer, [*extra, *(_unbuffered(answer) if streams else ())], body_changes=False)
     await response.prepare(request)
     passing = Passing(request, response, answer)
     return await _pass_on(passing, request, response, parts_of(answer, record_of(request)))
@@ -140,27 +148,25 @@ def interim_to(request: web.BaseRequest) -> Interim:
     return pass_on
 
 
-async def read_refusal(answer: aiohttp.ClientResponse) -> bytes:
-    """The beginning of an error's body, enough to understand it; empty if it is no text to be read."""
-    if encoding_of(answer) != "identity" or media_type_of(answer) == "text/event-stream":
-        return b""
+async def read_refusal(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
+    """The beginning of an error's body, as it came and as text, enough to understand it; empty if it is a stream."""
+    if media_type_of(answer) == "text/event-stream":
+        return b"", b""
     body = b""
     try:
         while len(body) <= REFUSAL_BYTES_MAX and (part := await answer.content.readany()):
             body += part
     except (aiohttp.ClientError, TimeoutError):
         pass  # whoever reads on is told again
-    return body
+    try:
+        return body, b"".join(unpacked_parts(body, codings_of(answer.headers), REFUSAL_BYTES_MAX))
+    except (BadCoding, TooLarge):
+        return body, b""
 
 
 def media_type_of(answer: aiohttp.ClientResponse) -> str:
     """The media type, in lower case and without parameters (RFC 9110 section 8.3.1); empty if there is none."""
     return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-
-def encoding_of(answer: aiohttp.ClientResponse) -> str:
-    """The content coding, in lower case."""
-    return answer.headers.get("Content-Encoding", "identity").strip().lower()
 
 
 class ModelRelay:
@@ -194,6 +200,7 @@ class ModelRelay:
         self._stream: ReplyStream | None = None
         self._whole: Reply | None = None
         self._broken = False
+        self._codings = codings_of(answer.headers)
 
     @property
     def reply(self) -> Reply:
@@ -204,8 +211,6 @@ class ModelRelay:
 
     async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
-        if encoding_of(self._answer) != "identity":
-            return await relay(self._request, self._answer, extra)  # compressed although `identity` was asked for
         if self._streams():
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
@@ -220,14 +225,15 @@ class ModelRelay:
         return parts_of(self._answer, record_of(self._request), self._read)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        stream = self._stream = self._api.new_stream(self._bytes_max, out)
-        response = prepared(self._answer, extra, body_changes=out is not None)
+        packed = bool(self._codings)  # although `identity` was asked for
+        stream = self._stream = self._api.new_stream(self._bytes_max, None if packed else out)
+        response = prepared(self._answer, [*extra, *_unbuffered(self._answer)], body_changes=out is not None)
         await response.prepare(self._request)
         passing = Passing(
             self._request,
             response,
             self._answer,
-            look=stream.feed,
+            look=self._beside(stream) if packed else stream.feed,
             is_due=lambda: self._keep is not None and stream.may_be_over and stream.finished,
             pause=self._keep_reply,
         )
@@ -243,10 +249,44 @@ class ModelRelay:
         await response.write_eof()
         return response
 
+    def _beside(self, stream: ReplyStream) -> Callable[[bytes], bytes]:
+        """Reads a packed stream beside passing it on, until it unpacks to more than a reply may have."""
+        unpacker: Unpacker | None = None
+        try:
+            unpacker = Unpacker(self._codings, PACKED_STREAM_TIMES * self._bytes_max)
+        except BadCoding as error:
+            self._tell_unread(error)
+
+        def look(part: bytes) -> bytes:
+            nonlocal unpacker
+            try:
+                for piece in () if unpacker is None else unpacker.feed(part):
+                    stream.feed(piece)
+            except (BadCoding, TooLarge) as error:
+                unpacker = None
+                self._tell_unread(error)
+            return part
+
+        return look
+
+    def _tell_unread(self, error: Exception) -> None:
+        fields = {"turn": record_of(self._request).id or None, "problem": error}
+        log.warning("an answer is not remembered: memd cannot read it", extra=fields)
+
     async def _keep_reply(self) -> None:
         keep, self._keep = self._keep, None
         if keep is not None:
             await keep(self.reply)
+
+    async def _unpacked(self, body: bytes) -> bytes | None:
+        """The body of a whole answer without its content codings; None if it cannot be read."""
+        if not self._codings:
+            return body
+        try:
+            return b"".join(await asyncio.to_thread(list, unpacked_parts(body, self._codings, self._bytes_max)))
+        except (BadCoding, TooLarge) as error:
+            self._tell_unread(error)
+            return None
 
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         parts, read = self._parts(), bytearray()
@@ -266,12 +306,13 @@ class ModelRelay:
             await response.write(read)
             passing = Passing(self._request, response, self._answer)
             return await _pass_on(passing, self._request, response, parts)
-        body = bytes(read)
-        if self._answer.status == 200:
-            self._whole = self._api.parse_reply(body)
+        body, as_came = bytes(read), True
+        if self._answer.status == 200 and (plain := await self._unpacked(body)) is not None:
+            self._whole = self._api.parse_reply(plain)
             await self._keep_reply()
-            body = body if out is None else splice_memory_out_json(body, out)
-        response = prepared(self._answer, extra, body_changes=True)
+            if out is not None:
+                body, as_came = splice_memory_out_json(plain, out), False
+        response = prepared(self._answer, extra, body_changes=True, unpacked=not as_came)
         response.content_length = len(body)
         await response.prepare(self._request)
         await response.write(body)
@@ -279,16 +320,23 @@ class ModelRelay:
         return response
 
 
-def prepared(answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool) -> web.StreamResponse:
-    """A response with the upstream's status and headers, ready to be sent."""
+def prepared(
+    answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool, unpacked: bool = False
+) -> web.StreamResponse:
+    """A response with the upstream's status and headers, ready to be sent; `unpacked`: in no content coding."""
     told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # here and not by the upstream
-    length = ("content-length",) if body_changes else ()
+    length = (*(("content-length",) if body_changes else ()), *(("content-encoding",) if unpacked else ()))
     dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, _OF_ANOTHER_DAEMON, length)
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)
     let_page_read_own_headers(headers)
     return Relayed(status=answer.status, reason=printable(answer.reason or ""), headers=headers)
+
+
+def _unbuffered(answer: aiohttp.ClientResponse) -> list[tuple[str, str]]:
+    """The header by which a stream tells nginx not to hold it back; an upstream that has it knows better."""
+    return [] if "X-Accel-Buffering" in answer.headers else [("X-Accel-Buffering", "no")]
 
 
 class Relayed(web.StreamResponse):

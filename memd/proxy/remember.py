@@ -38,7 +38,7 @@ from memd.wire.capture import Reply
 log = logging.getLogger("memd")
 
 JOURNAL_SECONDS_MAX = 1.0
-"""An answer waits so long for the journal to have the question: a disk that hangs holds up nobody."""
+"""An answer that is promised waits so long for the journal to have the question: a disk that hangs holds up nobody."""
 MEMORY_STEPS = ("receive", "correct", "room", "recall")
 
 

@@ -32,7 +32,7 @@ from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
-from memd.proxy.reading import Plain, RequestReader
+from memd.proxy.reading import Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import Forwarder, TurnRunner
@@ -45,6 +45,7 @@ from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
+from memd.wire.content_codings import BadCoding, TooLarge, codings_of
 from memd.wire.registry import api_of
 from memd.wire.sideband import memory_headers
 
@@ -170,17 +171,25 @@ class Router:
         record = record_of(request)
         mode, status = self._reader.mode(request)
         record.note_status(mode, status)
-        if mode == "off" or request.headers.get("Content-Encoding", "identity") != "identity":
-            return await self._pass_through(request, api, target, take, _headers(record))
         limits = self._limits
-        body = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
-        if body is None:
-            size = limits.body_bytes_max
-            message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
-            return _with_headers(error_response(413, message, "invalid_request_error", api), record)
+        if mode == "off" and request.content_length is not None:
+            return await self._pass_through(request, api, target, take, _headers(record))
+        came = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
+        if came is None:
+            return self._too_large(api, record)
+        if mode == "off":  # with a length: there are servers that read nothing else
+            return await self._pass_through(request, api, target, take, _headers(record), came)
         record.end_step("read")
+        body, packed = came, None
         try:
-            asked = self._reader.read(request, body, api, target, path_topic, mode)
+            if codings := codings_of(request.headers):
+                body, packed = await unpacked(came, codings, limits.body_bytes_max, take), came
+            asked = await self._reader.read(request, body, api, target, path_topic, mode, packed)
+        except TooLarge:
+            return self._too_large(api, record)
+        except BadCoding as error:
+            plain = self._reader.unread(request, came, api, target, mode, error)
+            return await self._forwarder.without_memory(request, plain)
         except Forbidden as error:
             self._auditor.note_refused(request, f"POST {api.name}", error.topic_id)
             return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
@@ -189,6 +198,11 @@ class Router:
         record.topic = asked.topic_id
         return await self._turns.answer(request, asked)
 
+    def _too_large(self, api: Api, record: RequestRecord) -> web.StreamResponse:
+        size = self._limits.body_bytes_max
+        message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
+        return _with_headers(error_response(413, message, "invalid_request_error", api), record)
+
     async def _pass_through(
         self,
         request: web.Request,
@@ -196,6 +210,7 @@ class Router:
         target: str,
         take: Take,
         extra: list[tuple[str, str]] | None = None,
+        body: bytes | None = None,
     ) -> web.StreamResponse:
         headers = forwarded_headers(request, self._principals)
         hints = partial(self._reader.hints, request, api)
@@ -208,7 +223,7 @@ class Router:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
         seconds = self._limits.idle_seconds
         return await pass_through(
-            request, headers, self._pool, target, hints=hints, idle_seconds=seconds, take=take, extra=extra
+            request, headers, self._pool, target, hints=hints, idle_seconds=seconds, take=take, extra=extra, body=body
         )
 
     def _unanswered(

@@ -144,7 +144,8 @@ class TurnRunner:
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
         log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
         status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
-        return await self._forwarder.without_memory(client, asked.without_memory(status))
+        problem = str(error) if asked.topic_from == "memory_in" else ""
+        return await self._forwarder.without_memory(client, asked.without_memory(status, problem))
 
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
@@ -194,12 +195,19 @@ class Forwarder:
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request that memory has no part in."""
         record_of(client).note_status(plain.mode, plain.status)
-        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode)
-        headers, on_interim = plain.headers, interim_to(client)
+        refused, headers, on_interim = plain.refused, plain.headers, interim_to(client)
+        problem = "" if refused is None else refused.reason
+        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=problem)
+        if refused is not None:
+            headers = headers.copy()
+            headers["Accept-Encoding"] = "identity"
         with self._pool.assign(plain.hints) as assignment:
             async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
                 record_of(client).server = assignment.shown
-                return await relay(client, answer, extra)
+                if refused is None or answer.status != 200:
+                    return await relay(client, answer, extra)
+                telling = ModelRelay(refused.api, client, answer, self.capture_bytes_max, wants_stream=refused.streams)
+                return await telling.run(refused.memory_out, extra)
 
 
 class Forwarding:
@@ -266,7 +274,7 @@ class Forwarding:
                 self._capture_bytes_max,
                 read=offered.read,
                 wants_stream=received.request.stream,
-                keep=self._keep,
+                keep=self._keep if self._rememberer.is_promised(received) else None,
             )
             out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
@@ -288,11 +296,9 @@ class Forwarding:
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
-        """Wait until what was asked is in the journal, and keep a reply that is promised, before the client has all of
-        it: who has an answer may rely on both."""
+        """Wait until what was asked is in the journal, and keep the reply, before the client has all of it: where they
+        are promised, who has an answer may rely on both. No other answer waits for a disk."""
         await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
-        if not self._rememberer.is_promised(self._received):
-            return
         try:
             self._kept = self._rememberer.keep_reply(self._received, self.answered.shown, reply)
             await self._rememberer.save(self._received)
@@ -372,8 +378,6 @@ class Forwarding:
     async def _offer(self, on_interim: Interim) -> Offered:
         """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory."""
         asked, prompt, shown = self._received.asked, self._received.prompt, self.prepared.shown
-        headers = asked.headers.copy()
-        headers["Accept-Encoding"] = "identity"  # a compressed answer could not be read
         preferred = self._assignment.server.placement
         attempts: list[Placement | None] = [preferred, "merged", None] if shown.chunks else [preferred]
         refused, refused_bodies = None, []
@@ -384,8 +388,11 @@ class Forwarding:
                 continue
             if placement is None and shown.chunks:
                 shown = without_blocks(self._received, shown)
+            as_came, sent = asked.sent(body)
+            headers = as_came.copy()
+            headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
             try:
-                offered = await self._attempt(shown, placement, headers, body, on_interim)
+                offered = await self._attempt(shown, placement, headers, sent, on_interim)
             except NO_ANSWER as error:
                 if refused is None:
                     raise
@@ -415,8 +422,8 @@ class Forwarding:
         answer = await self._assignment.ask("POST", self._received.asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
         if answer.status in REFUSALS:
-            refusal = await read_refusal(answer)
-            return Offered(shown, placement, answer, refusal, refusal)
+            read, refusal = await read_refusal(answer)
+            return Offered(shown, placement, answer, read, refusal)
         beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
         broken = answer.content.exception()
         if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:

@@ -8,6 +8,7 @@ same columns afterwards, so nothing behind this module knows where a chunk lies.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -21,6 +22,7 @@ from memd.recall.times import Span
 from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers
+from memd.store.lexical.analyzer import is_stopword
 from memd.store.lexical.postings import (
     MEAN_LENGTH,
     GrowingColumns,
@@ -53,6 +55,10 @@ TABLE_COSINE = 0.85
 """Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
 """Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
+
+_WORD = re.compile(r"[^\W\d_]+")
+_AMID = re.compile(r"(?<=[^\W\d_] )[^\W\d_]+|(?<=, )[^\W\d_]+")
+"""Words in the midst of a sentence."""
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.bool_]
@@ -180,6 +186,13 @@ class TopicColumns:
         having = np.sum([one.having(keys) for one in self._columns], axis=0)
         rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
         return float(rare[has].sum() / rare.sum())
+
+    def names(self, part: str, pool: Pool, row: int) -> bool:
+        """Whether a chunk has a word of a part as a name: with a capital in the midst of a sentence."""
+        place = int(pool.segment[row]), int(pool.row[row])
+        entry = self.entries([place]).get(place)
+        words = {word.capitalize() for word in _WORD.findall(part) if not is_stopword(word.lower())}
+        return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
     def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""

@@ -152,12 +152,12 @@ class Field:
         """How near anything stored is to a part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = float(np.where(self.competes, self.raw[:, part], 0).max(initial=0.0))
         words = np.where(self.competes, self.words[:, part], 0)
-        if nearest >= self._silent_below or not words.any():
+        if nearest >= SILENT_BELOW or not words.any():
             return nearest
-        if self.is_named[part]:
-            return self._silent_below
         row = int(words.argmax())
         [(owner, source, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
+        if self.is_named[part] or owner.names(self._parts[part], source, row - start):
+            return SILENT_BELOW
         return nearest + QUOTED * owner.share(self._parts[part], source, row - start)
 
     def _score(self, part: int, scores: Scores, settings: RetrievalSettings, lexical: float, nearest: float) -> None:
@@ -412,9 +412,10 @@ class Scores:
         waits[:COMPARED] = field.alike(rows[:COMPARED])
         return np.concatenate([rows[~waits], rows[waits]])
 
-    def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
+    def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
-        best = np.maximum(self.score[rows], self._near[rows])
+        lifted = np.maximum(multiplier, 1)  # Helpful raises a chunk among others, and brings it to no other question
+        best = np.maximum(self.score[rows], self._near[rows]) / lifted
         return np.asarray((best >= settings.min_score) & (self._share[rows] >= settings.min_share), np.bool_)
 
     def parts(self, rows: Rows, multiplier: Floats) -> list[Parts]:

@@ -347,7 +347,7 @@ class Retriever:
         """Fill the budget best first; a chunk that does not fit is skipped, never cut."""
         records = field.records(rows)
         competes, costs = field.competes[rows], np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
-        worth = competes & scores.strong(rows, self._settings) & (not scores.is_silent)
+        worth = competes & scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
         before = [int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids]
         earlier = worth & np.isin(records["uuid_high"], np.array(before, np.uint64))
         frame = self._tokens_of(block.frame(header))

@@ -154,7 +154,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The most chunks that are recalled; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Chunks that score lower are not recalled."""
-    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Chunks that score less than this share of the best one for the same part of the question are not recalled: the
     block ends where they fall far below it, not where the budget ends."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
@@ -178,7 +178,7 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Putting recalled chunks into the prompt."""
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
-    """The most that one turn's memory block may take; never more than an eighth of the window."""
+    """The most that one turn's memory block may take; never more than a quarter of the window."""
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
     """The most that the blocks kept from earlier turns may take together; they leave before history does."""
     pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
@@ -232,6 +232,8 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     header: HeaderName = ""
     """A header besides `X-Memory-Topic` that names the topic of requests that do not; empty: none."""
+    from_user: bool = False
+    """The `user` of an OpenAI request names its topic where no header and no MemoryIn does."""
 
 
 class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from memd.wire import registry
 
 MODES = ("full", "readonly", "off")
 STATUSES = ("injected", "none", "off", "token-required", "bad-memory-in", "bad-topic", "bad-mode", "degraded")
-DEGRADED = ("embedding", "store", "disk-full", "template", "timeout")
+DEGRADED = ("embedding", "store", "disk-full", "template", "timeout", "unreadable")
 STEPS = ("read", "receive", "correct", "room", "recall", "upstream", "relay")
 """The steps of a request, one after the other: together they are all of its time."""
 PARTS_OF_RECALL = ("embed", "search", "inject")

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
+import msgspec
 from msgspec import Raw
 
+from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.capture import Reply
+from memd.wire.lenient_json import with_stand_ins
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest
@@ -74,3 +77,20 @@ class Api(Protocol):
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """Encode an error in the API's own shape."""
+
+
+def read_request(api: Api, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
+    """Parse a request of `api` as `Api.parse` does, also one whose text is no Unicode at some places.
+
+    Raises:
+        BadRequestBody: `body` is no request of this API.
+    """
+    try:
+        return api.parse(body, cache)
+    except BadRequestBody:
+        readable = with_stand_ins(body)
+        if readable == body:
+            raise
+    request = api.parse(readable, cache)
+    original = None if request.original is None else body
+    return msgspec.structs.replace(request, original=original, has_stand_ins=True)

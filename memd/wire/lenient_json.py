@@ -1,10 +1,19 @@
 """Lenient decoding of untrusted JSON.
 
 Rule: a member of the wrong type counts as absent; only unreadable bytes raise, and only `UNREADABLE`.
+
+Half an emoji is no reason to forget a request: JavaScript leaves a lone surrogate where it cuts a string, programs put
+bytes of other encodings into theirs. For reading, each such place gets a *stand-in*, one of the last 2,048 private
+characters of Unicode, which nobody uses; in what memd understands it is U+FFFD, in what it forwards it is again what
+it was:
+
+    \\ud83d   ->  \\udbfe\\udc3d    an escaped lone surrogate U+D800 + k: the escape of U+10F800 + k
+    b"\\xe9"  ->  U+10FCE9         a byte that is no UTF-8: the character U+10FC00 + the byte, in UTF-8
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,13 +25,80 @@ UNREADABLE = (ValueError, RecursionError)
 Decoded = TypeVar("Decoded")
 _string_decoder = msgspec.json.Decoder(str)
 
+_REPLACEMENT = "\ufffd"
+_SURROGATES, _STAND_INS, _BYTES = 0xD800, 0x10F800, 0x10FC00
+_HALF = 0x400  # surrogates: as many high ones as low ones
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""Any escape, so that none is looked for behind a backslash that is escaped itself; group 1: a lone surrogate."""
+_NO_UTF8 = re.compile("[\udc80-\udcff]")  # as `surrogateescape` decodes it
+_STAND_IN = re.compile(rb"\\(?:u(dbf[ef])\\u(d[c-f][0-9a-f]{2})|.)|(\xf4\x8f[\xb2\xb3][\x80-\xbf])", re.DOTALL)
+_TAKEN = re.compile(rb"\\u[dD][bB][fF][e-fE-F]|\xf4\x8f[\xa0-\xbf]")
+_IN_TEXT = re.compile("([\U0010f800-\U0010fbff])([\U0010fc00-\U0010ffff])|[\U0010f800-\U0010ffff]")
+
 
 def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) -> Decoded | None:
-    """Decode `data`; None if it is unreadable or of another type."""
+    """Decode `data`, with stand-ins where it needs them; None if it is unreadable or of another type."""
     try:
         return decoder.decode(data)
+    except msgspec.ValidationError:
+        return None
+    except UNREADABLE:
+        readable = with_stand_ins(bytes(data))
+    if readable == data:
+        return None
+    try:
+        return decoder.decode(readable)
     except UNREADABLE:
         return None
+
+
+def with_stand_ins(data: bytes) -> bytes:
+    """JSON text with stand-ins for what is no Unicode in it; as it is where nothing is, or some of them are taken."""
+    if _TAKEN.search(data):
+        return data
+    data = _ESCAPE.sub(lambda found: found[0] if found[1] is None else _escaped(int(found[1], 16)), data)
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        text = data.decode(errors="surrogateescape")
+        data = _NO_UTF8.sub(lambda found: chr(ord(found[0]) - _SURROGATES + _STAND_INS), text).encode()
+    return data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which model servers skip too
+
+
+def without_stand_ins(data: bytes) -> bytes:
+    """JSON text with what was in it before `with_stand_ins`."""
+    return _STAND_IN.sub(_original, data)
+
+
+def without_surrogates(data: bytes) -> bytes:
+    """JSON text that is not forwarded, with U+FFFD in place of what is no Unicode in it."""
+    if b"\\ud" not in data and b"\xf4\x8f" not in data:
+        return data
+    return _STAND_IN.sub(lambda found: found[0] if found[1] is found[3] else b"\\ufffd", with_stand_ins(data))
+
+
+def mended(text: str) -> str:
+    """Decoded text with U+FFFD in place of stand-ins; two halves that came one after the other are one character."""
+    return text if text.isascii() else _IN_TEXT.sub(_mended, text)
+
+
+def _escaped(surrogate: int) -> bytes:
+    high, low = divmod(surrogate - _SURROGATES, _HALF)
+    return b"\\u%04x\\u%04x" % (0xDBFE + high, 0xDC00 + low)
+
+
+def _original(found: re.Match[bytes]) -> bytes:
+    if found[1] is not None:
+        return b"\\u%04x" % (_SURROGATES + (int(found[1], 16) - 0xDBFE) * _HALF + int(found[2], 16) - 0xDC00)
+    return found[0] if found[3] is None else bytes([ord(found[3].decode()) - _BYTES])
+
+
+def _mended(found: re.Match[str]) -> str:
+    if found[1] is None:
+        return _REPLACEMENT
+    return chr(0x10000 + (ord(found[1]) - _STAND_INS) * _HALF + ord(found[2]) - _STAND_INS - _HALF)
 
 
 def lenient_text(raw: Raw) -> str:
@@ -32,9 +108,10 @@ def lenient_text(raw: Raw) -> str:
         UNREADABLE: the string is not valid Unicode.
     """
     encoded = bytes(raw)
-    if encoded.startswith(b'"'):
-        return _string_decoder.decode(encoded)
-    return "" if encoded == b"null" else encoded.decode()
+    text = _string_decoder.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
+    if encoded == b"null":
+        return ""
+    return mended(text) if b"\\udbf" in encoded or b"\xf4\x8f" in encoded else text
 
 
 def text_or_empty(value: Any) -> str:

@@ -6,6 +6,7 @@ came. What only one API has is in that API's folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -16,11 +17,23 @@ from memd.messages import BLOCK_OPENING, Message, leading_count
 from memd.speech import Speech
 from memd.wanted import EVERYTHING, Wanted
 from memd.wire.histories import NOTHING_KNOWN, History, Parse
-from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, is_string, lenient_text
+from memd.wire.lenient_json import (
+    UNREADABLE,
+    decode_or_none,
+    is_list,
+    is_object,
+    is_string,
+    lenient_text,
+    without_stand_ins,
+)
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
+
+_DEPTH_TOLD = 500
+"""Of brackets in brackets; how many can be read depends on the stack, some hundreds always."""
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
 
 NOTHING_REPLACED: Mapping[int, str] = {}
 
@@ -69,6 +82,15 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None if the request has none, or a malformed one."""
     memory_in_error: str | None
     """The fault of a malformed MemoryIn."""
+    goes_on_with: str = ""
+    """The conversation that the upstream keeps, and of which these messages are the end; empty: they are all of it."""
+    has_stand_ins: bool = False
+    """Its parts have stand-ins (see `lenient_json`), which are not forwarded."""
+
+    @property
+    def user(self) -> str:
+        """The member by which OpenAI's requests tell a program's users apart; empty if there is none."""
+        return decode_or_none(_text_decoder, self.fields.get("user", _NULL)) or ""
 
     @property
     def wanted(self) -> Wanted:
@@ -96,6 +118,7 @@ def request_from(
     continues: list[bool] | None = None,
     instructions: str = "",
     known: History | None = None,
+    goes_on_with: str = "",
 ) -> ModelRequest:
     """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
 
@@ -106,13 +129,14 @@ def request_from(
         continues: whether each message is in the same element as the one before; None: each is its own.
         instructions: the member that holds the system prompt, if the API has one.
         known: the first of `raw_messages`, which were parsed before; None where the list's elements are not messages.
+        goes_on_with: see `ModelRequest`. Such a request is forwarded as it is, and its sideband is not read.
 
     Raises:
         BadRequestBody: a message is unreadable or nested too deeply.
     """
     try:
         history = _read(raw_messages, known, members.get(list_name), parse, cache)
-        fields, messages_at, sidebands = _without_sideband(members, list_name)
+        fields, messages_at, sidebands = _without_sideband(members, list_name, reads=not goes_on_with)
         memory_in, memory_in_error = _memory_in(sidebands)
         return ModelRequest(
             original=None if sidebands else body,
@@ -130,6 +154,7 @@ def request_from(
             standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
             memory_in_error=memory_in_error,
+            goes_on_with=goes_on_with,
         )
     except RecursionError as error:
         raise BadRequestBody("the request body is nested too deeply") from error
@@ -180,7 +205,9 @@ def top_level(body: bytes) -> dict[str, Raw]:
     """
     try:
         return _object_decoder.decode(body)
-    except UNREADABLE as error:
+    except RecursionError as error:
+        raise BadRequestBody(f"the request body is nested too deeply, around byte {_deep_at(body)}") from error
+    except ValueError as error:
         raise BadRequestBody(f"the request body is not a readable JSON object: {error}") from error
 
 
@@ -239,11 +266,17 @@ def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw
     body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
     body[list_name] = elements
     body.update(members[request.messages_at :])
-    return msgspec.json.encode(body)
+    encoded = msgspec.json.encode(body)
+    return without_stand_ins(encoded) if request.has_stand_ins else encoded
 
 
-def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[str, Raw], int, list[Raw]]:
-    """Return the other members, the number of them before the list, and every `memory_in` in order of precedence."""
+def _without_sideband(
+    members: Mapping[str, Raw], list_name: str, *, reads: bool
+) -> tuple[dict[str, Raw], int, list[Raw]]:
+    """Return the other members, the number of them before the list, and every `memory_in` in order of precedence.
+
+    Without `reads` a `memory_in` is one of the others.
+    """
     fields: dict[str, Raw] = {}
     messages_at = 0
     in_metadata: list[Raw] = []
@@ -251,9 +284,9 @@ def _without_sideband(members: Mapping[str, Raw], list_name: str) -> tuple[dict[
     for name, raw in members.items():
         if name == list_name:
             messages_at = len(fields)
-        elif name == "memory_in":
+        elif name == "memory_in" and reads:
             on_top.append(raw)
-        elif name == "metadata":
+        elif name == "metadata" and reads:
             rest = decode_or_none(_object_decoder, raw)
             if rest is None or "memory_in" not in rest:
                 fields[name] = raw
@@ -276,6 +309,19 @@ def _memory_in(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
         except BadMemoryIn as error:
             return None, str(error)
     return None, None
+
+
+def _deep_at(body: bytes) -> int:
+    """Where the brackets in a body become too many: the place of the first that is `_DEPTH_TOLD` deep."""
+    depth = 0
+    for found in _BRACKET.finditer(body):
+        if found[1]:
+            depth += 1
+        elif found[0] in b"]}":
+            depth -= 1
+        if depth == _DEPTH_TOLD:
+            return found.start()
+    return len(body)
 
 
 def _first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:

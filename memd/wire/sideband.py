@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
-from memd.entries import TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
+from memd.entries import CORRECTION_STEPS_MAX, TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
 from memd.errors import BadMemoryIn, BadNote, BadTopicId
 from memd.notes import GivenNote, Note, checked_notes
 from memd.wanted import Wanted, since, until
+from memd.wire.lenient_json import decode_or_none, without_surrogates
 
+PROBLEM_HEADER_CHARACTERS_MAX = 1_000
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
@@ -32,7 +34,8 @@ _MEMBERS = (
     *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content", "steps"),
     *("filter", "from", "to", "kinds", "sources", "notes", "title", "tags", "said_at", "source"),
 )
-_ACTION = " or ".join(get_args(Action))
+_ACTIONS: dict[str, Action] = {action.lower(): action for action in get_args(Action)}
+_ACTION = " or ".join(_ACTIONS.values())
 _SHAPE = (
     f"expected {{topic_id?, related_topic_ids?, corrections?: [{{chunk_ids, action: {_ACTION}, reason, content?, "
     "steps?}], notes?: [{content, title?, tags?, said_at?, source?}], filter?: {from?, to?, kinds?, sources?, tags?}}"
@@ -63,9 +66,11 @@ class InjectedChunk(msgspec.Struct, frozen=True):
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
     """A notice to the caller; a field that is None is not sent."""
 
-    type: Literal["context_pressure", "context_overflow", "correction_failed"]
+    type: Literal["context_pressure", "context_overflow", "correction_failed", "memory_in_refused"]
     fill_ratio: float | None = None
     chunk_id: str | None = None
+    reason: str | None = None
+    """Of `memory_in_refused`: nothing of the MemoryIn was done, and why."""
 
 
 class NoteOut(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,8 +94,15 @@ class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
     """One for each note of the request, in their order."""
 
 
-class _WireCorrection(Correction, frozen=True, forbid_unknown_fields=True):
+class _WireCorrection(msgspec.Struct, forbid_unknown_fields=True):
     """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
+
+    chunk_ids: tuple[str, ...]
+    action: str
+    """In any case: models write it in theirs."""
+    reason: str
+    content: str | None = None
+    steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
 
 
 class _WireFilter(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,7 +138,7 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     """
     try:
         text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
-        wire = _memory_in_decoder.decode(text)
+        wire = _memory_in_decoder.decode(without_surrogates(text.encode() if isinstance(text, str) else text))
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
     except ValueError as error:
@@ -150,9 +162,8 @@ def encode_memory_out(out: MemoryOut) -> bytes:
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
     """Add `memory_out` to `body` as its last member and change no other byte; nothing is added to other JSON."""
-    try:
-        members = _object_decoder.decode(body)
-    except (ValueError, RecursionError):
+    members = decode_or_none(_object_decoder, body)
+    if members is None:
         return body
     end = body.rindex(b"}")
     comma = b"," if members else b""
@@ -166,9 +177,11 @@ def memory_headers(
     mode: str,
     injected_ids: Iterable[str] = (),
     timings_ms: Mapping[str, float] | None = None,
+    problem: str = "",
 ) -> list[tuple[str, str]]:
     """Return the response headers of a memory request.
 
+    `problem`: why nothing of its MemoryIn was done.
     `timings_ms` are milliseconds by name (`embed`, `search`, `inject`), sent as `Server-Timing` in the order given.
     `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`.
     """
@@ -178,6 +191,8 @@ def memory_headers(
         ("X-Memory-Turn", turn_id),
         ("X-Memory-Mode", mode),
     ]
+    if problem:
+        headers.append(("X-Memory-Problem", problem[:PROBLEM_HEADER_CHARACTERS_MAX]))
     if timings_ms:
         timings = ", ".join(f"{name};dur={milliseconds:.1f}" for name, milliseconds in timings_ms.items())
         headers.append(("Server-Timing", timings))
@@ -199,16 +214,17 @@ def _printable(value: str) -> str:
     return _UNPRINTABLE.sub("?", value)
 
 
-def _checked_correction(correction: Correction, position: int) -> Correction:
-    if correction.content and correction.action != "Update":
+def _checked_correction(correction: _WireCorrection, position: int) -> Correction:
+    action = _ACTIONS.get(correction.action.strip().lower())
+    if action is None:
+        raise BadMemoryIn(f"memory_in: no action - at `memory_in.corrections[{position}].action`; it is {_ACTION}")
+    if correction.content and action != "Update":
         field = f"memory_in.corrections[{position}].content"
-        raise BadMemoryIn(f"{field} belongs to the action Update, not to {correction.action}; leave it out")
-    if correction.steps != 1 and correction.action == "Update":
+        raise BadMemoryIn(f"{field} belongs to the action Update, not to {action}; leave it out")
+    if correction.steps != 1 and action == "Update":
         field = f"memory_in.corrections[{position}].steps"
         raise BadMemoryIn(f"{field} belongs to the actions Helpful and Unhelpful, not to Update; leave it out")
-    return Correction(
-        correction.chunk_ids, correction.action, correction.reason, correction.content or None, correction.steps
-    )
+    return Correction(correction.chunk_ids, action, correction.reason, correction.content or None, correction.steps)
 
 
 def _checked_filter(given: _WireFilter) -> Wanted:

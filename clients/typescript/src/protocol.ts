@@ -84,7 +84,9 @@ export type Signal =
   /** `fill_ratio`: the tokens of everything relevant over the budget for it; beyond 1 some was left out. */
   | { type: 'context_pressure' | 'context_overflow'; fill_ratio: number }
   /** `chunk_id`: not corrected, because it is unknown, no longer live, or was not shown lately. */
-  | { type: 'correction_failed'; chunk_id: string };
+  | { type: 'correction_failed'; chunk_id: string }
+  /** Nothing of the MemoryIn was done; `reason` says why. */
+  | { type: 'memory_in_refused'; reason: string };
 
 /** What memd tells in the headers of every answer. */
 export type MemoryHeaders = {
@@ -150,6 +152,7 @@ function isNoteOut(value: unknown): value is NoteOut {
 function isSignal(value: unknown): value is Signal {
   if (!isRecord(value)) return false;
   if (value['type'] === 'correction_failed') return typeof value['chunk_id'] === 'string';
+  if (value['type'] === 'memory_in_refused') return typeof value['reason'] === 'string';
   const isFill = value['type'] === 'context_pressure' || value['type'] === 'context_overflow';
   return isFill && typeof value['fill_ratio'] === 'number';
 }

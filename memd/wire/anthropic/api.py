@@ -12,7 +12,6 @@ from itertools import pairwise
 import msgspec
 from msgspec import Raw
 
-from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.anthropic.capture import AnthropicCapture, parse_reply
 from memd.wire.anthropic.message import encode_message, joined, parse_message, pieces_of, with_result
@@ -39,6 +38,7 @@ _ERROR_TYPES = {413: "request_too_large", 502: "api_error"}
 
 class _Thread(msgspec.Struct):
     type: str = ""
+    previous_message_id: str = ""
 
 
 _thread_decoder = msgspec.json.Decoder(_Thread)
@@ -53,13 +53,8 @@ class AnthropicApi:
     stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode.
-
-        A request that continues a thread, whose earlier messages the upstream keeps, is refused.
-        """
+        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        if _continues_thread(members.get("thread")):
-            raise BadRequestBody("the request continues a thread that the upstream keeps")
         raw_messages: list[Raw] = []
         continues: list[bool] = []
         for element in objects_in(members, "messages"):
@@ -69,6 +64,7 @@ class AnthropicApi:
         return request_from(
             body,
             members,
+            goes_on_with=_thread(members.get("thread")),
             list_name="messages",
             raw_messages=raw_messages,
             continues=continues,
@@ -134,9 +130,10 @@ class AnthropicApi:
         return msgspec.json.encode({"type": "error", "error": error})
 
 
-def _continues_thread(thread: Raw | None) -> bool:
+def _thread(thread: Raw | None) -> str:
+    """The thread that a request goes on with, which the upstream keeps; empty if it has none."""
     typed = None if thread is None else decode_or_none(_thread_decoder, thread)
-    return typed is not None and typed.type == "continue"
+    return f"thread {typed.previous_message_id}" if typed is not None and typed.type == "continue" else ""
 
 
 def _elements(continues: Sequence[bool]) -> Iterator[range]:

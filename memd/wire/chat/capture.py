@@ -15,7 +15,7 @@ from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
 from memd.wire.chat.message import joined_text, parse_message
-from memd.wire.lenient_json import UNREADABLE, decode_or_none
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, mended, with_stand_ins
 from memd.wire.sse import DONE, SseEvent
 
 _CALL_BYTES = 256  # charged per tool call, so that a stream of empty ones is bounded too
@@ -129,10 +129,10 @@ class ChatCapture(Capture):
         calls = [self._calls[index] for index in sorted(self._calls)]
         if self._function_call is not None:
             calls.append(self._function_call)
-        text = joined_text(self._content.decode(), self._refusal.decode())
+        text = mended(joined_text(self._content.decode(), self._refusal.decode()))
         if not text and not calls and not (self.finished and self._role):
             return None
-        tool_calls = tuple(ToolCall(call.id, call.name, call.arguments.decode()) for call in calls)
+        tool_calls = tuple(ToolCall(call.id, call.name, mended(call.arguments.decode())) for call in calls)
         return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls, interrupted=interrupted)
 
     def reply(self, interrupted: bool = False) -> Reply:
@@ -207,11 +207,22 @@ def parse_reply(body: bytes) -> Reply:
 
 def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:
     """Read the message of a whole answer; None if it is none."""
-    try:
-        message = parse(raw)
-    except BadRequestBody:
+    message = parsed_or_none(raw, parse)
+    if message is None:
         return None
     return message if message.role else msgspec.structs.replace(message, role="assistant")
+
+
+def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
+    """Read a message or an item of a whole answer, with stand-ins where it needs them; None if it is none."""
+    try:
+        return parse(raw)
+    except BadRequestBody:
+        readable = with_stand_ins(bytes(raw))
+    try:
+        return None if readable == bytes(raw) else parse(Raw(readable))
+    except BadRequestBody:
+        return None
 
 
 def _text_of(lines: bytes) -> str | None:

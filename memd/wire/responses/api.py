@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import Raw
 
-from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
@@ -47,14 +46,14 @@ class ResponsesApi:
     stream_type = "text/event-stream"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """See `Api.parse`: a JSON object whose `input` is a string or a list of objects, and the whole conversation."""
+        """See `Api.parse`: a JSON object whose `input` is a string or a list of objects."""
         members = top_level(body)
-        for name in _HELD_ELSEWHERE:
-            if bytes(members.get(name, b"null")) not in (b"null", b'""'):
-                raise BadRequestBody(f"`{name}` names a conversation that the upstream keeps")
+        names = (name for name in _HELD_ELSEWHERE if bytes(members.get(name, b"null")) not in (b"null", b'""'))
+        goes_on_with = next((f"{name} {bytes(members[name]).decode(errors='replace')}" for name in names), "")
         return request_from(
             body,
             members,
+            goes_on_with=goes_on_with,
             list_name="input",
             raw_messages=_raw_messages(members),
             parse=parse_items,

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
+from memd.wire.chat.capture import parsed_or_none
 from memd.wire.chat.elements import joined_answer
 from memd.wire.chat.message import joined_text
-from memd.wire.lenient_json import decode_or_none, text_or_empty
+from memd.wire.lenient_json import decode_or_none, mended, text_or_empty
 from memd.wire.responses.items import parse_item
 from memd.wire.sse import SseEvent
 
@@ -79,10 +79,10 @@ class _PartialItem:
         """The item so far."""
         if self.done is not None:
             return self.done
-        text = self.text.decode()
+        text = mended(self.text.decode())
         if self.calls:
             return Message("assistant", "", (ToolCall(self.call_id, self.name, text),))
-        return Message("assistant", joined_text(text, self.refusal.decode()))
+        return Message("assistant", joined_text(text, mended(self.refusal.decode())))
 
 
 class ResponsesCapture(Capture):
@@ -171,7 +171,7 @@ class ResponsesCapture(Capture):
 
     def _close(self, item: _PartialItem | None, raw: Raw) -> None:
         """Replace what the deltas of an item gave by the whole item, if the budget allows it."""
-        message = _parsed(raw)
+        message = parsed_or_none(raw, parse_item)
         if item is None or message is None or item.done is not None:
             return
         size = len(message.text.encode()) + sum(len(call.arguments.encode()) for call in message.tool_calls)
@@ -195,7 +195,7 @@ def parse_reply(body: bytes) -> Reply:
     response = decode_or_none(_response_decoder, body)
     if response is None:
         return Reply(message=None)
-    messages = [message for raw in _items_of(response) if (message := _parsed(raw)) is not None]
+    messages = [message for raw in _items_of(response) if (message := parsed_or_none(raw, parse_item)) is not None]
     message = msgspec.structs.replace(joined_answer(messages), role="assistant") if messages else None
     status = text_or_empty(response.status) or None
     return Reply(message, _usage(response), status, _failure(response, status))
@@ -206,13 +206,6 @@ def _key(output_index: Any, *ids: Any) -> int | str | None:
     if isinstance(output_index, int):
         return output_index
     return next((one for one in ids if isinstance(one, str) and one), None)
-
-
-def _parsed(raw: Raw) -> Message | None:
-    try:
-        return parse_item(raw)
-    except BadRequestBody:
-        return None
 
 
 def _items_of(response: _Response) -> list[Raw]:

@@ -1,0 +1,181 @@
+"""Content codings (RFC 9110 section 8.4): gzip, deflate, br and zstd, unpacked piece by piece.
+
+Rule: nobody unpacks more than was asked for. A kilobyte may hold a gigabyte, so each piece that comes out is bounded,
+and who takes them stops when it has enough.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import brotli
+from multidict import MultiMapping
+
+from memd.errors import MemdError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PART_BYTES_MAX = 256 * 1024
+CODINGS_MAX = 3
+"""One behind another; nobody needs more than one."""
+_WINDOW_LOG_MAX = 23
+"""8 MB, the most that a sender may rely on (RFC 9659); a larger one would be memory that its sender chooses."""
+
+
+class BadCoding(MemdError):
+    """A body that cannot be unpacked; the message says why."""
+
+
+class TooLarge(MemdError):
+    """A body that unpacks to more than there is room for."""
+
+
+def codings_of(headers: MultiMapping[str]) -> tuple[str, ...]:
+    """The content codings of a message in the order in which they were applied; empty: it is as it is."""
+    named = ",".join(headers.getall("Content-Encoding", [])).lower().split(",")
+    return tuple(coding for name in named if (coding := name.strip()) not in ("", "identity"))
+
+
+class Unpacker:
+    """Unpacks one body of one or more codings, of which the parts may be cut anywhere."""
+
+    def __init__(self, codings: Iterable[str], bytes_max: int) -> None:
+        """
+        Args:
+            codings: in the order in which they were applied.
+            bytes_max: of what comes out, and of what is in between.
+
+        Raises:
+            BadCoding: one is not known, or there are too many.
+        """
+        named = tuple(codings)
+        if len(named) > CODINGS_MAX:
+            raise BadCoding(f"it has {len(named)} content codings, more than {CODINGS_MAX}")
+        if unknown := next((one for one in named if one not in _CODINGS), None):
+            raise BadCoding(f"its content coding is {unknown[:40]!r}, none of {', '.join(_CODINGS)}")
+        self._stages = [_Unpacking(_CODINGS[one], bytes_max) for one in reversed(named)]
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield what the next bytes unpack to, at most about `PART_BYTES_MAX` at a time.
+
+        Raises:
+            BadCoding: they are not of their coding.
+            TooLarge: there is more of it than `bytes_max`.
+        """
+        parts: Iterable[bytes] = (data,)
+        for stage in self._stages:
+            parts = stage.feed(parts)
+        yield from parts
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of it came."""
+        return all(stage.is_finished for stage in self._stages)
+
+
+def unpacked_parts(data: bytes, codings: Iterable[str], bytes_max: int) -> Iterator[bytes]:
+    """Yield what a whole body unpacks to.
+
+    Raises:
+        BadCoding, TooLarge: as `Unpacker` does; the former also where the end of the body is missing.
+    """
+    unpacker = Unpacker(codings, bytes_max)
+    yield from unpacker.feed(data)
+    if not unpacker.is_finished:
+        raise BadCoding("its end is missing")
+
+
+class _Unpacking:
+    """One coding: members (frames) one after another, as gzip and zstd allow."""
+
+    def __init__(self, new: Callable[[bytes], Any], bytes_max: int) -> None:
+        self._new = new
+        self._left = bytes_max
+        self._member: Any = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._member is not None and self._member.eof
+
+    def feed(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        for data in parts:
+            rest = data
+            while True:
+                if self._member is None or self._member.eof:
+                    rest = rest if self._member is None else rest.lstrip(b"\0")  # with which some fill up a block
+                    if not rest:
+                        break
+                    self._member = self._new(rest)
+                try:
+                    part = self._member.decompress(rest, PART_BYTES_MAX)
+                except (zlib.error, zstd.ZstdError, brotli.error) as error:
+                    raise BadCoding(f"it cannot be unpacked: {error}") from None
+                rest = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+                self._left -= len(part)
+                if self._left < 0:
+                    raise TooLarge("it unpacks to more than there is room for")
+                if part:
+                    yield part
+                elif not self._member.eof:
+                    break  # it needs more
+
+
+class _Zstd:
+    """A frame, with the interface of `zlib.decompressobj`."""
+
+    unconsumed_tail = b""  # it keeps what it could not unpack yet
+
+    def __init__(self) -> None:
+        self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._frame.decompress(data, max_length)
+
+
+class _Brotli:
+    """A stream, with the interface of `zlib.decompressobj`; nothing may follow it."""
+
+    unconsumed_tail = unused_data = b""
+
+    def __init__(self) -> None:
+        self._stream = brotli.Decompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._stream.is_finished())
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return bytes(self._stream.process(data, output_buffer_limit=max_length))
+
+
+def _gzip(_: bytes) -> Any:
+    return zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+def _deflate(beginning: bytes) -> Any:
+    """In zlib's format, as the standard says, or without it, as some servers have always sent it."""
+    is_zlib = beginning[0] & 0x0F == zlib.DEFLATED and beginning[0] >> 4 <= 7
+    return zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+
+
+_CODINGS: dict[str, Callable[[bytes], Any]] = {
+    "gzip": _gzip,
+    "deflate": _deflate,
+    "br": lambda _: _Brotli(),
+    "zstd": lambda _: _Zstd(),
+    "x-gzip": _gzip,
+}

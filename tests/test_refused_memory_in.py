@@ -1,0 +1,83 @@
+"""A MemoryIn of which nothing was done: the request is answered, and the answer says so, with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess
+from recording_upstream import RecordingUpstream
+
+FACT = "The spare key of the workshop hangs behind the blue bicycle."
+MOVED = "The spare key of the workshop hangs in the shed."
+QUESTION = "Where does the spare key of the workshop hang?"
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def update(chunk_id: str, **more: Any) -> dict[str, Any]:
+    """A MemoryIn with one correction."""
+    wanted = {"chunk_ids": [chunk_id], "action": "Update", "reason": "It moved.", "content": MOVED}
+    return {"corrections": [wanted | more]}
+
+
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """With a fact in memory that was shown."""
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([said(FACT)])
+    daemon.wait_stored(FACT)
+    assert daemon.chat([said(QUESTION)]).headers["X-Memory-Status"] == "injected"
+    return daemon
+
+
+@pytest.mark.parametrize("action", ["update", "UPDATE", " Update"])
+def test_an_action_is_taken_in_any_case(daemon: DaemonProcess, upstream: RecordingUpstream, action: str) -> None:
+    shown = daemon.export()[0]["id"]
+    answer = daemon.chat([said("It moved.")], memory_in=update(shown, action=action))
+    assert "signals" not in answer.json["memory_out"] and answer.headers["X-Memory-Problem"] is None
+    daemon.chat([said(QUESTION + " Really?")])
+    assert MOVED in upstream.prompts[-1] and FACT not in upstream.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"action": "Replace"}, "corrections[0].action`; it is Update or Helpful or Unhelpful"),
+        (
+            {"contents": MOVED},
+            "a member that memd does not know; did you mean content? - at `memory_in.corrections[0]`",
+        ),
+        ({"steps": 2}, "corrections[0].steps belongs to the actions Helpful and Unhelpful"),
+    ],
+    ids=["action", "key", "steps"],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_is_refused_is_told_in_the_answer_and_in_a_header(
+    daemon: DaemonProcess, wrong: dict[str, Any], reason: str, stream: bool
+) -> None:
+    memory_in = update("a3f9", **wrong)
+    if stream:
+        with daemon.stream([said("It moved.")], memory_in=memory_in) as opened:
+            headers, [out] = opened.headers, [one["memory_out"] for one in opened if "memory_out" in one]
+    else:
+        answer = daemon.chat([said("It moved.")], memory_in=memory_in)
+        headers, out = answer.headers, answer.json["memory_out"]
+    assert headers["X-Memory-Status"] == "bad-memory-in" and reason in headers["X-Memory-Problem"]
+    [signal] = out["signals"]
+    assert signal["type"] == "memory_in_refused" and reason in signal["reason"] and out["injected_chunks"] == []
+
+
+def test_corrections_of_a_request_that_goes_on_without_memory_are_not_lost_silently(daemon: DaemonProcess) -> None:
+    shown = daemon.export()[0]["id"]
+    told = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in=update(shown))
+    assert told.headers["X-Memory-Status"] == "bad-topic"
+    assert told.json["memory_out"]["signals"][0]["reason"] == "the request went on without memory: bad-topic"
+    other = daemon.chat([said("It moved.")], memory_in={"topic_id": "Default"} | update(shown))
+    assert other.headers["X-Memory-Status"] == "bad-memory-in"
+    assert "default" in other.json["memory_out"]["signals"][0]["reason"] and other.headers["X-Memory-Problem"]
+    nothing = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in={})
+    assert "memory_out" not in nothing.json and nothing.headers["X-Memory-Problem"] is None
