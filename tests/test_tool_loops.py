@@ -58,6 +58,7 @@ def upstream(llama: str) -> Iterator[RecordingUpstream]:
     with in_front_of(llama) as recorded:
         yield recorded
 
+
 UNHURRIED = {"retrieval": {"recall_budget_ms": 5_000, "timeout_ms": 30_000}}
 """On a busy machine not all is cut, and not all parts of a question are read, in the usual time."""
 
