@@ -343,10 +343,6 @@ class WallTime(Moment):
     in some topics: see `store.order.id_upto`."""
 
 
-ID_TURNS = 32
-"""Daemons of a cluster that never give out the same id: one that gives out fewer than 31,000 a second keeps time."""
-
-
 class CanonicalClock:
     """Gives out canonical ids: strictly increasing across the daemon, and the time of the entry in microseconds.
 
@@ -356,8 +352,6 @@ class CanonicalClock:
     def __init__(self, now_us: Callable[[], int], last: int = 0) -> None:
         self._now_us = now_us
         self.last = last
-        self.turn: int | None = None
-        """Only ids with this remainder are given out: each daemon of a cluster has one of `ID_TURNS`."""
 
     def next(self) -> int:
         """`max(previous + 1, now in microseconds)`; fits a JavaScript number until the year 2255."""
@@ -367,8 +361,6 @@ class CanonicalClock:
         """The next id, and the time for which it stands, in microseconds."""
         now = self._now_us()
         self.last = max(self.last + 1, now)
-        if self.turn is not None:
-            self.last += (self.turn - self.last) % ID_TURNS
         return self.last, now
 
     def saw(self, canonical_id: int) -> None:

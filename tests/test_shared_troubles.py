@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from cut_connections import LosingRelay
 from daemon_process import ask, wait_until
@@ -158,3 +159,31 @@ def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_rem
     pair.daemons[1].start()
     assert pair.tell(1, "killed", [user("Tell me about the bell of Ghent.")]).headers["X-Memory-Status"] == "injected"
     assert "cast in Ghent" in pair.last_prompt()[-1]["content"]
+
+
+def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:
+    with running_postgres() as primary, running_postgres(of=primary) as standby, recording_upstream() as upstream:
+        with psycopg.connect(primary.url(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+        hosts = f"{primary.socket.parent},{standby.socket.parent}"
+        primary.database(name := "failing")
+        url = (
+            f"postgresql://memd@/{name}?host={hosts}&port=5432,5432&target_session_attrs=read-write&sslmode=disable"
+            "&connect_timeout=2"
+        )
+        with cluster(primary, upstream, tmp_path, settings={"cluster": {"database": url}}) as pair:
+            pair.url = standby.url(name)
+            for number in range(5):
+                assert status(pair, number % 2, "failing", f"Buoy {number} lies at mark {number * 13}.")
+            primary.kill()
+            status(pair, 0, "failing", "Buoy 5 lies at mark 65.")
+            with psycopg.connect(standby.url(), autocommit=True) as connection:
+                connection.execute("SELECT pg_promote()")
+
+            pair.wait_stored("failing", *(f"Buoy {number} lies" for number in range(6)))
+
+            wait_until(lambda: status(pair, 1, "failing", "Where is buoy 3?") != "degraded:store", lambda: str(pair))
+            assert "mark 39" in pair.last_prompt()[-1]["content"]
+            stored = "\n".join(pair.stored("failing"))
+            assert [stored.count(f"Buoy {number} lies") for number in range(6)] == [1] * 6

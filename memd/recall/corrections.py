@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -122,7 +122,6 @@ async def correct_shown(
     append: Append,
     by: str = "",
     asked_by: bytes,
-    pending: Mapping[bytes, Entry] | None = None,
 ) -> Applied:
     """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
 
@@ -130,7 +129,6 @@ async def correct_shown(
         own: the request's topic; its state of a chunk counts, and only where it has none that of the chunk's source.
         resolve: the recently shown chunk with this id, if any; called on the event loop.
         snapshot_of: a topic, if it still exists.
-        pending: by their uuids the chunks that another daemon is still to store.
     """
     ids = dict.fromkeys(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
     shown = {chunk_id: chunk for chunk_id in ids if (chunk := resolve(chunk_id)) is not None}
@@ -138,12 +136,12 @@ async def correct_shown(
     for topic_id in {chunk.topic_id for chunk in shown.values()} - {own.topic_id}:
         snapshots[topic_id] = await snapshot_of(topic_id)
 
-    def find(chunk_id: str) -> tuple[Snapshot, bytes] | Entry | None:
+    def find(chunk_id: str) -> tuple[Snapshot, bytes] | None:
         chunk = shown.get(chunk_id)
         if chunk is None:
             return None
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
-        return next(((one, chunk.uuid) for one in known), (pending or {}).get(chunk.uuid))
+        return next(((one, chunk.uuid) for one in known), None)
 
     return await correct(
         asked, find=find, encoder=encoder, utility=own.utility, append=append, by=by, asked_by=asked_by

@@ -1,8 +1,7 @@
-"""The seam between the log and whatever keeps it: a folder of this disk, or an engine that several machines share.
+"""The right to write the folder of a topic.
 
 Rule: reading and searching work on the files of a topic's folder. Whatever must survive is written through the topic's
-claim and nowhere else, so that a shelf may keep the truth in another place, with the folder as its cache. The lexical
-index and what an interrupted write left (`.tmp`, `.torn`) are the folder's own.
+claim and nowhere else. What an interrupted write left (`.tmp`, `.torn`) is the folder's own.
 
 A topic has two streams, which grow at their end: the log's file that is appended to, and the journal. All its other
 files are written once, beside their place, and then published.
@@ -23,10 +22,9 @@ Stream = Literal["log", "hot"]
 
 
 class Claim(Protocol):
-    """The right to write one topic, which one daemon has at a time. For one thread each stream.
+    """The right to write one topic. For one thread each stream.
 
-    Every method but `release` raises StoreWriteFailed: Fenced if another claim was granted since, and then for good;
-    InDoubt if nobody knows whether it happened, which `Shelf.heads` says once it can be asked.
+    Every method but `release` raises StoreWriteFailed: Fenced if another claim was granted since, and then for good.
     """
 
     files: LocalDisk

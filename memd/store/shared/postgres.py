@@ -322,7 +322,8 @@ class PostgresLog:
         return StoreWriteFailed(f"{told}; {_KEPT}")
 
     def _gone(self, error: Exception, *, in_doubt: bool) -> StoreError:
-        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}; {_KEPT}"
+        told = f"{self.place}: {words_of(error)}; {remedy_of(error)}"
+        told += f"; {_KEPT}" if self.cluster else ""
         if self._trouble is None:
             log.error("the database of the cluster is away", extra={"error": told})
             self._away_since = time.monotonic()
