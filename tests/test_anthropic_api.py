@@ -92,8 +92,8 @@ def test_a_conversation_goes_on_through_the_other_api_and_is_stored_once(daemon:
 
 
 def test_an_answer_has_the_events_and_members_of_the_upstream_s(daemon: DaemonProcess, llama: str) -> None:
-    for stream in (False, True):
-        direct, passed = (send(url, [said("Hello there.")], stream=stream) for url in (llama, daemon.base_url))
+    for stream, text in ((False, "Hello there."), (True, "Multiply seven by eight.")):
+        direct, passed = (send(url, [said(text)], stream=stream) for url in (llama, daemon.base_url))
         assert passed.headers["X-Memory-Status"] == "none"
         assert passed.headers["Content-Type"] == direct.headers["Content-Type"]
         assert shape(passed) == shape(direct)

@@ -202,3 +202,14 @@ def test_no_text_is_too_long_or_too_odd() -> None:
         chunks = chunked(sources)
         assert taken_apart(chunks, sources) == [sources[0].text]
         assert_bounds(chunks)
+
+
+def test_the_beginning_of_a_long_result_is_in_one_chunk_with_its_call() -> None:
+    """What one asks for is in the result, and which one it is in the call."""
+    call = msgspec.structs.replace(source("assistant", "[call bash {'command': 'python3 report.py 2'}]"), calls=True)
+    lines = [f"2026-11-07T12:31 INFO session.queue took {number} ms for anchor {number:x}\n" for number in range(40)]
+    result = source("tool", "report 2: id QX-20077\n" + "".join(lines))
+    chunks = chunked([call, result])
+    assert "report.py 2" in chunks[0].content and "id QX-20077" in chunks[0].content
+    assert taken_apart(chunks, [call, result]) == [call.text, result.text]
+    assert_bounds(chunks)

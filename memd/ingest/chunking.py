@@ -4,7 +4,8 @@ Rule: verbatim, and the same text is always cut the same way: the chunks of a me
 text. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where. Limits count the text as
 it is shown, with the roles that are written in front of messages.
 
-A chunk ends with the first piece with which it has `min_tokens`, but not between a call and its result. Setting
+A chunk ends with the first piece with which it has `min_tokens`, but not between a call and the beginning of its
+result: one that does not fit behind its call is cut there, for questions name the one and want the other. Setting
 boundaries where the cosine of neighbouring pieces falls below a threshold, as an earlier version did, finds no more and
 cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
 enough to be joined. Cutting takes 0.5 s per megabyte.
@@ -12,13 +13,14 @@ enough to be joined. Cutting takes 0.5 s per megabyte.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.entries import Speaker, role_opening
-from memd.ingest.pieces import Count, candidate_pieces
+from memd.ingest.pieces import Count, candidate_pieces, fitted
 from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
@@ -130,9 +132,15 @@ def _groups(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count) 
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
     tokens = 0
-    for piece in pieces:
+    left = deque(pieces)
+    while left:
+        piece = left.popleft()
         joined = _tokens_with(group, tokens, piece, settings.max_tokens, count)
         is_open = bool(group) and group[-1].calls
+        if is_open and joined > settings.max_tokens and (room := settings.max_tokens - tokens) >= settings.min_tokens:
+            piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, count)
+            left.extendleft(rest)
+            joined = _tokens_with(group, tokens, piece, settings.max_tokens, count)
         is_full = not is_open and tokens >= settings.min_tokens and count(_shown(group)) >= settings.min_tokens
         if joined > settings.max_tokens or is_full:
             _close(group, groups, settings, count)
@@ -141,6 +149,15 @@ def _groups(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count) 
         tokens = joined
     _close(group, groups, settings, count)
     return groups
+
+
+def _divided(piece: _Piece, room: int, count: Count) -> list[_Piece]:
+    """A piece in two, of which the first takes at most `room` tokens: the beginning of a result, for its call."""
+    first, *others = fitted(piece.text, max(1, room - count(piece.opening or "")), count)
+    if not others:
+        return [piece]
+    rest = _piece("".join(others), piece.message, None, count)
+    return [_piece(first, piece.message, piece.opening, count), msgspec.structs.replace(rest, calls=piece.calls)]
 
 
 def _close(group: list[_Piece], groups: list[list[_Piece]], settings: ChunkingSettings, count: Count) -> None:

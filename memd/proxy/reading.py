@@ -91,7 +91,10 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     """For `X-Memory-Status`."""
     hints: Callable[[], Hints] = partial(Hints, only_computes=True)
     refused: Refused | None = None
-    """Of its MemoryIn, where that asked for something."""
+    """Its MemoryIn, where that is malformed."""
+    problem: str = ""
+    """Why nothing of its MemoryIn was done, where that asked for something. A client that sees no MemoryOut sends it
+    again."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,9 +142,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """The same request, to be forwarded without memory; `problem`: what is wrong with its MemoryIn."""
         headers, body = self.sent(self.api.encode(self.request))
         memory_in, refused = self.request.memory_in, None
-        if problem or (memory_in is not None and (memory_in.corrections or memory_in.notes)):
-            reason = problem or f"the request went on without memory: {status}"
-            refused = Refused(api=self.api, streams=self.request.stream, reason=reason)
+        if problem:
+            refused = Refused(api=self.api, streams=self.request.stream, reason=problem)
+        elif memory_in is not None and (memory_in.corrections or memory_in.notes):
+            problem = f"the request went on without memory: {status}"
         return Plain(
             turn_id=self.turn_id,
             target=self.target,
@@ -151,6 +155,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             status=status,
             hints=partial(_hints, self.request, self.session),
             refused=refused,
+            problem=problem,
         )
 
 

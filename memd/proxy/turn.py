@@ -196,8 +196,7 @@ class Forwarder:
         """Forward a request that memory has no part in."""
         record_of(client).note_status(plain.mode, plain.status)
         refused, headers, on_interim = plain.refused, plain.headers, interim_to(client)
-        problem = "" if refused is None else refused.reason
-        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=problem)
+        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=plain.problem)
         if refused is not None:
             headers = headers.copy()
             headers["Accept-Encoding"] = "identity"
