@@ -295,7 +295,11 @@ def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_wi
 def test_each_part_of_a_question_of_a_chat_is_embedded_once(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, {"embedding": {"model": "http", "url": server.url, "name": "m"}}).start()
+    settings = {
+        "embedding": {"model": "http", "url": server.url, "name": "m"},
+        "retrieval": {"recall_budget_ms": 5_000},  # so that a busy machine has the time to ask for each part
+    }
+    daemon = make_daemon(upstream.url, settings).start()
     daemon.chat([{"role": "user", "content": KEY}])
     daemon.wait_stored(KEY)
     server.requests.clear()

@@ -289,7 +289,7 @@ def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"choices":' + b"[" * 5000, b'{"choices":[{"message":{"content":"\xff"}}]}']
+    "body", [b"", b"[]", b'{"choices":' + b"[" * 5000, b'{"choices":[{"message":{"content":"\x01"}}]}']
 )
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
     assert parse_reply(body).message is None
