@@ -128,6 +128,11 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
         ),
         ("Look:\n```\nfor x in y:\n    print(x)\n```\nWhy is that slow", ["Why is that slow", "Look:"]),
         ("Tell me:\n- the port\n- the host name\n", ["- the host name", "Tell me:", "the port", "the host name"]),
+        (
+            "About these:\n1. the port\n12. the host name\nThat is all.",
+            ["That is all.", "About these:", "the port", "the host name"],
+        ),
+        ("Schau am 3. Oktober nach, ja?", ["Schau am 3. Oktober nach, ja?"]),
         ("钥匙在哪里？它是蓝色的。谁有它？", ["钥匙在哪里？", "谁有它？"]),
         ("أين المفتاح؟ لا أعرف.", ["أين المفتاح؟", "لا أعرف."]),
         ("", []),

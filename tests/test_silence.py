@@ -157,3 +157,17 @@ def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> 
     shown = [one for one in searched(daemon, "Who is Lena?")["chunks"] if one["verdict"] == "injected"]
     assert [key in one["content"] for one in shown] == [True]
     assert spoon in searched(daemon, "Where is the wooden spoon?")["chunks"][0]["content"]
+
+
+def test_a_number_that_stands_in_a_question_about_something_else_brings_nothing(told: DaemonProcess) -> None:
+    assert status(told, "Convert 7731 meters to miles.") == ("none", "")
+    assert status(told, "7731?")[0] == "injected", "and by itself it is what is asked for"
+
+
+def test_what_was_said_at_a_time_is_shown_although_no_word_is_near(daemon: DaemonProcess) -> None:
+    said = "The plumber wants two hundred crowns for the tap."
+    daemon.chat([{"role": "user", "content": said}])
+    daemon.wait_stored(said)
+    assert said in searched(daemon, "What did we talk about today?")["chunks"][0]["content"]
+    assert status(daemon, "What did we talk about today?")[0] == "injected"
+    assert status(daemon, "What did we talk about last year?") == ("none", "")

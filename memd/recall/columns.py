@@ -57,6 +57,7 @@ TOKEN_BYTES = 3
 """Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
 
 _WORD = re.compile(r"[^\W\d_]+")
+_SIGNS = " ?!.#:"
 _AMID = re.compile(r"(?<=[^\W\d_] )[^\W\d_]+|(?<=, )[^\W\d_]+")
 """Words in the midst of a sentence."""
 
@@ -188,7 +189,10 @@ class TopicColumns:
         return float(rare[has].sum() / rare.sum())
 
     def names(self, part: str, pool: Pool, row: int) -> bool:
-        """Whether a chunk has a word of a part as a name: with a capital in the midst of a sentence."""
+        """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
+        consists of."""
+        if part.strip(_SIGNS).isdecimal():
+            return pool.columns is not None and bool(pool.columns.has(int(pool.labels[row]), self.keys_of(part)).any())
         place = int(pool.segment[row]), int(pool.row[row])
         entry = self.entries([place]).get(place)
         words = {word.capitalize() for word in _WORD.findall(part) if not is_stopword(word.lower())}

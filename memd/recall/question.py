@@ -19,7 +19,8 @@ PART_TOKENS = 48
 
 _ASKING = "?？؟;՞፧"
 """Question marks: Latin, Chinese and Japanese, Arabic, Greek, Armenian, Ethiopic."""
-_ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])\s+|(?<=[。！？])\s*|\n+")
+_ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])(?<!\b\d\.)(?<!\b\d\d\.)\s+|(?<=[。！？])\s*|\n+")
+"""Not behind the number of an item or a day."""
 _CLAUSES = re.compile(r"(?:(?<=\w)[,;:]\s+|[，；：])")
 CLAUSE_CHARACTERS_MIN = 16
 """Of a sentence that asks for several things each is a part; a shorter clause names nothing to look for."""

@@ -370,6 +370,7 @@ class Scores:
         self._factor[then, 1] = factor
         if is_alone:
             self.score[then] = np.maximum(self.score[then], self.score.max(initial=0.0))
+            self.is_silent = self.is_silent and not then.any()
         self.score[then] *= factor
         self._share[then] = 1.0
 

@@ -48,8 +48,10 @@ log = logging.getLogger("memd")
 
 NO_ROOM_LISTED = 8
 """Chunks that found no room, in the receipt of a turn."""
-CUTTING_SHARE = 0.5
-"""Of the time that a request waits: what is not cut into chunks by then is not searched."""
+CUTTING_SHARE, UNHURRIED_SECONDS = 0.5, 5.0
+"""Of the time that a request waits: what is not cut into chunks by then is not searched. Who has no limit waits so long
+for that: all share the threads."""
+UNCUT_NOTE = "Not all that was said a moment ago could be searched yet; ask again."
 LINE_TOKENS_MIN = 8
 """No chunk's line takes less: `[mem:a3f9] user: ` alone has as many."""
 
@@ -198,7 +200,8 @@ class Retriever:
 
             def answer() -> Retrieved:
                 # First what waits: a chunk that is stored meanwhile is then in both, and not in neither.
-                until = None if budget.seconds is None else time.monotonic() + CUTTING_SHARE * budget.seconds
+                patience = UNHURRIED_SECONDS if budget.seconds is None else CUTTING_SHARE * budget.seconds
+                until = time.monotonic() + patience
                 waiting = [one.chunks(but=filters.visible_digests, until=until) for one in unstored]
                 now_us = self._now_us() if filters.asked_at is None else int(filters.asked_at)
                 times = spans(question, now_us) if self._settings.time_weight else ()
@@ -207,9 +210,11 @@ class Retriever:
                     for topic, some in zip(topics, waiting, strict=True)
                 ]
                 found = self._answer(question, searched, times, now_us, budget, filters)
-                if not found.shown and any(one.is_partial for one in unstored):
+                if not any(one.is_partial for one in unstored):
+                    return found
+                if budget.seconds is not None and not found.shown:
                     raise TimeoutError("not all that was said could be searched in time")
-                return found
+                return msgspec.structs.replace(found, note=" ".join(filter(None, (found.note, UNCUT_NOTE))))
 
             return await asyncio.get_running_loop().run_in_executor(self._searches, answer)
 

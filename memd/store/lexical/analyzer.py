@@ -203,7 +203,7 @@ def _told(word: str) -> Iterator[tuple[str, bool]]:
 def _is_code(term: str) -> bool:
     """Digits with something else, or many digits: an error code, a version, a hash, a ticket."""
     digits = sum(character.isdecimal() for character in term)
-    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 4)
+    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
 
 
 def _words(text: str) -> list[str]:
