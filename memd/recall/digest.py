@@ -31,7 +31,7 @@ SENTENCES_RANKED_MAX = 800
 """Of a period with more, every n-th is looked at: the time goes with their square."""
 SENTENCE_CHARACTERS_MAX = 400
 TERMS_MIN = 4
-"""A sentence with fewer words that tell something is thanks or a greeting, one with more characters is a listing."""
+"""A sentence with fewer words that tell something is small talk, one with more characters is a listing."""
 DAMPING = 0.85
 ROUNDS = 50
 REPEATS_COSINE = 0.5
