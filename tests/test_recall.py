@@ -95,6 +95,19 @@ def by_content(retrieved: Retrieved) -> dict[str, Candidate]:
 EVERYTHING = Filters(everything=True)
 
 
+async def test_an_index_whose_words_are_not_made_yet_is_searched_by_meaning(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder, entries_max=len(TALK))
+    store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
+    store.topic("default").seal(1)
+    store.close()
+    [words] = (tmp_path / "default" / "segments").glob("*.words")
+    words.unlink()
+    store = _store(tmp_path, embedder, entries_max=len(TALK))
+    store.topic("default").load()
+    assert contents(await asked(store.topic("default"), "When does the cellar flood?"))[0] == TALK[3]
+    store.close()
+
+
 @pytest.fixture(params=[False, True], ids=["growing", "sealed"])
 def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
     """A talk, in one growing segment or most of it in a sealed one."""

@@ -72,6 +72,8 @@ class Receipt(msgspec.Struct, kw_only=True):
     """The names of the tools that the reply calls."""
     question: str | None = None
     """The question to memory; None if there was none."""
+    step: str = ""
+    """What the model was at, where a turn recalled anew: it asks beside the question."""
     filter: Wanted = EVERYTHING
     """The choice of `memory_in.filter`."""
     note: str | None = None
@@ -344,6 +346,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         reply=redactor.text(receipt.reply),
         calls=tuple(map(redactor.identifier, receipt.calls)),
         question=kept(receipt.question),
+        step=kept(receipt.step) or "",
         filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
         block=kept(receipt.block),
         corrections=corrections,
@@ -359,7 +362,7 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if receipt.topic_id != concern.topic_id:
         return concern.overlap is None and not concern.uuids and concern.topic_id in _topics_shown(receipt)
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
-    texts = (receipt.asked, receipt.reply, receipt.question, receipt.block, *corrections)
+    texts = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, *corrections)
     return concern.overlap is None or any(concern.overlap.meets(text) for text in texts if text)
 
 
@@ -370,7 +373,7 @@ def _topics_shown(receipt: Receipt) -> set[str]:
 def without_texts(receipt: Receipt) -> Receipt:
     """Return a receipt of which the figures stay."""
     corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
-    told = {"asked": "", "reply": "", "question": None, "block": None, "error": None, "note": ERASED_NOTE}
+    told = {"asked": "", "reply": "", "question": None, "step": "", "block": None, "error": None, "note": ERASED_NOTE}
     return msgspec.structs.replace(receipt, corrections=corrections, **told)
 
 

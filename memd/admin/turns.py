@@ -94,7 +94,9 @@ class TurnRoutes:
                 logs = await self._retriever.as_of([topic.log for topic in found], WallTime(receipt.at))
             budget = Budget(receipt.budget_tokens, self._counter.drift.factor(receipt.model), receipt.room_tokens)
             earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
-            filters = Filters(shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, everything=True)
+            filters = Filters(
+                shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, step=receipt.step, everything=True
+            )
             retrieved = await self._retriever.retrieve(receipt.question, logs, budget, filters)
         now = search_answer(retrieved, receipt.at if query.then else None)
         then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}

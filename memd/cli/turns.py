@@ -145,7 +145,7 @@ def _lines(one: Receipt) -> Lines:
     if one.error:
         lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
     if one.question is not None:
-        lines += [Text("Asked", style="bold"), _indented(one.question)]
+        lines += [Text("Asked", style="bold"), _indented(f"{one.question}\n\n{one.step}".strip())]
     if one.note is not None:
         lines.append(one.note)
     if one.candidates:

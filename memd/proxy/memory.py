@@ -36,6 +36,8 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """The recall of a turn; the defaults stand for a request that needs none."""
 
     question: str | None = None
+    step: str = ""
+    """See `Filters.step`."""
     budget_tokens: int = 0
     """See `Budget.tokens`."""
     room_tokens: int = 0
@@ -128,7 +130,8 @@ class Memory:
     async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
         prompt = received.prompt
         asked = Recalled(
-            question=_question(prompt),
+            question=next(iter(prompt.user_texts()), "").strip(),
+            step=_step(prompt),
             budget_tokens=room.thresholds.injection,
             room_tokens=room.block,
         )
@@ -178,7 +181,7 @@ class Memory:
     async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
         question = asked.question
-        if not question:
+        if question is None or not (question or asked.step):
             return Recalled(), NO_BLOCK
         drift = self._counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()
@@ -190,6 +193,7 @@ class Memory:
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
                 wanted=received.request.wanted,
+                step=asked.step,
             ),
         )
         placed = block.render(
@@ -214,14 +218,10 @@ class Memory:
         return recalled, placed
 
 
-def _question(prompt: Prompt) -> str:
-    """The user's message that opened the turn; where a turn recalls anew, with what the model is at now, which tells as
-    well what is needed: by what it says, or by what it calls."""
-    asked = next(iter(prompt.user_texts()), "").strip()
+def _step(prompt: Prompt) -> str:
+    """What the model is at, where a turn recalls anew: it tells as well what is needed, by what it says, or calls."""
     step = prompt.latest_step()
-    if step is None:
-        return asked
-    return f"{asked}\n\n{(step.said.strip() or stored_text(step))[:STEP_CHARACTERS]}".strip()
+    return "" if step is None else (step.said.strip() or stored_text(step))[:STEP_CHARACTERS]
 
 
 def forget_blocks(received: Received) -> None:

@@ -215,6 +215,7 @@ class Rememberer:
             asked=next(prompt.user_texts(), ""),
             **self._told(reply),
             question=recalled.question,
+            step=recalled.step,
             filter=received.request.wanted,
             note=recalled.note,
             candidates=() if recalled.retrieved is None else scored_chunks(recalled.retrieved),

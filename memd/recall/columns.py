@@ -173,6 +173,10 @@ class TopicColumns:
         """The terms that a part asks this topic for."""
         return query_keys(part, frozenset().union(*(one.languages for one in self._columns)))
 
+    def _having(self, keys: Keys) -> NDArray[np.intp]:
+        """How many chunks have each term; none where an index's words are not made yet."""
+        return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
+
     def is_named(self, part: str) -> bool:
         """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
         keys = identifier_keys(part)
@@ -184,8 +188,7 @@ class TopicColumns:
         has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
         if np.count_nonzero(has) < 2:
             return 0.0
-        having = np.sum([one.having(keys) for one in self._columns], axis=0)
-        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        rare = rarity(np.maximum(self._having(keys), 1), sum(one.count for one in self._columns))
         return float(rare[has].sum() / rare.sum())
 
     def names(self, part: str, pool: Pool, row: int) -> bool:
@@ -203,7 +206,7 @@ class TopicColumns:
         columns = self._columns
         keys = [self.keys_of(part) for part in parts]
         total = sum(one.count for one in columns)
-        rarities = [rarity(np.sum([one.having(some) for one in columns], axis=0), total) for some in keys]
+        rarities = [rarity(self._having(some), total) for some in keys]
         for part, some, rare in zip(parts, keys, rarities, strict=True):
             rare[np.isin(some, identifier_keys(part))] *= IDENTIFIER_WEIGHT
         terms = [(some[rare > 0], rare[rare > 0]) for some, rare in zip(keys, rarities, strict=True)]

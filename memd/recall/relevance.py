@@ -35,6 +35,9 @@ all of its words, is below that: of a long list of things the model has one vect
 MANY_CHUNKS, FEWER = 300, 0.05
 """Of many chunks one is near by chance: for each tenth of so many the threshold is so much lower. With one threshold
 for all 13 % of true questions are lost where one chunk is stored, 7 % where five are."""
+STEP_WEIGHT = 0.5
+"""Of the step that the model is at, beside the question: what it calls is like every other call, and would fill the
+block before what the user asked for."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
 MEANING_POWER = 1.5
@@ -90,12 +93,14 @@ class Field:
         self,
         topics: Sequence[TopicColumns],
         parts: Sequence[str],
+        weights: Sequence[float],
         vectors: Floats,
         utility: UtilitySettings,
         scale: tuple[float, float],
     ) -> None:
-        """`scale`: see `Embedder.scale`."""
+        """`weights`: of the parts; `scale`: see `Embedder.scale`."""
         self._topics, self._parts, self._utility, self._scale = topics, parts, utility, scale
+        self._weights = weights
         self.vectors = vectors
         self.is_named = [any(topic.is_named(part) for topic in topics) for part in parts]
         """Whether a part has an identifier that some chunk has: a witness by itself."""
@@ -120,7 +125,7 @@ class Field:
         """The same with other vectors of some parts; what an index finds for them competes too."""
         replaced = self.vectors.copy()
         replaced[list(numbers)] = vectors
-        return Field(self._topics, self._parts, replaced, self._utility, self._scale)
+        return Field(self._topics, self._parts, self._weights, replaced, self._utility, self._scale)
 
     def is_clear(self, part: int) -> bool:
         """Whether words and the table's meaning, two witnesses, agree, and something is near."""
@@ -187,7 +192,7 @@ class Field:
         beside = beside * (settings.neighbour_weight * np.minimum(1, SHORT_TOKENS / self.tokens[rows]))
         rows, beside, like = rows[free := competes[rows]], beside[free], like[free]
         most = float((kept[rows] + beside).max(initial=0.0))
-        scale = (nearest if best_meaning else 1.0) / max(most, 1e-9)
+        scale = self._weights[part] * (nearest if best_meaning else 1.0) / max(most, 1e-9)
         shares = (1 - weight) * scale
         scores.offer(
             rows,

@@ -35,7 +35,7 @@ from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.columns import Searchable, TopicColumns
 from memd.recall.question import PART_TOKENS, parts_of
-from memd.recall.relevance import LISTED, Field, Parts, Scores
+from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
 from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
 from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings, UtilitySettings
@@ -48,6 +48,8 @@ log = logging.getLogger("memd")
 
 NO_ROOM_LISTED = 8
 """Chunks that found no room, in the receipt of a turn."""
+STEP_PARTS_MAX = 2
+"""Of what the model is at: each may have to be read."""
 CUTTING_SHARE, UNHURRIED_SECONDS = 0.5, 5.0
 """Of the time that a request waits: what is not cut into chunks by then is not searched. Who has no limit waits so long
 for that: all share the threads."""
@@ -112,6 +114,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of who asks: other chunks are no candidates."""
     asked_at: int | None = None
     """Microseconds since the epoch at which it is asked, for "yesterday" and the day that is today; None: now."""
+    step: str = ""
+    """What the model is at in a turn that recalls anew: it asks beside the question."""
     everything: bool = False
     """List also what is not shown, with its text, and why."""
 
@@ -268,13 +272,17 @@ class Retriever:
     ) -> Retrieved:
         marks = [time.perf_counter()]
         nothing = Retrieved(question=question, topic_ids=tuple(one.topic_id for one in topics), budget=budget)
-        parts = [self._encoder.cut(part, PART_TOKENS) for part in parts_of(question)]
+        weights = dict.fromkeys(parts_of(question), 1.0)
+        weights |= {part: STEP_WEIGHT for part in parts_of(filters.step)[:STEP_PARTS_MAX] if part not in weights}
+        parts = [self._encoder.cut(part, PART_TOKENS) for part in weights]
         filled = [topic for topic in topics if not topic.is_empty]
         if not filled:
             return nothing
         if not parts:
             return msgspec.structs.replace(nothing, note=SILENT_NOTE)
-        field = Field(filled, parts, self._table_vectors(parts), self._utility, self._encoder.scale)
+        field = Field(
+            filled, parts, list(weights.values()), self._table_vectors(parts), self._utility, self._encoder.scale
+        )
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
