@@ -73,7 +73,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     question: str | None = None
     """The question to memory; None if there was none."""
     step: str = ""
-    """What the model was at, where a turn recalled anew: it asks beside the question."""
+    """The model's latest step, where a turn recalled anew: it asks beside the question."""
     filter: Wanted = EVERYTHING
     """The choice of `memory_in.filter`."""
     note: str | None = None

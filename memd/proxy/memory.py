@@ -219,7 +219,7 @@ class Memory:
 
 
 def _step(prompt: Prompt) -> str:
-    """What the model is at, where a turn recalls anew: it tells as well what is needed, by what it says, or calls."""
+    """The model's latest step, where a turn recalls anew: what it says or calls tells what is needed."""
     step = prompt.latest_step()
     return "" if step is None else (step.said.strip() or stored_text(step))[:STEP_CHARACTERS]
 

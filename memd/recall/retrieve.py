@@ -115,7 +115,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: int | None = None
     """Microseconds since the epoch at which it is asked, for "yesterday" and the day that is today; None: now."""
     step: str = ""
-    """What the model is at in a turn that recalls anew: it asks beside the question."""
+    """The model's latest step in a turn that recalls anew: it asks beside the question."""
     everything: bool = False
     """List also what is not shown, with its text, and why."""
 
