@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="make the stores that are not there, and ask nothing")
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
+    told.store.mkdir(parents=True, exist_ok=True)
     sizes = [int(one) for one in told.chunks.split(",")]
     for size in sizes:
         if told.fill and not (told.store / str(size)).exists():

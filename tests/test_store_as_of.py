@@ -99,9 +99,9 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     moments = sorted(told.states)
     told.log.load()
     past = TopicAsOf(told.log, moments[10])
-    columns = TopicColumns(past, [], EVERYTHING, (), ())
+    columns = TopicColumns(past, ["chunk"], [], EVERYTHING, (), ())
     found: list[int] = []
-    for one in columns.sources(["chunk"], np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
+    for one in columns.sources(np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
         has = one.counts & (one.words[:, 0] > 0)
         found += columns.records(one.segment[has], one.row[has])["canonical_id"].tolist()
     assert sorted(found) == sorted(

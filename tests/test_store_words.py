@@ -46,9 +46,9 @@ def filled(directory: Path, texts: dict[str, str] | None = None, *, segment_entr
 
 def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
-    columns = TopicColumns(topic, [], EVERYTHING, (), ())
+    columns = TopicColumns(topic, [text], [], EVERYTHING, (), ())
     found: dict[str, float] = {}
-    for source in columns.sources([text], np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
+    for source in columns.sources(np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
         has = source.counts & (source.words[:, 0] > 0)
         places = list(zip(source.segment[has].tolist(), source.row[has].tolist(), strict=True))
         entries = columns.entries(places)

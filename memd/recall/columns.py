@@ -7,6 +7,7 @@ same columns afterwards, so nothing behind this module knows where a chunk lies.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Collection, Sequence
@@ -24,7 +25,6 @@ from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.lexical.postings import (
-    MEAN_LENGTH,
     GrowingColumns,
     Keys,
     SealedColumns,
@@ -112,6 +112,7 @@ class TopicColumns:
     def __init__(
         self,
         topic: Searchable,
+        parts: Sequence[str],
         pending: Sequence[PendingRun],
         wanted: Wanted,
         visible_digests: Collection[bytes],
@@ -119,6 +120,7 @@ class TopicColumns:
     ) -> None:
         """
         Args:
+            parts: of the question.
             pending: its chunks that are not in the log yet.
             wanted: the chunks that may be shown.
             visible_digests: messages in the prompt; chunks of these alone do not compete.
@@ -126,6 +128,7 @@ class TopicColumns:
         """
         self.snapshot = topic.snapshot()
         self.topic_id = self.snapshot.topic_id
+        self._parts = parts
         self._chosen = chosen(self.snapshot, wanted)
         self._is_choice = wanted != EVERYTHING
         self._then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
@@ -188,7 +191,7 @@ class TopicColumns:
         has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
         if np.count_nonzero(has) < 2:
             return 0.0
-        rare = rarity(np.maximum(self._having(keys), 1), sum(one.count for one in self._columns))
+        rare = rarity(np.maximum(self._having(keys), 1), self._total)
         return float(rare[has].sum() / rare.sum())
 
     def names(self, part: str, pool: Pool, row: int) -> bool:
@@ -201,19 +204,26 @@ class TopicColumns:
         words = {word.capitalize() for word in _WORD.findall(part) if not is_stopword(word.lower())}
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
-    def sources(self, parts: Sequence[str], vectors: Floats, utility: UtilitySettings) -> list[Pool]:
+    @cached_property
+    def _terms(self) -> list[tuple[Keys, Floats]]:
+        """Of each part, the terms that some chunk has, and what they weigh."""
+        found = []
+        for part in self._parts:
+            keys = self.keys_of(part)
+            rare = rarity(self._having(keys), self._total)
+            rare[np.isin(keys, identifier_keys(part))] *= IDENTIFIER_WEIGHT
+            found.append((keys[rare > 0], rare[rare > 0]))
+        return found
+
+    @cached_property
+    def _total(self) -> int:
+        return sum(one.count for one in self._columns)
+
+    def sources(self, vectors: Floats, utility: UtilitySettings) -> list[Pool]:
         """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
-        columns = self._columns
-        keys = [self.keys_of(part) for part in parts]
-        total = sum(one.count for one in columns)
-        rarities = [rarity(self._having(some), total) for some in keys]
-        for part, some, rare in zip(parts, keys, rarities, strict=True):
-            rare[np.isin(some, identifier_keys(part))] *= IDENTIFIER_WEIGHT
-        terms = [(some[rare > 0], rare[rare > 0]) for some, rare in zip(keys, rarities, strict=True)]
-        mean_length = sum(one.length_sum for one in columns) / total if total else MEAN_LENGTH
-        found = [self._of_growing(view, terms, vectors, utility, max(1.0, mean_length)) for view in self._growing]
-        found += [self._of_index(view, place, terms, vectors, utility) for place, view in enumerate(self._indexes)]
-        return [*found, self._of_pending(terms, vectors)] if len(self.pending) else found
+        found = [self._of_growing(view, vectors, utility) for view in self._growing]
+        found += [self._of_index(view, place, vectors, utility) for place, view in enumerate(self._indexes)]
+        return [*found, self._of_pending(vectors)] if len(self.pending) else found
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
         """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
@@ -241,10 +251,8 @@ class TopicColumns:
     def _of_growing(
         self,
         view: SegmentView,
-        terms: Sequence[tuple[Keys, Floats]],
         vectors: Floats,
         utility: UtilitySettings,
-        mean_length: float,
     ) -> Pool:
         segment, count = view.segment, len(view.rows)
         assert isinstance(segment, GrowingSegment), "one that is scanned"
@@ -255,11 +263,12 @@ class TopicColumns:
             competes[[row for row in rows if row < count]] = False
         matrix = np.zeros((count, 0), np.float32) if view.matrix is None else view.matrix
         steps = view.rows["utility_steps"]
+        mean_length = max(1.0, sum(one.length_sum for one in self._columns) / max(1, self._total))
         return Pool(
             np.full(count, segment.segment_id),
             np.arange(count),
             *self._cosines(matrix, vectors, segment.columns),
-            np.stack([segment.columns.words(*some, count, mean_length) for some in terms], axis=1),
+            np.stack([segment.columns.words(*some, count, mean_length) for some in self._terms], axis=1),
             competes,
             counts,
             multipliers(steps, utility).astype(np.float32) if steps.any() else np.ones(count, np.float32),
@@ -274,20 +283,19 @@ class TopicColumns:
         self,
         view: IndexView,
         place: int,
-        terms: Sequence[tuple[Keys, Floats]],
         vectors: Floats,
         utility: UtilitySettings,
     ) -> Pool:
         index, columns = view.index, view.index.columns
-        labels = self._found(view, place, terms, vectors[vectors.any(axis=1)], utility)
+        labels = self._found(view, place, vectors[vectors.any(axis=1)], utility)
         segment, row = index.places_of(labels)
         matrix = index.vectors_of(labels)
         counts = np.ones(len(labels), np.bool_)
         if columns is None:
-            words, follows = np.zeros((len(labels), len(terms)), np.float32), ~counts
+            words, follows = np.zeros((len(labels), len(self._parts)), np.float32), ~counts
             tokens = np.zeros(len(labels), np.uint16)
         else:
-            words = np.stack([columns.words_at(labels, *some) for some in terms], axis=1)
+            words = np.stack([columns.words_at(labels, *some) for some in self._terms], axis=1)
             tokens = columns.tokens[labels]
             follows = columns.follows[labels] & (np.diff(labels, prepend=-2) == 1)
         return Pool(
@@ -309,32 +317,39 @@ class TopicColumns:
         self,
         view: IndexView,
         place: int,
-        terms: Sequence[tuple[Keys, Floats]],
         queries: Floats,
         utility: UtilitySettings,
     ) -> Rows:
         """The labels that an index finds, by meaning and by words, at any time and at those that are spoken of; and
         their neighbours."""
-        index, columns = view.index, view.index.columns
-        views = [view, *(then.indexes[place] for then in self._then)]
-        found = [np.empty(0, np.intp)]
-        for one in views if len(queries) else ():
+        index = view.index
+        found = [self._worded[place]]
+        for one in [view, *(then.indexes[place] for then in self._then)] if len(queries) else ():
             hits = one.search(queries, FOUND_MAX * len(queries), utility)
             found += (index.labels_of(some.segment_ids, some.rows) for some in hits)
-        for some in terms:
-            if columns is None:
-                break
-            score = columns.words(*some, POSTINGS_MAX)
-            for dead in [view.dead if self._is_choice else None, *(one.dead for one in views[1:])]:
-                kept = score if dead is None else np.where(dead, 0, score)
-                best = np.argpartition(-kept, min(2 * FOUND_MAX, len(kept) - 1))[: 2 * FOUND_MAX]
-                found.append(best[kept[best] > 0])
         labels = np.unique(np.concatenate(found))
         labels = np.unique(np.concatenate([labels, labels - 1, labels + 1]))
         labels = labels[(labels >= 0) & (labels < len(view.dead))]
         return labels[~view.dead[labels]]
 
-    def _of_pending(self, terms: Sequence[tuple[Keys, Floats]], vectors: Floats) -> Pool:
+    @cached_property
+    def _worded(self) -> list[Rows]:
+        """The labels that each index finds by words."""
+        return [self._found_by_words(view, place) for place, view in enumerate(self._indexes)]
+
+    def _found_by_words(self, view: IndexView, place: int) -> Rows:
+        columns, found = view.index.columns, [np.empty(0, np.intp)]
+        if columns is None:
+            return found[0]
+        dead = [view.dead if self._is_choice else None, *(then.indexes[place].dead for then in self._then)]
+        for some, one in itertools.product(self._terms, dead):
+            score = columns.words(*some, POSTINGS_MAX)
+            kept = score if one is None else np.where(one, 0, score)
+            best = np.argpartition(-kept, min(2 * FOUND_MAX, len(kept) - 1))[: 2 * FOUND_MAX]
+            found.append(best[kept[best] > 0])
+        return np.concatenate(found)
+
+    def _of_pending(self, vectors: Floats) -> Pool:
         pending, count = self.pending, len(self.pending)
         raw, centred = self._cosines(pending.matrix, vectors)
         visible = np.array([bool(words) and words <= self._visible for words in pending.words], np.bool_)
@@ -343,7 +358,7 @@ class TopicColumns:
             np.arange(count),
             np.minimum(raw / TABLE_COSINE, 1),
             np.minimum(centred / TABLE_COSINE, 1),
-            np.stack([pending.columns.words(*some) for some in terms], axis=1),
+            np.stack([pending.columns.words(*some) for some in self._terms], axis=1),
             self._pending_counts & ~visible,
             self._pending_counts,
             np.ones(count, np.float32),

@@ -104,7 +104,7 @@ class Field:
         self.vectors = vectors
         self.is_named = [any(topic.is_named(part) for topic in topics) for part in parts]
         """Whether a part has an identifier that some chunk has: a witness by itself."""
-        found = [(topic, source) for topic in topics for source in topic.sources(parts, vectors, utility)]
+        found = [(topic, source) for topic in topics for source in topic.sources(vectors, utility)]
         self._owners = [topic for topic, _ in found]
         sources = self._sources = [source for _, source in found]
         self._starts = np.cumsum([0, *(len(source.row) for source in sources)])

@@ -207,13 +207,14 @@ class Retriever:
                 patience = UNHURRIED_SECONDS if budget.seconds is None else CUTTING_SHARE * budget.seconds
                 until = time.monotonic() + patience
                 waiting = [one.chunks(but=filters.visible_digests, until=until) for one in unstored]
+                weights = self._parts(question, filters.step)
                 now_us = self._now_us() if filters.asked_at is None else int(filters.asked_at)
                 times = spans(question, now_us) if self._settings.time_weight else ()
                 searched = [
-                    TopicColumns(topic, some, filters.wanted, filters.visible_digests, times)
+                    TopicColumns(topic, list(weights), some, filters.wanted, filters.visible_digests, times)
                     for topic, some in zip(topics, waiting, strict=True)
                 ]
-                found = self._answer(question, searched, times, now_us, budget, filters)
+                found = self._answer(question, weights, searched, times, now_us, budget, filters)
                 if not any(one.is_partial for one in unstored):
                     return found
                 if budget.seconds is not None and not found.shown:
@@ -264,6 +265,7 @@ class Retriever:
     def _answer(
         self,
         question: str,
+        weights: dict[str, float],
         topics: Sequence[TopicColumns],
         times: Sequence[tuple[int, int]],
         now_us: int,
@@ -272,9 +274,7 @@ class Retriever:
     ) -> Retrieved:
         marks = [time.perf_counter()]
         nothing = Retrieved(question=question, topic_ids=tuple(one.topic_id for one in topics), budget=budget)
-        weights = dict.fromkeys(parts_of(question), 1.0)
-        weights |= {part: STEP_WEIGHT for part in parts_of(filters.step)[:STEP_PARTS_MAX] if part not in weights}
-        parts = [self._encoder.cut(part, PART_TOKENS) for part in weights]
+        parts = list(weights)
         filled = [topic for topic in topics if not topic.is_empty]
         if not filled:
             return nothing
@@ -327,6 +327,13 @@ class Retriever:
             trouble=trouble,
             note=" ".join(notes) or None,
         )
+
+    def _parts(self, question: str, step: str) -> dict[str, float]:
+        """All that asks, and its weight."""
+        weights = {self._encoder.cut(part, PART_TOKENS): 1.0 for part in parts_of(question)}
+        for part in parts_of(step)[:STEP_PARTS_MAX]:
+            weights.setdefault(self._encoder.cut(part, PART_TOKENS), STEP_WEIGHT)
+        return weights
 
     def _table_vectors(self, parts: Sequence[str]) -> Floats:
         table = self._encoder.table
