@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from drafts import DIMENSION, FINGERPRINT, draft
 from folder_log import FolderLog
 from postgres_server import PostgresServer, running_postgres
 
-from memd.errors import BadTopicId, MemdError, StoreError
+from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
 from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import PAGE_ROWS, News, SharedLog
+from memd.store.shared.shared_topic import SharedTopicLog
+from memd.store.store import Store
 
 pytestmark = pytest.mark.process
 
@@ -198,6 +201,25 @@ def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: Sh
 
 
 # -- of PostgreSQL alone: what its troubles are called ------------------------------------------------------------
+
+
+def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_was_none(
+    kept: SharedLog, tmp_path: Path
+) -> None:
+    stores = [
+        Store.open(tmp_path / name, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=9, kept=kept)
+        for name in ("one", "other")
+    ]
+    one, other = (store.topic("t") for store in stores)
+    assert isinstance(other, SharedTopicLog)
+    said, made_at = draft("buoy"), other.head
+    one.append([said], one.head)
+    other.catch_up()  # as a request does between the cutting and the append
+    with pytest.raises(MadeAnew):
+        other.append([said], made_at)
+    for store in stores:
+        store.close()
+    assert len(_log(kept).rows) == 1
 
 
 def test_tables_are_made_once_and_their_version_is_checked(url: str) -> None:

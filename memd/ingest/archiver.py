@@ -205,7 +205,7 @@ class Archiver:
         return entries
 
     async def append_corrections(
-        self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft], made_at: int = 0
+        self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft], made_at: int | None = None
     ) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 

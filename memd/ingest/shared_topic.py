@@ -138,7 +138,7 @@ class SharedTopic(Topic):
         """See Topic: nothing waits here that others do not have."""
         return not self._pending and not self.buffer.unstored_count
 
-    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+    async def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """See Topic. Raises MadeAnew, too, where the copy for which they were made counts no more."""
         try:
             return await super().append(drafts, made_at)
@@ -146,7 +146,7 @@ class SharedTopic(Topic):
             await self.follow()
             raise MadeAnew(f"topic {self.id}: it was read anew meanwhile; what is to be stored is made anew") from error
 
-    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
         """See Topic. Where the answer was lost, the rows tell."""
         try:
             return await self.append(drafts, made_at)

@@ -152,7 +152,7 @@ class Topic:
         """Whether it has all that other daemons have acknowledged."""
         return True
 
-    async def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+    async def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """Append to the log, in the writer thread; see `TopicLog.append`."""
         log_ = self.log
 
@@ -163,7 +163,7 @@ class Topic:
 
         return await self._write("log", append)
 
-    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int = 0) -> list[Entry]:
+    async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
         """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`).
 
         Args:

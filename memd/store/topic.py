@@ -118,14 +118,14 @@ class TopicLog:
     head = 0
     """The id of the last entry, where other daemons append to the topic too."""
 
-    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+    def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
 
         A draft of a chunk that this topic has keeps the chunk's public id. One that comes from another topic keeps the
         given id unless a chunk here has it already.
 
         Args:
-            made_at: `head` before they were made.
+            made_at: `head` before they were made; None: as it is now.
 
         Raises:
             StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
@@ -139,7 +139,7 @@ class TopicLog:
         with self._state:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
-            self._check_made(drafts, made_at)
+            self._check_made(drafts, self.head if made_at is None else made_at)
             active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = set(fresh)

@@ -103,13 +103,13 @@ class SharedTopicLog(TopicLog):
         self.is_current = True
         return news
 
-    def append(self, drafts: Sequence[Draft], made_at: int = 0) -> list[Entry]:
+    def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """See TopicLog.
 
         Raises:
             MadeAnew: another daemon has stored something of the same; it is in the snapshot now.
         """
-        made_at = made_at or self.head
+        made_at = self.head if made_at is None else made_at
         for _ in range(_TRIES):
             with self._state:
                 if self._active is not None and not self._shared.model.wrote(self._active.header):
