@@ -188,7 +188,7 @@ async def test_undo_gives_back_what_an_update_took_and_takes_out_what_it_added(l
     assert log.present(made).status is Status.DEPRECATED
     back = log.present(entry)
     assert (back.status, back.content, back.vector) == (Status.ACTIVE, entry.content, entry.vector)
-    with pytest.raises(BadQuestion, match="has changed the chunk since"):
+    with pytest.raises(BadQuestion, match=r"undone already, by entry .*; undo that one"):
         await log.undo(gone.canonical_id)
     with pytest.raises(NotFound, match="has no entry 5"):
         await log.undo(5)

@@ -224,9 +224,11 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embed
     if place is None:
         raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
     entry = snapshot.read(place)
-    newest = snapshot.history(entry.uuid)[-1].canonical_id
-    if newest != canonical_id:
-        raise BadQuestion(f"entry {newest} has changed the chunk since; undo that one first")
+    *_, before, newest = None, *snapshot.history(entry.uuid)
+    if newest.action == UNDO and before is not None and before.canonical_id == canonical_id:
+        raise BadQuestion(f"it is undone already, by entry {newest.canonical_id}; undo that one to have it back")
+    if newest.canonical_id != canonical_id:
+        raise BadQuestion(f"entry {newest.canonical_id} has changed the chunk since; undo that one first")
     if entry.action == "Update":
         is_made = entry.status is Status.ACTIVE and _is_made_at(snapshot, place, entry)
         made = entry.uuid if is_made else replacement_of(snapshot, place, entry.uuid)
