@@ -7,7 +7,6 @@ here: a refusal cannot tell.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -93,15 +92,6 @@ class Principal(msgspec.Struct, frozen=True):
 OWNER = Principal(OWNER_NAME, (EVERY_TOPIC,), frozenset(RIGHTS))
 
 
-class Acting(msgspec.Struct, frozen=True):
-    """In whose name one daemon asks another."""
-
-    principal: Principal
-    token_sha256: str = ""
-    """Of the token that was shown, in hexadecimal digits: once that is taken back, nobody acts with it. Empty: memd's
-    own."""
-
-
 class Principals:
     """The principals by the SHA-256 of their tokens; can be exchanged while requests are answered.
 
@@ -113,10 +103,6 @@ class Principals:
         self._known = dict(known or {})
         self._lent: dict[bytes, Principal] = {}
         self.is_open = not self._known
-        self.own_secret = ""
-        """Shown to other daemons of the cluster; empty: there is none."""
-        self.daemons: frozenset[bytes] = frozenset()
-        """The SHA-256 of what they show: they are believed in whose name they ask."""
 
     def exchange(self, known: Mapping[bytes, Principal]) -> None:
         """Know these from now on, and no others; the next request of a token that is gone is refused."""
@@ -141,21 +127,6 @@ class Principals:
         """Take a lent secret no more."""
         self._lent.pop(digest_of(secret), None)
 
-    def acting(self, secret: str, told: str) -> Principal | None:
-        """The principal in whose name another daemon asks; None: it is no daemon of the cluster, or not any more his.
-
-        Args:
-            told: an `Acting`, in base64.
-        """
-        if digest_of(secret) not in self.daemons:
-            return None
-        try:
-            acting = msgspec.json.decode(base64.b64decode(told, validate=True), type=Acting)
-            is_taken_back = acting.token_sha256 and self.known(acting.token_sha256) is None
-        except ValueError:
-            return None
-        return None if is_taken_back else acting.principal
-
     def known(self, digest: str) -> Principal | None:
         """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has.
 
@@ -172,9 +143,9 @@ class Principals:
         return self._known.get(digest) or self._lent.get(digest)
 
     def accepts(self, secret: str) -> bool:
-        """Whether memd lets somebody in who shows this, a client or another daemon."""
+        """Whether memd lets somebody in who shows this."""
         digest = digest_of(secret)
-        return digest in self._known or digest in self._lent or digest in self.daemons
+        return digest in self._known or digest in self._lent
 
 
 def digest_of(secret: str) -> bytes:

@@ -14,15 +14,12 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 from aiohttp import web
 
-from memd.principals import OWNER, SECRET_PREFIX, Acting, Principal, Principals, digest_of
+from memd.principals import OWNER, SECRET_PREFIX, Principal, Principals
 from memd.settings.url import is_this_machine
 
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
-DAEMON_HEADER, ACTING_HEADER = "X-Memory-Daemon", "X-Memory-Acting"
-"""Of a request that one daemon of a cluster passes on to another: its secret, and in whose name it asks."""
 UNGUESSABLE_CHARACTERS = 32
 """Characters; the secrets that `memd token add` makes are longer."""
 _BEARER = "bearer "
@@ -40,7 +37,6 @@ _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 
 _PRINCIPAL = web.RequestKey("principal", Principal)
 _PRINCIPALS = web.RequestKey("principals", Principals)
-_SOURCE = web.RequestKey("source", str)
 
 
 def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
@@ -63,35 +59,8 @@ def is_let_in_still(request: web.BaseRequest) -> bool:
 def _found(request: web.BaseRequest, principals: Principals) -> Principal | None:
     if principals.is_open:
         return OWNER
-    if principals.daemons and (secret := request.headers.get(DAEMON_HEADER)) is not None:
-        acting = principals.acting(secret, request.headers.get(ACTING_HEADER, ""))
-        if acting is not None:  # else it may be a daemon that has not been heard of, with its client's own token
-            return acting
     shown = (principals.find(secret) for _, secret in shown_secrets(request))
     return next((one for one in shown if one is not None), None)
-
-
-def acting_headers(request: web.BaseRequest, principals: Principals) -> dict[str, str]:
-    """Return the headers with which a request is passed on to another daemon in the name of whom it came from.
-
-    So it is answered there as here, also where it came with a secret that only this daemon knows, as those of MCP do.
-    """
-    if not principals.own_secret or principals.is_open:
-        return {}
-    digests = (digest_of(secret).hex() for _, secret in shown_secrets(request))
-    shown = next((digest for digest in digests if principals.known(digest) is not None), "")
-    told = msgspec.json.encode(Acting(principal_of(request), shown))
-    return {DAEMON_HEADER: principals.own_secret, ACTING_HEADER: base64.b64encode(told).decode()}
-
-
-def is_unheard_of(request: web.BaseRequest, principals: Principals) -> bool:
-    """Whether a request shows a long secret that nobody here knows: another daemon may know it since a moment ago."""
-    if principals.is_open:
-        return False
-    secrets = [secret for _, secret in shown_secrets(request)]
-    if DAEMON_HEADER in request.headers:
-        return digest_of(request.headers[DAEMON_HEADER]) not in principals.daemons
-    return any(len(one) >= UNGUESSABLE_CHARACTERS for one in secrets) and _found(request, principals) is None
 
 
 def let_in_as(request: web.BaseRequest, principal: Principal) -> None:
@@ -104,15 +73,9 @@ def principal_of(request: web.BaseRequest) -> Principal:
     return request[_PRINCIPAL]
 
 
-def let_ask_from(request: web.BaseRequest, source: str) -> None:
-    """Note from where a request came to the daemon that passed it on."""
-    request[_SOURCE] = source
-
-
 def source_of(request: web.BaseRequest) -> str:
     """The address that a request came from."""
-    source: str | None = request.get(_SOURCE)
-    return source or request.remote or ""
+    return request.remote or ""
 
 
 def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:
@@ -120,10 +83,9 @@ def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[
 
     One that was taken back neither: beside a token that is known it is no reason to refuse the request.
     """
-    own = {name.lower() for name in (DAEMON_HEADER, ACTING_HEADER) if name in request.headers}
     if principals.is_open:
-        return own
-    return own | {
+        return set()
+    return {
         name.lower()
         for name, secret in shown_secrets(request)
         if secret.startswith(SECRET_PREFIX) or principals.find(secret) is not None

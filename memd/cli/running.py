@@ -72,15 +72,6 @@ class RunningDaemon(OwnRoutesClient):
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
             return ""
 
-    def is_at(self, url: str, data_dir: Path) -> bool | None:
-        """Whether this daemon, which holds `data_dir`, is who answers at another address; None: no memd answers there.
-        Nobody is shown a token."""
-        challenge = new_secret()
-        if not (proof := RunningDaemon(url, "")._proof(challenge)):
-            return None
-        secret = (data_dir / SECRET_NAME).read_text()
-        return compare_digest(proof.encode(), proof_of(secret, self.url, challenge).encode())
-
     def health(self) -> dict[str, Any]:
         """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
         try:

@@ -11,7 +11,6 @@ from collections.abc import Collection
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry
 from memd.ingest.unstored import Part, PartCutter, PartRun, note_parts, owed_parts, parts_of
 from memd.store.pending import PendingChunk, PendingRun, UnstoredText
 
@@ -90,14 +89,6 @@ class BufferedText(UnstoredText):
             seen |= run.uuids
             found.append(run)
         return found
-
-    def entry_of(self, uuid: bytes) -> Entry | None:
-        """The pending chunk with this uuid, without its vector; None if it is not pending. Called in a thread."""
-        for parts in self._parts:
-            for chunk in (chunk for cut in self._cutter.cut(parts) for chunk in cut.chunks):
-                if chunk.entry.uuid == uuid:
-                    return chunk.entry
-        return None
 
     def part_with(self, uuid: bytes) -> Part | None:
         """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""

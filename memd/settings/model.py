@@ -23,7 +23,6 @@ from memd.settings.url import basic_authorization, without_credentials
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
-Milliseconds = Annotated[int, Meta(ge=0, le=600_000)]
 Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
 Threshold = Literal["auto"] | Tokens
 Prefix = Annotated[str, Meta(max_length=1_000)]

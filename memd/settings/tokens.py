@@ -5,7 +5,6 @@ Rule: as in `loading.py`, which calls this: nothing is guessed at. No message re
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
@@ -66,18 +65,6 @@ def known_principals(auth: AuthSettings) -> Mapping[bytes, Principal]:
     """The principals by the SHA-256 of their tokens; none where no token is needed."""
     known = {bytes.fromhex(one.token_sha256): one.principal for one in auth.tokens}
     return known | ({digest_of(auth.token): OWNER} if auth.token else {})
-
-
-def auth_mark(auth: AuthSettings) -> str:
-    """Return what tells whether two daemons have the same settings `auth`, and shows no token.
-
-    Of the owner's token it has two bytes of the SHA-256: enough to tell two apart, and too little to try guesses with.
-    """
-    owner = digest_of(auth.token).hex()[:4] if auth.token else ""
-    told = sorted(
-        f"{one.name} {one.token_sha256.lower()} {sorted(one.topics)} {sorted(one.rights)}" for one in auth.tokens
-    )
-    return hashlib.sha256(msgspec.json.encode([owner, told])).hexdigest()[:16]
 
 
 def token_changes(before: AuthSettings, now: AuthSettings) -> str:

@@ -6,13 +6,12 @@ Rule: publishing never waits. A subscriber that does not keep up loses the oldes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from memd.entries import ChunkState
 
-Publish = Callable[[str, Any], None]
 QUEUED_EVENTS_MAX = 256
 """Events that wait for one subscriber."""
 

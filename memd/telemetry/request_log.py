@@ -102,17 +102,6 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
     return request[_RECORD]
 
 
-def has_record(request: web.BaseRequest) -> bool:
-    """Whether a request is being recorded."""
-    return _RECORD in request
-
-
-def keep_record(request: web.BaseRequest) -> RequestRecord:
-    """Give a request a record that nobody counts or logs."""
-    record = request[_RECORD] = RequestRecord("")
-    return record
-
-
 @contextmanager
 def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[RequestRecord]:
     """Keep a record of a request while the block runs; count and log it at the end."""

@@ -88,16 +88,6 @@ def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
     return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)], master=files.master)
 
 
-def master_of(files: LocalDisk, data_dir: Path) -> MasterKey | None:
-    """Return the master key of a disk that encrypts a data directory; None: it does not."""
-    if not files.encrypts(data_dir / RECEIPTS_NAME):
-        return None
-    from memd.store.encryption.encrypted_disk import EncryptedDisk
-
-    assert isinstance(files, EncryptedDisk) and files.master is not None, "opened with a key"
-    return files.master
-
-
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
     """Return the id of the key that wraps those of the topics; None: the directory is not encrypted.
 

@@ -30,8 +30,6 @@ FORMAT = 1
 """Raise it when `analyze` gives other terms: those in records are then made anew, in the background."""
 K1, B = 1.2, 0.75
 """Of BM25 (Robertson and Zaragoza, 2009)."""
-MEAN_LENGTH = 40.0
-"""The terms of a chunk where none is known yet."""
 TOKENS_MAX, LENGTH_MAX = 65_535, 65_535
 
 Keys = NDArray[np.uint32]
