@@ -346,7 +346,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         reply=redactor.text(receipt.reply),
         calls=tuple(map(redactor.identifier, receipt.calls)),
         question=kept(receipt.question),
-        step=kept(receipt.step) or "",
+        step=redactor.text(receipt.step),
         filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
         block=kept(receipt.block),
         corrections=corrections,

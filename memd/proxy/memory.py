@@ -180,8 +180,8 @@ class Memory:
 
     async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
         """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
-        question = asked.question
-        if question is None or not (question or asked.step):
+        question = asked.question or ""
+        if not (question or asked.step):
             return Recalled(), NO_BLOCK
         drift = self._counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()

@@ -172,44 +172,45 @@ class TopicColumns:
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
 
-    def keys_of(self, part: str) -> Keys:
-        """The terms that a part asks this topic for."""
-        return query_keys(part, frozenset().union(*(one.languages for one in self._columns)))
+    @cached_property
+    def _keys(self) -> list[Keys]:
+        """The terms that each part asks this topic for."""
+        languages = frozenset().union(*(one.languages for one in self._columns))
+        return [query_keys(part, languages) for part in self._parts]
 
     def _having(self, keys: Keys) -> NDArray[np.intp]:
         """How many chunks have each term; none where an index's words are not made yet."""
         return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
 
-    def is_named(self, part: str) -> bool:
-        """Whether a part has an identifier, in letters and digits or signs, that some chunk has."""
-        keys = identifier_keys(part)
-        return len(keys) > 0 and any(one.having(keys).any() for one in self._columns)
+    @cached_property
+    def named(self) -> list[bool]:
+        """Whether each part has an identifier, in letters and digits or signs, that some chunk has."""
+        return [bool(self._having(identifier_keys(part)).any()) for part in self._parts]
 
-    def share(self, part: str, pool: Pool, row: int) -> float:
+    def share(self, part: int, pool: Pool, row: int) -> float:
         """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
-        keys = self.keys_of(part)
+        keys = self._keys[part]
         has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
         if np.count_nonzero(has) < 2:
             return 0.0
         rare = rarity(np.maximum(self._having(keys), 1), self._total)
         return float(rare[has].sum() / rare.sum())
 
-    def names(self, part: str, pool: Pool, row: int) -> bool:
+    def names(self, part: int, pool: Pool, row: int) -> bool:
         """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
         consists of."""
-        if part.strip(_SIGNS).isdecimal():
-            return pool.columns is not None and bool(pool.columns.has(int(pool.labels[row]), self.keys_of(part)).any())
+        if self._parts[part].strip(_SIGNS).isdecimal():
+            return pool.columns is not None and bool(pool.columns.has(int(pool.labels[row]), self._keys[part]).any())
         place = int(pool.segment[row]), int(pool.row[row])
         entry = self.entries([place]).get(place)
-        words = {word.capitalize() for word in _WORD.findall(part) if not is_stopword(word.lower())}
+        words = {word.capitalize() for word in _WORD.findall(self._parts[part]) if not is_stopword(word.lower())}
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
     @cached_property
     def _terms(self) -> list[tuple[Keys, Floats]]:
         """Of each part, the terms that some chunk has, and what they weigh."""
         found = []
-        for part in self._parts:
-            keys = self.keys_of(part)
+        for part, keys in zip(self._parts, self._keys, strict=True):
             rare = rarity(self._having(keys), self._total)
             rare[np.isin(keys, identifier_keys(part))] *= IDENTIFIER_WEIGHT
             found.append((keys[rare > 0], rare[rare > 0]))

@@ -92,17 +92,15 @@ class Field:
     def __init__(
         self,
         topics: Sequence[TopicColumns],
-        parts: Sequence[str],
         weights: Sequence[float],
         vectors: Floats,
         utility: UtilitySettings,
         scale: tuple[float, float],
     ) -> None:
-        """`weights`: of the parts; `scale`: see `Embedder.scale`."""
-        self._topics, self._parts, self._utility, self._scale = topics, parts, utility, scale
-        self._weights = weights
+        """`weights`: of the parts that the topics are asked by; `scale`: see `Embedder.scale`."""
+        self._topics, self._weights, self._utility, self._scale = topics, weights, utility, scale
         self.vectors = vectors
-        self.is_named = [any(topic.is_named(part) for topic in topics) for part in parts]
+        self.is_named = np.any([topic.named for topic in topics], axis=0)
         """Whether a part has an identifier that some chunk has: a witness by itself."""
         found = [(topic, source) for topic in topics for source in topic.sources(vectors, utility)]
         self._owners = [topic for topic, _ in found]
@@ -125,7 +123,7 @@ class Field:
         """The same with other vectors of some parts; what an index finds for them competes too."""
         replaced = self.vectors.copy()
         replaced[list(numbers)] = vectors
-        return Field(self._topics, self._parts, self._weights, replaced, self._utility, self._scale)
+        return Field(self._topics, self._weights, replaced, self._utility, self._scale)
 
     def is_clear(self, part: int) -> bool:
         """Whether words and the table's meaning, two witnesses, agree, and something is near."""
@@ -143,7 +141,7 @@ class Field:
 
     def scores(self, settings: RetrievalSettings, read: Collection[int], *, is_ever_silent: bool) -> Scores:
         """Score all chunks. `read`: the parts whose vectors are the model's."""
-        near = [self._near(part) for part in range(len(self._parts))]
+        near = [self._near(part) for part in range(len(self._weights))]
         speaking = [
             part for part, one in enumerate(near) if not is_ever_silent or part not in read or one >= self._silent_below
         ]
@@ -161,9 +159,9 @@ class Field:
             return nearest
         row = int(words.argmax())
         [(owner, source, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
-        if self.is_named[part] or owner.names(self._parts[part], source, row - start):
+        if self.is_named[part] or owner.names(part, source, row - start):
             return SILENT_BELOW
-        return nearest + QUOTED * owner.share(self._parts[part], source, row - start)
+        return nearest + QUOTED * owner.share(part, source, row - start)
 
     def _score(self, part: int, scores: Scores, settings: RetrievalSettings, lexical: float, nearest: float) -> None:
         raw, competes = self.raw[:, part], self.competes

@@ -280,9 +280,8 @@ class Retriever:
             return nothing
         if not parts:
             return msgspec.structs.replace(nothing, note=SILENT_NOTE)
-        field = Field(
-            filled, parts, list(weights.values()), self._table_vectors(parts), self._utility, self._encoder.scale
-        )
+        vectors = self._table_vectors(parts)
+        field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.scale)
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
