@@ -178,7 +178,7 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         if "memd.store.disk" in path.read_text()
     }
     assert on_disk == {
-        *("store", "shelf", "local_shelf", "transitions", "tools.backup", "audit.book"),
+        *("store", "claim", "transitions", "tools.backup", "audit.book"),
         "shared.moving",
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
         *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),

@@ -13,6 +13,7 @@ import msgspec
 
 from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, TopicMoving
+from memd.store.claim import Claim
 from memd.store.files import Files
 from memd.store.index.meta import (
     IndexFile,
@@ -37,7 +38,6 @@ from memd.store.log.recovery import (
     set_aside,
 )
 from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header
-from memd.store.shelf import Claim
 
 _TAIL_BYTES = 64 << 10
 """Read from the end of a log file to find its last entry: about twenty entries."""

@@ -11,9 +11,9 @@ import msgspec
 
 from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
+from memd.store.claim import Shelf
 from memd.store.clock import SharedClock
 from memd.store.disk import LocalDisk
-from memd.store.local_shelf import LocalShelf
 from memd.store.log.format import ModelId
 
 DraftFilter = Callable[[Draft], Draft]
@@ -29,7 +29,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
     files: LocalDisk
-    shelf: LocalShelf
+    shelf: Shelf
     model: ModelId
     clock: SharedClock
     segment_entries_max: int

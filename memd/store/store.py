@@ -18,6 +18,7 @@ import msgspec
 from memd.entries import Entry
 from memd.errors import StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
+from memd.store.claim import Shelf
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
@@ -28,7 +29,6 @@ from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files
 from memd.store.layout import BOOK_NAMES, LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
-from memd.store.local_shelf import LocalShelf
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
@@ -131,7 +131,7 @@ class Store:
             raise
         shared = StoreShared(
             files=files,
-            shelf=LocalShelf(files, data_dir),
+            shelf=Shelf(files, data_dir),
             model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
+from memd.store.claim import Claim
 from memd.store.copies import live_copy
 from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
 from memd.store.erasure.rewriting import (
@@ -43,7 +44,6 @@ from memd.store.log.segment import GrowingSegment, SealedSegment, create_active,
 from memd.store.opening import open_topic, reread_segment
 from memd.store.parts import StoreShared
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
-from memd.store.shelf import Claim
 from memd.store.snapshot import Snapshot
 from memd.store.topic_stats import TopicStats, stats_of
 from memd.store.transitions import (

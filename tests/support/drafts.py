@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, Status
+from memd.store.claim import Shelf
 from memd.store.disk import LocalDisk
-from memd.store.local_shelf import LocalShelf
 from memd.store.log.journal import Journal
 from memd.store.store import Store, TopicLog
 
@@ -113,7 +113,7 @@ def open_store(
 
 def open_journal(path: Path, files: LocalDisk) -> tuple[Journal, list[bytes]]:
     """The journal of a topic that nobody else has open, and its payloads."""
-    return Journal.open(LocalShelf(files, path.parent.parent).claim(path.parent.name))
+    return Journal.open(Shelf(files, path.parent.parent).claim(path.parent.name))
 
 
 def live_contents(topic: TopicLog) -> list[str]:

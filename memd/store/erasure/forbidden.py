@@ -12,10 +12,10 @@ import msgspec
 
 from memd.errors import CorruptFile
 from memd.messages import Message
+from memd.store.claim import Claim
 from memd.store.files import Files, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import digest_word, text_hash
-from memd.store.shelf import Claim
 
 
 class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import numpy as np
 
 from memd.entries import Entry, Erased
 from memd.errors import StoreError
+from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
 from memd.store.erasure.stub import without_text
 from memd.store.erasure.wiping import Wiper
@@ -26,7 +27,6 @@ from memd.store.log.format import HEADER_BYTES, Span, decode_entry, payload_at, 
 from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment
 from memd.store.opening import OpenedTopic, extended
-from memd.store.shelf import Claim
 from memd.store.snapshot import Snapshot
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from memd.entries import Status
+from memd.store.claim import Claim
 from memd.store.files import only_whole, write_beside
 from memd.store.index.compact import CompactIndex, sample_size
 from memd.store.index.meta import IndexFile, MergedMeta, encode_meta
@@ -23,7 +24,6 @@ from memd.store.index.sealing import write_index
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
-from memd.store.shelf import Claim
 
 RATIO = 4
 _RATIO_OVER_BUDGET = 64

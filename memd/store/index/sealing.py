@@ -15,6 +15,7 @@ import numpy as np
 
 from memd.entries import Status
 from memd.errors import CorruptFile, StoreWriteFailed
+from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, write_beside
 from memd.store.index.compact import CompactIndex
@@ -24,7 +25,6 @@ from memd.store.log.columns import as_version_1, rows_from
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment, SealedSegment
-from memd.store.shelf import Claim
 
 
 def write_sealed(

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, StoreError
+from memd.store.claim import Claim
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
 from memd.store.layout import check_topic
@@ -35,7 +36,6 @@ from memd.store.log.format import (
     topic_tag,
 )
 from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
-from memd.store.shelf import Claim
 
 
 class SharedMark(msgspec.Struct, frozen=True, tag="shared"):

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from memd.caching import ByteCache
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
+from memd.store.claim import Claim
 from memd.store.files import FileChecksum, Files, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import GrowingColumns
@@ -34,7 +35,6 @@ from memd.store.log.format import (
     payload_at,
     topic_tag,
 )
-from memd.store.shelf import Claim
 
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 750
@@ -299,11 +299,3 @@ def create_active(claim: Claim, model: ModelId, segment_id: int) -> GrowingSegme
     claim.roll("log", write_beside(files, layout.active, encode_header(header)))
     files.sync_directory(layout.data_dir)  # the topic's own directory may be new
     return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=True)
-
-
-def rotate(files: Files, layout: TopicLayout, segment_id: int) -> None:
-    """Move a full `active.bin` to its place among the segments, durably."""
-    files.make_directory(layout.segments)
-    files.rename(layout.active, layout.bin(segment_id))
-    files.sync_directory(layout.segments)
-    files.sync_directory(layout.directory)

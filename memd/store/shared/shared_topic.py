@@ -16,6 +16,7 @@ import msgspec
 
 from memd.entries import Draft, Entry, Erased
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
+from memd.store.claim import Claim
 from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, publish_forbidden
 from memd.store.erasure.rewriting import records_in
 from memd.store.erasure.stub import without_text
@@ -26,7 +27,6 @@ from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, create_active, new_header
 from memd.store.parts import StoreShared
 from memd.store.shared.seam import News, Row, SharedLog, Stream
-from memd.store.shelf import Claim
 from memd.store.topic import TopicLog
 from memd.store.transitions import after_append
 

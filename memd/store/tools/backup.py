@@ -19,6 +19,7 @@ import msgspec
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit.chain import head_of
+from memd.store.claim import file_segment
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import key_id_of, with_copy
 from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
@@ -39,7 +40,6 @@ from memd.store.layout import (
 )
 from memd.store.log.format import scan_records
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
-from memd.store.log.segment import rotate
 from memd.store.tools.looked_into import Waiting, be_backup_again
 
 MARKER_NAME = ".memd-backup"
@@ -240,7 +240,7 @@ class _BackupRun:
             )
             return
         if before in numbers:
-            self._rotate(source, target, numbers[numbers.index(before)])
+            self._file_segment(source, target, numbers[numbers.index(before)])
         for segment_id in numbers:
             self._segment(source, target, segment_id)
         if active is not None:
@@ -277,13 +277,13 @@ class _BackupRun:
         header = read_log_file(data, name=str(path), dimension=None).header if data is not None else None
         return header.segment_id if header is not None else None
 
-    def _rotate(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
+    def _file_segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
         """Repeat what the daemon has done to this file since the last backup: fill it, then rotate it."""
         files = self._files
         if files.size(target.bin(segment_id)) is None:
             self._keep_if_diverged(target, files.read(source.bin(segment_id)))
             self._copy(source.bin(segment_id), target.active)
-            rotate(files, target, segment_id)
+            file_segment(files, target, segment_id)
         else:
             files.remove(target.active)
 
