@@ -491,6 +491,23 @@ async def test_a_topic_without_entries_asks_no_model(tmp_path: Path, embedder: E
     assert found.trouble is None and found.candidates == ()
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
+    tmp_path: Path, embedder: Embedder, is_sealed: bool
+) -> None:
+    other = Store.open(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
+    vector = np.eye(8, dtype="<f4")[0].tobytes()
+    other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
+    other.close()
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    if is_sealed:
+        topic.seal(1)
+    found = await asked(topic, "Who paints the boat house?")
+    store.close()
+    assert found.candidates == () and found.note is not None and "embedded with another model" in found.note
+
+
 @pytest.mark.parametrize("question", ["table", "model", "auto"])
 async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: str) -> None:
     clear = await asked(topic, "Who paints the boat house?", question=question)

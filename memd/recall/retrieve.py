@@ -273,13 +273,19 @@ class Retriever:
         filters: Filters,
     ) -> Retrieved:
         marks = [time.perf_counter()]
-        nothing = Retrieved(question=question, topic_ids=tuple(one.topic_id for one in topics), budget=budget)
+        notes = self._notes(topics)
+        nothing = Retrieved(
+            question=question,
+            topic_ids=tuple(one.topic_id for one in topics),
+            budget=budget,
+            note=" ".join(notes) or None,
+        )
         parts = list(weights)
         filled = [topic for topic in topics if not topic.is_empty]
         if not filled:
             return nothing
         if not parts:
-            return msgspec.structs.replace(nothing, note=SILENT_NOTE)
+            return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
         field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.scale)
         unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
@@ -300,7 +306,9 @@ class Retriever:
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
-        rows, notes = scores.order(field, everything=filters.everything), self._notes(topics, trouble)
+        rows = scores.order(field, everything=filters.everything)
+        if trouble is not None:
+            notes.insert(0, f"Searched by words alone: {trouble}.")
         if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
@@ -346,11 +354,10 @@ class Retriever:
             return False
         return not field.is_clear(part)
 
-    def _notes(self, topics: Sequence[TopicColumns], trouble: EmbeddingError | None) -> list[str]:
-        notes = [] if trouble is None else [f"Searched by words alone: {trouble}."]
+    def _notes(self, topics: Sequence[TopicColumns]) -> list[str]:
         views = (view for topic in topics for view in topic.snapshot.views.values())
         others = sum(view.live_count for view in views if view.segment.header.fingerprint != self._encoder.fingerprint)
-        return [*notes, f"{unsearched(others)}."] if others else notes
+        return [f"{unsearched(others)}."] if others else []
 
     def _reranked(self, question: str, field: Field, rows: Rows, budget: Budget) -> tuple[Rows, str | None]:
         assert self.reranker is not None, "asked for"
