@@ -8,7 +8,7 @@ order. What only a local disk can do (locks, hard links, free space, paths for n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from memd.errors import CorruptFile, StoreError
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file until it is complete; after a crash such a file may be removed."""
 
-_CHECKSUM_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 8 << 20
 
 
 class Appender(Protocol):
@@ -100,10 +100,20 @@ def replace_file(files: Files, path: Path, data: bytes) -> None:
 def write_beside(files: Files, path: Path, data: bytes) -> Path:
     """Write a temporary file beside `path`, whose contents are durable then, and return it; no part of one is left."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with only_whole(files, temporary), closing(files.create(temporary)) as appender:
-        appender.write(data)
-        appender.sync()
+    with only_whole(files, temporary):
+        write_pieces(files, temporary, [data])
     return temporary
+
+
+def write_pieces(files: Files, path: Path, pieces: Iterable[bytes]) -> FileChecksum:
+    """Write a new file, whose contents are durable then and whose name is not; return its size and checksum."""
+    size = crc = 0
+    with closing(files.create(path)) as appender:
+        for piece in pieces:
+            appender.write(piece)
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+        appender.sync()
+    return FileChecksum(size, crc)
 
 
 def put_in_place(files: Files, temporary: Path, path: Path) -> None:
@@ -125,11 +135,18 @@ def only_whole(files: Files, *temporaries: Path) -> Iterator[None]:
         raise
 
 
+def pieces_of(files: Files, path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Read a file, or a part of it, in pieces: an index may not fit in free memory."""
+    while piece := files.read_at(path, start, _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)):
+        yield piece
+        start += len(piece)
+
+
 def checksum_of(files: Files, path: Path, size: int) -> FileChecksum:
-    """Compute the checksum of the first `size` bytes of a file, in pieces: an index may not fit in free memory."""
+    """Compute the checksum of the first `size` bytes of a file."""
     crc = 0
-    for offset in range(0, size, _CHECKSUM_PIECE_BYTES):
-        crc = zlib.crc32(files.read_at(path, offset, min(_CHECKSUM_PIECE_BYTES, size - offset)), crc)
+    for piece in pieces_of(files, path, 0, size):
+        crc = zlib.crc32(piece, crc)
     return FileChecksum(size, crc)
 
 

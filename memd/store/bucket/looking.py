@@ -8,7 +8,6 @@ are built again, as are `.torn` files, which nobody reads.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from memd.errors import StoreError
 from memd.store.bucket.changes import FileNote, merged
 from memd.store.bucket.format import KnownFile
 from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.files import checksum_of
 from memd.store.layout import AUDIT_NAME, KEY_NAME, AuditLayout, TopicLayout, erasures_dir
 
 PIECE_BYTES = 8 << 20
@@ -146,19 +146,13 @@ class Looker:
         end = min(size, note.end) if note is not None else size
         if every and end == known.size and disk.changed_at(path) == known.changed_at:
             return None
-        if end < known.size or (every and self._crc(path, known.size) != known.crc):
+        if end < known.size or (every and checksum_of(disk, path, known.size).crc != known.crc):
             return self._made(name, path, 0, end, is_final, None)
         return self._made(name, path, known.size, end, is_final, known) if end > known.size else None
 
     def _made(self, name: str, path: Path, start: int, end: int, is_final: bool, known: KnownFile | None) -> Piece:
         disk = self._disk
         return Piece(name, path, start, end, disk.changed_at(path), is_final, disk.identity(path), known)
-
-    def _crc(self, path: Path, size: int) -> int:
-        crc = 0
-        for offset in range(0, size, PIECE_BYTES):
-            crc = zlib.crc32(self._disk.read_at(path, offset, min(PIECE_BYTES, size - offset)), crc)
-        return crc
 
     def read(self, piece: Piece) -> Iterator[bytes]:
         """Yield its bytes.

@@ -10,11 +10,9 @@ the daemon builds them again.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +24,15 @@ from memd.store.bucket.format import IDENTITY_KEY, KnownFile, RoundName, Stretch
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
 from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of, only_whole, replace_file
+from memd.store.files import (
+    TEMPORARY_SUFFIX,
+    FileChecksum,
+    checksum_of,
+    only_whole,
+    put_in_place,
+    replace_file,
+    write_pieces,
+)
 from memd.store.layout import BUCKET_NAME, ERASURES_NAME, RESTORING_NAME, is_derived
 from memd.wording import counted, day_and_time
 
@@ -232,19 +238,12 @@ class _Restoration:
             self._tell(self._done, self._total)
 
     def _fetch(self, path: Path, known: KnownFile) -> None:
-        files, crc = self._files, 0
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        files, temporary = self._files, path.with_name(path.name + TEMPORARY_SUFFIX)
         with only_whole(files, temporary):
-            with closing(files.create(temporary)) as appender:
-                for data in self._pieces.of(known):
-                    crc = zlib.crc32(data, crc)
-                    appender.write(data)
-                appender.sync()
-            if crc != known.crc or files.size(temporary) != known.size:
+            if write_pieces(files, temporary, self._pieces.of(known)) != FileChecksum(known.size, known.crc):
                 key = next((one.key for one in known.extents), "")
                 raise CorruptFile(f"{self._pieces.url}/{key}: is damaged; restore to another time")
-            files.rename(temporary, path)
-        files.sync_directory(path.parent)
+        put_in_place(files, temporary, path)
 
 
 class _Pieces:

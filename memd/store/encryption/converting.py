@@ -12,9 +12,8 @@ are overwritten as far as the disk lets one.
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -34,7 +33,8 @@ from memd.store.encryption.key_files import (
 )
 from memd.store.encryption.master_key import MasterKey
 from memd.store.encryption.opening import check_not_lost
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of
+from memd.store.erasure.wiping import Wiper
+from memd.store.files import TEMPORARY_SUFFIX, checksum_of, pieces_of, write_pieces
 from memd.store.layout import (
     CONVERSION_NAME,
     DIGESTS_SUFFIX,
@@ -49,7 +49,6 @@ from memd.store.layout import (
 )
 from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
 
-_PIECE_BYTES = 4 << 20
 _NEW, _OLD = "new-", "old-"
 Tell = Callable[[str], None]
 
@@ -146,7 +145,8 @@ class _Conversion:
         self._data_dir, self._source, self._target, self._plain_files = data_dir, source, target, plain_files
         self._key, self._tell = key, tell
         self._aside = data_dir / CONVERSION_NAME
-        self._report = ConversionReport()
+        self._wiper = Wiper(plain_files)
+        self._report = ConversionReport(kept_elsewhere=self._wiper.left)
 
     def run(self) -> ConversionReport:
         plain_files, aside = self._plain_files, self._aside
@@ -173,9 +173,9 @@ class _Conversion:
             topic_id = name.removeprefix(_OLD)
             if not plain_files.is_directory(self._data_dir / topic_id):
                 self._put_in_place(topic_id)
-            self._wipe(aside / name)
+            self._wiper.wipe_folder(aside / name)
         for name in plain_files.names(aside):
-            self._wipe(aside / name)
+            self._wiper.wipe_folder(aside / name)
 
     def _topic(self, topic_id: str) -> None:
         self._tell(topic_id)
@@ -186,7 +186,7 @@ class _Conversion:
         plain_files.sync_directory(self._aside)
         plain_files.sync_directory(self._data_dir)
         self._put_in_place(topic_id)
-        self._wipe(self._aside / f"{_OLD}{topic_id}")
+        self._wiper.wipe_folder(self._aside / f"{_OLD}{topic_id}")
         self._report.topics += 1
 
     def _put_in_place(self, topic_id: str) -> None:
@@ -210,15 +210,10 @@ class _Conversion:
 
     def _copy(self, old: Path, new: Path) -> None:
         """Copy a file, and compare what can be read of the copy."""
-        crc, offset = 0, 0
-        with closing(self._target.create(new)) as appender:
-            while piece := self._source.read_at(old, offset, _PIECE_BYTES):
-                appender.write(piece)
-                crc, offset = zlib.crc32(piece, crc), offset + len(piece)
-            appender.sync()
-        if self._target.size(new) != offset or checksum_of(self._target, new, offset).crc != crc:
+        written = write_pieces(self._target, new, pieces_of(self._source, old))
+        if self._target.size(new) != written.bytes or checksum_of(self._target, new, written.bytes) != written:
             raise StoreError(f"{new}: what was written is not what is read back; check the disk, then run this again")
-        self._report.bytes_written += offset
+        self._report.bytes_written += written.bytes
 
     def _no_topics(self, path: Path) -> None:
         """Write a file anew that the key of the directory encrypts."""
@@ -226,8 +221,7 @@ class _Conversion:
             return
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         self._copy(path, temporary)
-        if not self._plain_files.replace_wiping(temporary, path):
-            self._report.kept_elsewhere.append(path)
+        self._wiper.put_in_place(temporary, path)
 
     def _is_written(self, path: Path) -> bool:
         """Whether such a file is as the target has it."""
@@ -243,15 +237,6 @@ class _Conversion:
         if self._key is None or not has_key:
             return has_key == (self._key is not None)
         return read_key_file(self._plain_files, path, TopicKeyFile).by == self._key.id.hex()
-
-    def _wipe(self, folder: Path) -> None:
-        plain_files = self._plain_files
-        for name in plain_files.names(folder):
-            if plain_files.is_directory(folder / name):
-                self._wipe(folder / name)
-            elif not plain_files.wipe(folder / name):
-                self._report.kept_elsewhere.append(folder / name)
-        plain_files.remove_directory(folder)
 
 
 @contextmanager

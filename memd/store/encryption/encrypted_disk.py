@@ -10,18 +10,16 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed, WrongKey
-from memd.store.directory_lock import Lock
-from memd.store.disk import LocalDisk, Room
+from memd.store.disk import LocalDisk
 from memd.store.encryption.encrypted_file import EncryptedAppender, EncryptedFile, check_header, read_whole
 from memd.store.encryption.frames import DataKey, FrameTable, Random
 from memd.store.encryption.key_files import read_topic_key, write_topic_key
 from memd.store.encryption.master_key import MasterKey
-from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_file
+from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_file, write_pieces
 from memd.store.layout import (
     AUDIT_NAME,
     CONVERSION_NAME,
@@ -133,6 +131,13 @@ class EncryptedDisk:
         self._files: OrderedDict[Path, EncryptedFile] = OrderedDict()
         self._folders: dict[Path, tuple[KeyRing, Path] | None] = {}
         self._lock = threading.Lock()
+        # Names, locks and the disk itself are those of the disk below.
+        self.identity, self.names, self.is_directory = disk.identity, disk.names, disk.is_directory
+        self.changed_at, self.is_same_file, self.may_write = disk.changed_at, disk.is_same_file, disk.may_write
+        self.make_directory, self.remove_directory = disk.make_directory, disk.remove_directory
+        self.link, self.sync_directory = disk.link, disk.sync_directory
+        self.lock, self.confirm_lock, self.is_locked = disk.lock, disk.confirm_lock, disk.is_locked
+        self.room, self.try_writing = disk.room, disk.try_writing
 
     # Reading
 
@@ -185,26 +190,6 @@ class EncryptedDisk:
             self._forget(path)
         return found
 
-    def identity(self, path: Path) -> Hashable | None:
-        """See Files."""
-        return self.plain_files.identity(path)
-
-    def names(self, directory: Path) -> list[str]:
-        """See Files."""
-        return self.plain_files.names(directory)
-
-    def is_directory(self, path: Path) -> bool:
-        """See Files."""
-        return self.plain_files.is_directory(path)
-
-    def changed_at(self, path: Path) -> int:
-        """See LocalDisk."""
-        return self.plain_files.changed_at(path)
-
-    def is_same_file(self, one: Path, other: Path) -> bool:
-        """See LocalDisk."""
-        return self.plain_files.is_same_file(one, other)
-
     # Writing
 
     def create(self, path: Path) -> Appender:
@@ -240,19 +225,11 @@ class EncryptedDisk:
         assert table is not None, "it has bytes"
         return self.plain_files.append_to(path), table
 
-    def make_directory(self, path: Path) -> None:
-        """See Files."""
-        self.plain_files.make_directory(path)
-
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""
         self.plain_files.rename(old, new)
         self._forget(old)
         self._forget(new)
-
-    def link(self, old: Path, new: Path) -> bool:
-        """See LocalDisk."""
-        return self.plain_files.link(old, new)
 
     def remove(self, path: Path) -> None:
         """See Files."""
@@ -271,14 +248,6 @@ class EncryptedDisk:
         self._forget(path)
         return is_gone
 
-    def remove_directory(self, path: Path) -> None:
-        """See LocalDisk."""
-        self.plain_files.remove_directory(path)
-
-    def sync_directory(self, path: Path) -> None:
-        """See Files."""
-        self.plain_files.sync_directory(path)
-
     # Native libraries
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
@@ -293,10 +262,7 @@ class EncryptedDisk:
                     save(memory.name)
                 except RuntimeError as error:  # pybind11 turns C++ exceptions into this
                     raise StoreWriteFailed(f"{path}: the index could not be made ({error}); {WRITE_REMEDY}") from error
-            with closing(self.create(path)) as appender:
-                for piece in memory.pieces(_PIECE_BYTES):
-                    appender.write(piece)
-                appender.sync()
+            write_pieces(self, path, memory.pieces(_PIECE_BYTES))
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """See LocalDisk. The library reads anonymous memory; the tags of the frames vouch for it."""
@@ -318,28 +284,6 @@ class EncryptedDisk:
         """See LocalDisk. None for what is a topic's."""
         return self.plain_files.native_directory(path) if self._folder(path) is None else None
 
-    # What holds no text
-
-    def lock(self, path: Path) -> Lock:
-        """See LocalDisk."""
-        return self.plain_files.lock(path)
-
-    def confirm_lock(self) -> None:
-        """See LocalDisk."""
-        self.plain_files.confirm_lock()
-
-    def is_locked(self, path: Path) -> bool:
-        """See LocalDisk."""
-        return self.plain_files.is_locked(path)
-
-    def room(self, directory: Path) -> Room:
-        """See LocalDisk."""
-        return self.plain_files.room(directory)
-
-    def try_writing(self, directory: Path, data: bytes) -> None:
-        """See LocalDisk."""
-        self.plain_files.try_writing(directory, data)
-
     def damage_of(self, path: Path) -> str | None:
         """See Files."""
         try:
@@ -354,10 +298,6 @@ class EncryptedDisk:
     def encrypts(self, path: Path) -> bool:
         """See LocalDisk."""
         return self._folder(path) is not None
-
-    def may_write(self, path: Path) -> bool:
-        """See LocalDisk."""
-        return self.plain_files.may_write(path)
 
     def _folder(self, path: Path) -> tuple[KeyRing, Path] | None:
         if path in self._folders:

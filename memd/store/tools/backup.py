@@ -25,7 +25,16 @@ from memd.store.encryption.opening import key_id_of, with_copy
 from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
 from memd.store.erasure.stub import is_erasure_of
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import TEMPORARY_SUFFIX, Files, checksum_of, only_whole, replace_file
+from memd.store.files import (
+    TEMPORARY_SUFFIX,
+    Files,
+    checksum_of,
+    only_whole,
+    pieces_of,
+    put_in_place,
+    replace_file,
+    write_pieces,
+)
 from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
@@ -44,8 +53,6 @@ from memd.store.tools.looked_into import Waiting, be_backup_again
 
 MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
-
-_PIECE_BYTES = 8 << 20  # files are copied in pieces: an index may be larger than memory
 
 
 class BackupReport(msgspec.Struct):
@@ -333,19 +340,10 @@ class _BackupRun:
 
     def _copy(self, source: Path, target: Path) -> None:
         files, temporary = self._files, target.with_name(target.name + TEMPORARY_SUFFIX)
-        offset = 0
         with only_whole(files, temporary):
-            appender = files.create(temporary)
-            try:
-                while piece := files.read_at(source, offset, _PIECE_BYTES):
-                    appender.write(piece)
-                    offset += len(piece)
-                appender.sync()
-            finally:
-                appender.close()
-            files.rename(temporary, target)
-        files.sync_directory(target.parent)
-        self._count_copy(offset)
+            written = write_pieces(files, temporary, pieces_of(files, source))
+        put_in_place(files, temporary, target)
+        self._count_copy(written.bytes)
 
     def _replace_active(self, target: TopicLayout, active: bytes) -> None:
         if self._files.size(target.active) is not None and self._files.read(target.active) == active:
