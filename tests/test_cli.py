@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,10 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from daemon_process import DaemonProcess
 
 from memd import __version__
-from memd.cli.main import COMMANDS, OTHERS_CALL_IT, main
+from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main
 from memd.entries import Draft
 from memd.store.store import Store
 
@@ -80,11 +83,51 @@ def test_help_names_every_command() -> None:
     assert all(name in result.stdout for name in main.list_commands())
 
 
-def test_a_command_s_help_begins_with_the_sentence_in_the_list() -> None:
+def test_a_command_s_help_begins_with_the_sentence_in_the_list_and_ends_with_an_example_that_can_be_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").mkdir()
     for name, (_, summary) in COMMANDS.items():
         command = main.get_command(None, name)
         assert command is not None and command.name == name
         assert (command.help or "").startswith(f"{summary}\n"), name
+        [example] = re.findall(r"^ *Example: (?:.*-- )?memd (.+)$", command.help or "", re.MULTILINE)
+        named, *arguments = shlex.split(re.split(r" [|<>] ", example)[0])
+        assert named == name and command.make_context(name, arguments), name
+
+
+def test_the_help_has_commands_in_groups_with_at_most_ten_for_every_day() -> None:
+    told = memd("--help").stdout
+    assert re.findall(r"^([A-Z][a-z ]+):$", told, re.MULTILINE) == ["Options", *GROUPS]
+    assert len(next(iter(GROUPS.values()))) <= 10 and sum(map(len, GROUPS.values())) == len(COMMANDS)
+
+
+def test_memd_alone_says_what_runs_what_is_remembered_and_what_to_do_next(
+    log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = memd()
+    assert told.exit_code == 0 and "Nothing is stored yet." in told.output and "memd demo" in told.output
+    assert f"No daemon runs on {tmp_path / 'memory'}." in told.output and not (tmp_path / "memory").exists()
+    monkeypatch.setenv("MEMD_DATA_DIR", str(log_dir))
+    told = memd()
+    assert f"{ENTRIES + 1:,} chunks (first {ENTRIES:,}, second 1)" in told.output and "memd search" in told.output
+
+
+@pytest.mark.process
+def test_memd_alone_names_the_daemon_that_runs(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMD_DATA_DIR", str(daemon.data_dir))
+    told = memd().output
+    assert f"A daemon runs at {daemon.base_url}, in front of http://" in told and f"{daemon.base_url}/v1" in told
+
+
+def test_former_commands_go_on_working_and_no_list_has_them(tmp_path: Path) -> None:
+    assert memd("key", "new", tmp_path / "old").exit_code == memd("encrypt", "key", tmp_path / "new").exit_code == 0
+    for former in (["encrypt"], ["encrypt", "on"], ["decrypt"], ["encrypt", "off"]):
+        told = memd(*former, "--data-dir", tmp_path)
+        assert told.exit_code in (1, 2) and "there is no key" in told.stderr, told.output
+    assert not FORMER.keys() & {*COMMANDS, *re.findall(r"^  (\w+)", memd("--help").stdout, re.MULTILINE)}
 
 
 @pytest.mark.parametrize(

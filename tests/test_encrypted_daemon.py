@@ -140,7 +140,7 @@ def test_without_the_key_or_with_a_wrong_one_a_command_says_so_and_writes_nothin
     missing = memd(*command, "--data-dir", encrypted)
     assert missing.exit_code == 1 and "key" in missing.output and "encryption.key_file" in missing.output
     wrong = memd(*command, "--data-dir", encrypted, MEMD_ENCRYPTION_KEY_FILE="other")
-    assert wrong.exit_code == 1 and "another directory's, or one from before a `memd rekey`" in wrong.output
+    assert wrong.exit_code == 1 and "another directory's, or one from before a `memd encrypt rekey`" in wrong.output
     assert [(path, data) for path, data in bytes_below(encrypted.parent) if path.name != "memd.lock"] == before
 
 

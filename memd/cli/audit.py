@@ -58,7 +58,9 @@ def audit(
 ) -> int:
     """Show who read, wrote, corrected, erased and exported what.
 
-    Says first whether the record is whole, or which line is missing or was changed; exit code 1 if it is not.
+    It says first whether the record is whole; exit code 1 if it is not.
+
+    Example: memd audit --verify
     """
     config = config_of_existing(config_path, data_dir)
     asked = {"from": since, "to": to, "who": list(who), "topic": list(topics), "act": list(acts), "expect": expect}

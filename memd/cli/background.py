@@ -18,8 +18,9 @@ from memd.errors import DaemonError
 def background() -> None:
     """Pause or resume background work of the running daemon.
 
-    Storing, building and merging indexes, looking at sources: for measurements. Nothing is lost meanwhile: what is said
-    waits in the journal.
+    For measurements; what is said meanwhile waits in the journal.
+
+    Example: memd background pause
     """
 
 

@@ -14,7 +14,7 @@ import click
 def config() -> int:
     """Print all settings with their defaults and what they mean.
 
-    To change some: memd config > config.yaml
+    Example: memd config > config.yaml
     """
     click.echo(resources.files("memd.settings").joinpath("defaults.yaml").read_text(encoding="utf-8"), nl=False)
     return 0

@@ -1,4 +1,4 @@
-"""`memd key`, `encrypt`, `decrypt` and `rekey`: encryption at rest.
+"""`memd encrypt`: encryption at rest.
 
 Rule: no flag takes a key, which others could read off the list of processes: it comes from a file, the environment or
 standard input.
@@ -30,15 +30,27 @@ _OLD_BLOCKS = (
 _NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
 
 
-@click.group(cls=WholeSentences)
-def key() -> None:
-    """Make master keys for encryption.
+class OnByDefault(WholeSentences):
+    """A group that is `on` where no command of it is named, as `memd encrypt` was before it had others."""
 
-    A data directory is encrypted with the key that encryption.key_file names.
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["on", *args])
+
+
+@click.group(cls=OnByDefault)
+def encrypt() -> None:
+    """Encrypt the data directory, change its key, or go back to plain text.
+
+    The key is encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin. No daemon may run meanwhile; interrupted, each
+    goes on when it is run again.
+
+    Example: memd encrypt key ~/memd.key
     """
 
 
-@key.command()
+@encrypt.command("key")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def new(file: Path) -> int:
     """Write a new key to FILE, which must not exist yet."""
@@ -51,15 +63,11 @@ def new(file: Path) -> int:
     return 0
 
 
-@click.command()
+@encrypt.command()
 @settings_flags
 @key_flag
-def encrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
-    """Encrypt the data directory.
-
-    The key is encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin. No daemon may run. Interrupted,
-    it goes on when it is run again.
-    """
+def on(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
+    """Encrypt the data directory with the key of the settings."""
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
     refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
@@ -72,14 +80,11 @@ def encrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     return 0
 
 
-@click.command()
+@encrypt.command("off")
 @settings_flags
 @key_flag
 def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
-    """Write the data directory in plain text again.
-
-    No daemon may run. Interrupted, it goes on when it is run again.
-    """
+    """Write the data directory in plain text again."""
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
     refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
@@ -91,14 +96,14 @@ def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
     return 0
 
 
-@click.command()
+@encrypt.command()
 @settings_flags
 @key_flag
 @click.option(
     "--new-key-file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file with the new key (`memd key new FILE` makes one).",
+    help="The file with the new key (`memd encrypt key FILE` makes one).",
 )
 @click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
 @click.option("--data", is_flag=True, help="Encrypt everything anew, for when the old key was seen by others.")
@@ -110,11 +115,7 @@ def rekey(
     new_key_stdin: bool,
     data: bool,
 ) -> int:
-    """Give the encrypted data directory another master key.
-
-    The present key is that of the settings. No daemon may run. Interrupted, it goes on when it is run
-    again. Afterwards the settings have to name the new key.
-    """
+    """Give the encrypted data directory another master key, which the settings have to name afterwards."""
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
     config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
@@ -132,6 +133,9 @@ def rekey(
     else:
         click.echo("Who has the old key and an old memd.key can still read: --data encrypts everything anew.")
     return 0
+
+
+key = click.Group("key", {"new": new}, help="Make master keys for encryption: `memd encrypt key`.")
 
 
 def _tell(topic_id: str) -> None:

@@ -53,7 +53,9 @@ def erase(
 ) -> int:
     """Erase a topic, or single chunks, for good.
 
-    With TOPIC alone all of it, with its folder. What is erased cannot be brought back; backups keep what they have.
+    With TOPIC alone all of it. What is erased cannot be brought back; backups keep what they have.
+
+    Example: memd erase --dry-run work
     """
     given = {"TOPIC": bool(topic and not chunk_ids), "--chunk": bool(chunk_ids), "--retention": retention}
     named = [name for name, is_given in (given | {"--resume": resume}).items() if is_given]

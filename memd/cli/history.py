@@ -50,7 +50,7 @@ def log(
 ) -> int:
     """Show what happened to the memory, newest first.
 
-    Each entry says what was told or corrected, and why.
+    Example: memd log --topic work
     """
     config = config_of_existing(config_path, data_dir)
     told, lines = _log(config, topics, before, limit)
@@ -66,7 +66,7 @@ def log(
 def show(config_path: Path | None, data_dir: str | None, topic: str | None, as_json: bool, chunk_id: str) -> int:
     """Show the versions of the chunk ID, and where it was shown.
 
-    With it, what was said just before and after it, and the turns that had it in their prompts.
+    Example: memd show 9ada
     """
     config = config_of_existing(config_path, data_dir)
     told, lines = _show(config, chunk_id, topic)
@@ -104,7 +104,7 @@ def correct(
 ) -> int:
     """Mark the chunks ID... as helpful, unhelpful or wrong.
 
-    A wrong chunk is kept in the log but not shown any more. `memd undo` takes a correction back.
+    Example: memd correct 9ada --update "The shop listens on 4443."
     """
     given = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
     named = [flag for flag, is_given in given.items() if is_given]
@@ -134,7 +134,9 @@ def correct(
 def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: str) -> int:
     """Take back the correction in entry CANONICAL_ID.
 
-    `memd log` shows the numbers of entries. The undo of an Update brings back every chunk that it replaced.
+    `memd log` shows the numbers of entries.
+
+    Example: memd undo 1790300000000001
     """
     config = config_of_existing(config_path, data_dir)
     if not (canonical_id.isascii() and canonical_id.isdigit()):

@@ -41,9 +41,9 @@ def import_(
 ) -> int:
     """Remember the conversations in the files and folders PATH...
 
-    Exports of ChatGPT, Claude, Open WebUI and LibreChat, sessions of Claude Code and Codex, Aider's history, ShareGPT,
-    messages in OpenAI's format, and what `memd export` writes; `-` is standard input. What the log has already is left
-    out: done again, only what is new is added. Works with and without a daemon.
+    `-` is standard input. Done again, only what is new is added.
+
+    Example: memd import conversations.json
     """
     if topic is not None:
         checked_topic_id(topic)

@@ -26,8 +26,9 @@ SHOWN_AFTER_SECONDS = 1.0
 def reembed(config_path: Path | None, data_dir: str | None) -> int:
     """Re-embed chunks that another model embedded.
 
-    Until then, memd does not find them after a change of embedding.model. An interrupted run loses nothing: the next
-    one continues where it stopped. Stop the daemon first.
+    The daemon must not run. Interrupted, it goes on when it is run again.
+
+    Example: memd reembed
     """
     config = config_of_existing(config_path, data_dir)
     refuse_cluster(

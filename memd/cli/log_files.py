@@ -40,7 +40,9 @@ from memd.wording import counted
 def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
     """Read every byte of the log and report any damage.
 
-    With DIR, of the backup in it. Works beside a running daemon and changes nothing.
+    With DIR, of the backup in it.
+
+    Example: memd verify
     """
     config = config_of_existing(config_path, folder or data_dir)
     if folder is None:
@@ -70,7 +72,7 @@ def export(
 ) -> int:
     """Write the log as JSON Lines, one entry per line, oldest first.
 
-    With --as, what is live of conversations, for other programs. Works beside a running daemon and changes nothing.
+    Example: memd export --topic work --output work.jsonl
     """
     config = config_of_existing(config_path, data_dir)
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
@@ -113,8 +115,9 @@ def _conversations(folder: Path, files: Files, topic_id: str | None) -> Iterator
 def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
     """Back up the log to DIR, or update the backup there.
 
-    DIR is new, empty or an earlier backup. Works beside a running daemon. To restore, serve from
-    it: memd serve --data-dir DIR.
+    DIR is new, empty or an earlier backup. To restore, serve from it: memd serve --data-dir DIR.
+
+    Example: memd backup /mnt/disk/memd
     """
     config = config_of_existing(config_path, data_dir)
     with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):

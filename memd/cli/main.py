@@ -21,47 +21,59 @@ from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
 from memd.cli.terminal import show_what_it_can
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "add": ("sources", "Remember what stands in the files and folders PATH..."),
-    "audit": ("audit", "Show who read, wrote, corrected, erased and exported what."),
-    "background": ("background", "Pause or resume background work of the running daemon."),
-    "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
-    "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
-    "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
-    "config": ("config", "Print all settings with their defaults and what they mean."),
-    "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
-    "decrypt": ("encryption", "Write the data directory in plain text again."),
-    "demo": ("serve", "Play a long conversation and show what is remembered."),
-    "digest": ("views", "Show what was said, by day or week."),
-    "encrypt": ("encryption", "Encrypt the data directory."),
-    "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
-    "erase": ("erasing", "Erase a topic, or single chunks, for good."),
-    "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
-    "import": ("imports", "Remember the conversations in the files and folders PATH..."),
-    "index": ("sources", "Look at the sources of the settings now."),
-    "key": ("encryption", "Make master keys for encryption."),
-    "log": ("history", "Show what happened to the memory, newest first."),
-    "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
-    "model": ("model", "Add an embedding model, list or remove those that were added."),
-    "move": ("move", "Move topics between a folder and a cluster."),
-    "reembed": ("ingest", "Re-embed chunks that another model embedded."),
-    "rekey": ("encryption", "Give the encrypted data directory another master key."),
-    "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
-    "remember": ("remember", "Remember TEXT, without a chat."),
-    "restore": ("restoring", "Restore a data directory from the bucket FROM into DIR."),
-    "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
-    "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
-    "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
-    "sources": ("sources", "List the documents that were added, or take some out."),
-    "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
-    "token": ("token", "Make, list and take back tokens for others, each with its topics and rights."),
-    "turn": ("turns", "Show what memory did in a turn, and why."),
-    "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
-    "usage": ("usage", "Show the tokens that requests took, by day, topic and model."),
-    "verify": ("log_files", "Read every byte of the log and report any damage."),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Every day": {
+        "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
+        "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
+        "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
+        "add": ("sources", "Remember what stands in the files and folders PATH..."),
+        "remember": ("remember", "Remember TEXT, without a chat."),
+        "turn": ("turns", "Show what memory did in a turn, and why."),
+        "log": ("history", "Show what happened to the memory, newest first."),
+        "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
+        "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
+    },
+    "Look": {
+        "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
+        "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
+        "digest": ("views", "Show what was said, by day or week."),
+        "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
+        "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
+        "usage": ("usage", "Show the tokens that requests took, by day, topic and model."),
+    },
+    "Keep safe": {
+        "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
+        "restore": ("restoring", "Restore a data directory from the bucket FROM into DIR."),
+        "verify": ("log_files", "Read every byte of the log and report any damage."),
+        "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
+        "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),
+        "erase": ("erasing", "Erase a topic, or single chunks, for good."),
+    },
+    "Bring in": {
+        "import": ("imports", "Remember the conversations in the files and folders PATH..."),
+        "sources": ("sources", "List the documents that were added, or take some out."),
+        "index": ("sources", "Look at the sources of the settings now."),
+        "model": ("model", "Add an embedding model, list or remove those that were added."),
+        "reembed": ("ingest", "Re-embed chunks that another model embedded."),
+    },
+    "Team": {
+        "token": ("token", "Make, list and take back tokens for others, each with its topics and rights."),
+        "audit": ("audit", "Show who read, wrote, corrected, erased and exported what."),
+        "move": ("move", "Move topics between a folder and a cluster."),
+    },
+    "Service": {
+        "config": ("config", "Print all settings with their defaults and what they mean."),
+        "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
+        "background": ("background", "Pause or resume background work of the running daemon."),
+        "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
+        "demo": ("serve", "Play a long conversation and show what is remembered."),
+    },
 }
-"""By name: the module below `memd.cli` that has the command, and the first sentence of its help."""
-
+"""The commands as the help lists them; by name: the module below `memd.cli` that has it, and the first sentence of its
+help."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+FORMER = {"decrypt": "encryption", "key": "encryption", "rekey": "encryption"}
+"""Commands that go on working, but are another's by now: their modules, by name. No list has them."""
 
 OTHERS_CALL_IT = {
     "delete": "erase",
@@ -103,7 +115,7 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that is named, or name the nearest ones."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS | FORMER and not args[0].startswith("-"):
             named = OTHERS_CALL_IT.get(args[0])
             said = None if named is None else f"No such command {args[0]!r}; it is called {named!r} here."
             raise click.exceptions.NoSuchCommand(args[0], said, None if said else COMMANDS, ctx)
@@ -115,17 +127,20 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now."""
-        if cmd_name not in COMMANDS:
+        name = FORMER.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
+        if not name:
             return None
-        module = importlib.import_module(f"memd.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"memd.cli.{name}")
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
         assert isinstance(command, click.Command), f"{command} is no command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help, without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                listed = [(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in group.items()]
+                formatter.write_dl(listed)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands and flags that complete a word, without importing a command."""
@@ -135,10 +150,17 @@ class CommandGroup(click.Group):
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="memd %(version)s")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> int:
     """A local daemon that gives any language model an unbounded memory without its client noticing.
 
+    Without COMMAND: whether it runs, what is remembered and what to do next.
     Exit codes: 0 fine, 1 a finding or failure, 2 wrong usage or settings.
     """
+    if ctx.invoked_subcommand is None:
+        from memd.cli.stats import overview
+
+        click.echo(overview())
+    return 0

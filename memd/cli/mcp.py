@@ -21,8 +21,9 @@ NOT_INSTALLED = "memd mcp needs the extra: pip install 'memd-proxy[mcp]'"
 def mcp(config_path: Path | None, data_dir: str | None) -> int:
     """Speak MCP on standard input and output, for agents.
 
-    The program that uses it starts it: docs/mcp.md has the lines for each. It asks the running daemon; without one it
-    opens the memory itself, and then no daemon can start until it ends.
+    The program that uses it starts it: docs/mcp.md has the lines for each.
+
+    Example: claude mcp add memory -- memd mcp
     """
     config = config_of(config_path, {"data_dir": data_dir})
     try:

@@ -23,7 +23,9 @@ _NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
 def model() -> None:
     """Add an embedding model, list or remove those that were added.
 
-    They are in the data directory, and a daemon whose embedding.model names one reads it there.
+    They are in the data directory, and embedding.model names the one that is used.
+
+    Example: memd model add multilingual
     """
 
 

@@ -57,8 +57,10 @@ def move(
 ) -> int:
     """Move topics between a folder and a cluster.
 
-    FROM and TO: a data directory, and a cluster: the settings file of one of its daemons, or
-    postgresql://USER@HOST/DATABASE. Nothing is removed from FROM. Interrupted, it goes on when it is run again.
+    FROM and TO: a data directory, and a cluster: the settings file of one of its daemons, or its
+    postgresql://USER@HOST/DATABASE. Nothing is removed from FROM.
+
+    Example: memd move ./memory cluster.yaml
     """
     is_into_log = _is_cluster(target)
     if is_into_log == _is_cluster(source):

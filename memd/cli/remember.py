@@ -46,8 +46,9 @@ def remember(
 ) -> int:
     """Remember TEXT, without a chat.
 
-    Without TEXT, or where it is -, standard input is read. It is durable when the command ends, and found from then on;
-    what is remembered already is not stored again. Works with and without a daemon.
+    Without TEXT, or where it is -, standard input is read.
+
+    Example: memd remember "The office is in Bergen."
     """
     config = config_of(config_path, {"data_dir": data_dir})
     content = _standard_input() if text == STANDARD_INPUT else text

@@ -30,8 +30,9 @@ from memd.wording import counted, day_and_time, sized
 def restore(config_path: Path | None, until: str | None, as_json: bool, source: str, folder: Path) -> int:
     """Restore a data directory from the bucket FROM into DIR.
 
-    FROM is the `backup.bucket` of its settings: s3://BUCKET/PREFIX. DIR is new or empty; what was
-    interrupted goes on when it is run again. No master key is needed.
+    FROM is the backup.bucket of its settings. DIR is new or empty; interrupted, it goes on when it is run again.
+
+    Example: memd restore s3://backups/memd ./memory
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -56,7 +56,9 @@ def search(
 ) -> int:
     """Show the chunks that a new chat with QUESTION would get.
 
-    Works with and without a daemon; exit code 1 if there are none.
+    Exit code 1 if there are none.
+
+    Example: memd search "Which port does the shop listen on?"
     """
     if not question.strip():
         raise BadQuestion("the question is empty; say what to search for")

@@ -52,6 +52,8 @@ def serve(
     """Run the daemon until Ctrl-C or SIGTERM.
 
     Flags override environment variables (MEMD_LISTEN_PORT and so on), which override the settings file.
+
+    Example: memd serve --upstream http://127.0.0.1:8080
     """
     if model is not None and upstream:
         raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
@@ -83,7 +85,7 @@ def serve(
 def demo(fast: bool) -> int:
     """Play a long conversation and show what is remembered.
 
-    It goes through the whole daemon; a model is not needed.
+    Example: memd demo
     """
     from memd.demo.play import main as play
 

@@ -61,8 +61,10 @@ def add(
 ) -> int:
     """Remember what stands in the files and folders PATH...
 
-    Text, Markdown, source code and CSV; with the extra `memd-proxy[documents]` PDF, Office documents, HTML and
-    EPUB too. Added again, only what changed is stored; what is gone is taken out.
+    With the extra `memd-proxy[documents]` PDF, Office documents, HTML and EPUB too. Added again, only what changed is
+    stored; what is gone is taken out.
+
+    Example: memd add notes
     """
     if name is not None and (len(paths) > 1 or not name.strip("/") or claude_code):
         raise BadQuestion("--as names one PATH: give one, and a name for it")
@@ -131,6 +133,8 @@ def sources(
     """List the documents that were added, or take some out.
 
     What is taken out stays in the log and is not shown any more.
+
+    Example: memd sources --remove notes/old.md
     """
     config = config_of_existing(config_path, data_dir)
     with daemon_for(config) as daemon:
@@ -156,7 +160,7 @@ def sources(
 def index(config_path: Path | None, data_dir: str | None, *, force: bool, as_json: bool) -> int:
     """Look at the sources of the settings now.
 
-    A running daemon does that by itself; without one, this command does it once.
+    Example: memd index
     """
     config = config_of(config_path, {"data_dir": data_dir})
     with daemon_for(config) as daemon, progress("indexing") as advanced:

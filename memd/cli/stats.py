@@ -1,4 +1,4 @@
-"""`memd stats`: what is stored, and how fast a running daemon finds it.
+"""`memd stats`: what is stored, and how fast a running daemon finds it; and the few lines of `memd` alone.
 
 Rule: the files tell what is stored; the daemon, if there is one, adds only what it alone knows.
 """
@@ -14,11 +14,11 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from memd.cli.flags import config_of_existing, print_lines, settings_flags
+from memd.cli.flags import config_of, config_of_existing, print_lines, settings_flags
 from memd.cli.running import RunningDaemon
 from memd.cli.waiting import waiting_messages, waiting_note
 from memd.embedding.loading import load_embedder
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, StoreError
 from memd.ingest.offline import stored_models
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
@@ -28,6 +28,8 @@ from memd.store.layout import check_no_cluster, models_dir
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.wording import counted, day_and_time, sized, tallied, unsearched
 
+TOPICS_NAMED = 5
+
 
 @click.command()
 @settings_flags
@@ -35,8 +37,7 @@ from memd.wording import counted, day_and_time, sized, tallied, unsearched
 def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
     """Show what is stored, and how fast a running daemon finds it.
 
-    Works with and without a daemon and changes nothing. Topics that are not open in the daemon are shown as
-    they are on disk.
+    Example: memd stats
     """
     config = config_of_existing(config_path, data_dir)
     figures = _gather(config)
@@ -45,6 +46,63 @@ def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
     else:
         print_lines(_table(figures))
     return 0
+
+
+def overview() -> str:
+    """Say whether a daemon runs on the data directory of the settings, what is remembered there and what to do next.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    config = config_of(None, {})
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    remembered, is_empty = _remembered(config)
+    lines, url = [f"No daemon runs on {config.data_dir}.", *remembered], None
+    if daemon is not None:
+        health = daemon.health()
+        url = health.get("model_url", daemon.url)
+        lines = [f"A daemon runs at {url}, which does not know this token.", *remembered]
+        if health:
+            answers = "" if health["upstream"]["reachable"] else ", which does not answer"
+            troubles = msgspec.convert(health["troubles"], list[Trouble])
+            lines = [f"A daemon runs at {url}, in front of {health['upstream']['url']}{answers}.", *remembered]
+            lines += [f"In trouble: {one}." for one in troubles]
+    steps = _next_steps(url, is_empty=is_empty)
+    width = max(map(len, steps))
+    return "\n".join([*lines, "", "Next:", *(f"  {step.ljust(width)}  {does}" for step, does in steps.items())])
+
+
+def _remembered(config: Config) -> tuple[list[str], bool]:
+    """The contents of the data directory, in lines, and whether that is nothing at all."""
+    try:
+        files = disk_of(config)
+        topics = sorted((one for one in disk_usage(config.data_dir, files) if one.chunks), key=lambda one: -one.chunks)
+        waiting = waiting_messages(config.data_dir, files)
+    except StoreError as error:
+        return [f"What is remembered cannot be counted: {error}."], False
+    where = "In its cache of the cluster" if config.cluster.is_on else "Remembered"
+    named = [f"{one.topic_id} {one.chunks:,}" for one in topics[:TOPICS_NAMED]]
+    named += [f"{counted(len(topics) - TOPICS_NAMED, 'topic')} more"] if len(topics) > TOPICS_NAMED else []
+    told = [f"{where}: {counted(sum(one.chunks for one in topics), 'chunk')} ({', '.join(named)})."] if topics else []
+    told += [f"{counted(waiting, 'message')} said and not stored yet; `memd stats` tells more."] if waiting else []
+    return told or ["Nothing is stored yet."], not (told or config.cluster.is_on)
+
+
+def _next_steps(url: str | None, *, is_empty: bool) -> dict[str, str]:
+    """Commands and what each does. `url`: where programs reach the daemon that runs; None: none does."""
+    if url is None:
+        first = {"memd demo": "shows on a long conversation what memd does; it needs no model"} if is_empty else {}
+        steps = first | {"memd serve": "runs the daemon; --upstream URL names the model server"}
+    elif is_empty:
+        steps = {f"{url}/v1": "is the base URL for your programs; what is said there is remembered"}
+    else:
+        steps = {"memd turn": "shows what memory did in the latest turns"}
+    steps |= (
+        {"memd add PATH": "remembers files and folders"}
+        if is_empty
+        else {'memd search "…"': "shows what a chat with this question would get"}
+    )
+    return steps | {"memd check": "says whether everything is ready", "memd --help": "shows all commands"}
 
 
 class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):

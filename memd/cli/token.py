@@ -39,6 +39,8 @@ def token() -> None:
     """Make, list and take back tokens for others, each with its topics and rights.
 
     Rights: read, write, correct, admin. See docs/rights.md.
+
+    Example: memd token add anna --topic work --rights read
     """
 
 

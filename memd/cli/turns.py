@@ -50,8 +50,9 @@ def turn(
 ) -> int:
     """Show what memory did in a turn, and why.
 
-    That is the question, the candidates with their scores, the block and its cost. ID is in the header X-Memory-Turn of
-    the answer; without it the latest turns are listed.
+    ID is in the header X-Memory-Turn of the answer; without it the latest turns are listed.
+
+    Example: memd turn 5e0c9f1a2b3c4d5e
     """
     if turn_id is None and (replay or then):
         raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")

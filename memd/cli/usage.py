@@ -39,7 +39,9 @@ def usage(
 ) -> int:
     """Show the tokens that requests took, by day, topic and model.
 
-    As far back as receipts are kept. Exit code 1 if there are none.
+    Exit code 1 if no receipt is kept.
+
+    Example: memd usage --from 2026-11-01
     """
     config = config_of_existing(config_path, data_dir)
     with daemon_for(config) as daemon:

@@ -47,7 +47,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Everything as one 
 def digest(config_path: Path | None, data_dir: str | None, as_json: bool, **choice: Any) -> int:
     """Show what was said, by day or week.
 
-    Key sentences, each with its chunk, and the words that set the period apart. Exit code 1 if there is nothing.
+    Exit code 1 if there is nothing.
+
+    Example: memd digest --from 2026-11-20
     """
     told = _told(config_path, data_dir, "/memd/digest", choice)
     return _shown(told, Digest, _digest_lines, as_json=as_json, nothing="Nothing was said then.")
@@ -62,7 +64,9 @@ def digest(config_path: Path | None, data_dir: str | None, as_json: bool, **choi
 def related(config_path: Path | None, data_dir: str | None, as_json: bool, chunk_id: str, **choice: Any) -> int:
     """Show what belongs to the chunk ID without being said beside it.
 
-    Chunks near in meaning, with the same rare names, or of the same half hour. Exit code 1 if there are none.
+    Chunks near in meaning, with the same rare names, or of the same half hour; exit code 1 if there are none.
+
+    Example: memd related 9ada
     """
     told = _told(config_path, data_dir, f"/memd/chunks/{quote(chunk_id, safe='')}/related", choice)
     return _shown(told, RelatedChunks, _related_lines, as_json=as_json, nothing="Nothing else has to do with it.")
@@ -84,8 +88,9 @@ def related(config_path: Path | None, data_dir: str | None, as_json: bool, chunk
 def entities(config_path: Path | None, data_dir: str | None, as_json: bool, **choice: Any) -> int:
     """Show the names in what is stored, or the chunks that have NAME.
 
-    Those in most chunks first: people, places, identifiers, paths, versions, tickets, e-mail addresses, by rules.
     Exit code 1 if there are none.
+
+    Example: memd entities --kind path
     """
     told = _told(config_path, data_dir, "/memd/entities", choice)
     return _shown(told, Entities, _entity_lines, as_json=as_json, nothing="No such name is stored.")

@@ -26,7 +26,9 @@ SHELLS = ("bash", "zsh", "fish")
 def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, ...], live: bool, as_json: bool) -> int:
     """Say whether everything is ready, and if not, what to do.
 
-    Works with and without a daemon and changes nothing; exit code 1 if anything failed.
+    Exit code 1 if anything failed.
+
+    Example: memd check --live
     """
     from memd.cli.check.report import line, outcomes, summary
 
@@ -48,7 +50,9 @@ def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, .
 def completion(shell: str) -> int:
     """Print the script that completes commands of memd in SHELL.
 
-    SHELL is bash, zsh or fish. For bash, put this line into ~/.bashrc: eval "$(memd completion bash)"
+    SHELL is bash, zsh or fish.
+
+    Example: memd completion fish > ~/.config/fish/completions/memd.fish
     """
     program = click.get_current_context().find_root()
     completer = get_completion_class(shell)

@@ -1,4 +1,4 @@
-"""`memd encrypt`, `decrypt` and `rekey`: a whole data directory gets other keys, topic by topic.
+"""`memd encrypt on`, `off` and `rekey`: a whole data directory gets other keys, topic by topic.
 
 Rule: a topic is written anew beside the old one, read back and compared, and only then put in its place; whatever is
 interrupted goes on where it stopped when the command is run again, and until then memd serves nothing. The old files

@@ -5,7 +5,7 @@ key file, a wrong key and one of another directory are told apart.
 
 `memd.key` and `topic.key` are JSON with a CRC32 over their other members. The master key wraps the key of the directory
 (with HKDF over the random id of the directory), that one the keys of topics, all with AES-256-GCM and random nonces.
-So `memd rekey` replaces one file, and who destroys a `topic.key` has destroyed what it encrypts.
+So `memd encrypt rekey` replaces one file, and who destroys a `topic.key` has destroyed what it encrypts.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class KeyMaker:
         if found.master != self._master.id:
             raise WrongKey(
                 f"{path.parent}: was encrypted with the key {found.master}, the one that was given is "
-                f"{self._master.id}: another directory's, or one from before a `memd rekey`; give the right key"
+                f"{self._master.id}: another directory's, or one from before a `memd encrypt rekey`; give the right key"
             )
         former = _unwrapped(self._wrapping, found.former, self.directory, path) if found.former else None
         return _unwrapped(self._wrapping, found.key, self.directory, path), former
@@ -165,8 +165,8 @@ def opened_topic_key(found: TopicKeyFile, path: Path, directory: str, by: DataKe
     """Open the key of a topic that was read; see `read_topic_key`."""
     if found.directory != directory or found.by != by.id.hex():
         raise WrongKey(
-            f"{path}: belongs to another data directory, or is from before a `memd rekey --data`; put back the one "
-            "that was here"
+            f"{path}: belongs to another data directory, or is from before a `memd encrypt rekey --data`; put back the "
+            "one that was here"
         )
     return _unwrapped(by, found.key, directory, path)
 

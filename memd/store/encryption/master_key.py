@@ -17,7 +17,7 @@ from memd.store.syscalls import create_private, read_private
 _FILE_BYTES_MAX = 4096
 OTHERS = 0o077
 """Permissions of anybody but the owner."""
-_FORM = "32 bytes: as they are, as 64 hexadecimal digits or in base64 (`memd key new FILE` makes one)"
+_FORM = "32 bytes: as they are, as 64 hexadecimal digits or in base64 (`memd encrypt key FILE` makes one)"
 
 
 class MasterKey:

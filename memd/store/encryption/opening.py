@@ -34,9 +34,9 @@ _INSTALL = "encryption needs the cryptography package: pip install 'memd-proxy[e
 _PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
 _GIVE = f"give its key with {_PLACES}"
 _UNFINISHED = {
-    "encrypting": "`memd encrypt`",
-    "decrypting": "`memd decrypt`",
-    "renewing": "`memd rekey --data`",
+    "encrypting": "`memd encrypt on`",
+    "decrypting": "`memd encrypt off`",
+    "renewing": "`memd encrypt rekey --data`",
 }
 
 
