@@ -20,7 +20,7 @@ from memd.errors import DiskFull, StoreError
 from memd.store.disk import DiskFiles
 from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.stub import stub_payload
+from memd.store.erasure.rewriting import stub_payload
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Appender
 from memd.store.layout import TopicLayout

@@ -14,7 +14,7 @@ from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vec
 from memd.entries import Entry, Status, WallTime
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
-from memd.store.as_of import TopicAsOf, snapshot_as_of
+from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import DiskFiles
 from memd.store.order import id_before, id_upto
 from memd.store.store import Store, TopicLog

@@ -178,11 +178,10 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         if "memd.store.disk" in path.read_text()
     }
     assert on_disk == {
-        *("store", "claim", "transitions", "tools.backup", "audit.book"),
+        *("store", "claim", "snapshot", "topic", "tools.backup", "audit.book"),
         "shared.moving",
         *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
-        *("parts", "token_list", "erasure.folders", "erasure.ledger", "erasure.rewriting", "erasure.wiping"),
-        *("disk_trouble", "tools.looked_into"),
+        *("token_list", "erasure.ledger", "erasure.rewriting", "erasure.wiping", "disk_trouble"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
         *("index.vectors", "index.compact", "index.sealed_index", "index.sealing"),
     }, "the log, the journal, recovery, export and verify work on any `Files`"

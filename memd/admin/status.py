@@ -30,7 +30,7 @@ from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.store.topic_stats import TopicStats
+from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
 from memd.telemetry.tasks import Tasks
 

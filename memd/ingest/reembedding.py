@@ -16,8 +16,8 @@ from memd.errors import StoreError
 from memd.ingest.offline import Advanced, append_and_seal, ignore_progress, opened
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.settings.model import Config
+from memd.store.snapshot import SegmentView
 from memd.store.store import Store, TopicLog
-from memd.store.views import SegmentView
 
 GROUP_CHUNKS = 256
 """Appended with one fsync: about three seconds of embedding."""

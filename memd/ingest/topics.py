@@ -20,7 +20,7 @@ from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.merging import rebased
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
-from memd.ingest.erasing.shown import erased_in
+from memd.ingest.erasing.planning import erased_in
 from memd.ingest.journaled import events_in, replayed
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter

@@ -32,7 +32,7 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.disk_tending import tend_disk
-from memd.ingest.erasing.following import ErasureFollower, HeardErasures
+from memd.ingest.erasing.eraser import ErasureFollower, HeardErasures
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics

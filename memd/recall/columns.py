@@ -35,8 +35,7 @@ from memd.store.lexical.postings import (
 from memd.store.log.columns import Records, digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun, UnstoredText
-from memd.store.snapshot import Place, Snapshot
-from memd.store.views import IndexView, SegmentView
+from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
 from memd.wanted import EVERYTHING, Wanted
 
 log = logging.getLogger("memd")

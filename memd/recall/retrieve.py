@@ -39,7 +39,7 @@ from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
 from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
 from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings, UtilitySettings
-from memd.store.as_of import TopicAsOf
+from memd.store.choice import TopicAsOf
 from memd.store.store import TopicLog
 from memd.wanted import EVERYTHING, Wanted
 from memd.wording import unsearched

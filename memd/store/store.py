@@ -3,6 +3,9 @@
 Rule: a topic is read from disk when it is first asked for, never before, and can be closed again; whatever was
 acknowledged is on disk. The log itself is in topic.py. In a cluster the directory is a copy: which topics there are,
 only the shared log knows.
+
+A topic is erased with its folder, which is put aside in one step: from then on a topic of its name is another one, and
+what is aside belongs to nobody. Then all files in it are overwritten and removed. Done again it goes on where it ended.
 """
 
 from __future__ import annotations
@@ -10,25 +13,34 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import StoreWriteFailed
+from memd.errors import CorruptFile, ForeignFile, StoreWriteFailed, WrongKey
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import Shelf
 from memd.store.clock import SharedClock
 from memd.store.directory_lock import Lock
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import check_disk
-from memd.store.erasure.folders import aside_of, put_aside, wipe_aside
-from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden
+from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, read_forbidden
 from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import Files
-from memd.store.layout import BOOK_NAMES, LOCK_NAME, TopicLayout, TopicNames, check_no_cluster, topic_ids_in
+from memd.store.files import Files, replace_file
+from memd.store.layout import (
+    BOOK_NAMES,
+    LOCK_NAME,
+    TOPIC_KEY_NAME,
+    TopicLayout,
+    TopicNames,
+    check_no_cluster,
+    erasures_dir,
+    topic_ids_in,
+)
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId
@@ -36,13 +48,12 @@ from memd.store.log.journal import mark_in
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
-from memd.store.parts import DraftFilter, StoreShared, keep_draft
 from memd.store.recent import Recent, RecentTopics, read_recent
 from memd.store.shared.joining import join
 from memd.store.shared.seam import SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.topic import TopicLog
+from memd.store.topic import DraftFilter, StoreShared, TopicLog, keep_draft
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
@@ -289,7 +300,7 @@ class Store:
                 if topic is not None:
                     topic.close()
             with self._topics_lock:
-                moved = put_aside(self.files, self.ledger, layout, erasure, forbidden)
+                moved = _put_aside(self.files, self.ledger, layout, erasure, forbidden)
                 if not self.files.is_directory(layout.directory):
                     self._names.remove(erasure.topic_id)
                 self._write_recent({erasure.topic_id})
@@ -311,15 +322,20 @@ class Store:
 
     def is_aside(self, erasure: Erasure) -> bool:
         """Whether a topic's folder was put aside: what has its name by now is another one."""
-        return self.files.is_directory(aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure).directory)
+        return self.files.is_directory(_aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure).directory)
 
     def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
-        """Overwrite and remove what was put aside. Slow; nobody waits for it.
+        """Overwrite and remove what was put aside, of an encrypted topic first its key: without it the rest is noise.
+
+        Slow; nobody waits for it.
 
         Raises:
             StoreError: something is still there; done again it goes on.
         """
-        wipe_aside(TopicLayout(self.data_dir, erasure.topic_id), erasure, wiper)
+        aside = _aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure)
+        if self.files.size(aside.key) is not None and not destroy_topic_key(self.files, aside.directory):
+            wiper.left.append(aside.key)
+        wiper.wipe_folder(aside.directory)
 
     def observe_canonical_id(self, canonical_id: int) -> None:
         """Keep the ids of all entries from now on above this one."""
@@ -396,3 +412,52 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
             except StoreWriteFailed:
                 if directory == data_dir:  # a failed sync is never taken for a success
                     raise
+
+
+def _aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
+    """Where the folder of a topic is while it is being erased."""
+    return TopicLayout(erasures_dir(layout.data_dir), f"{erasure.id}.topic")
+
+
+def _put_aside(
+    files: LocalDisk, ledger: Erasures, layout: TopicLayout, erasure: Erasure, forbidden: ForbiddenText
+) -> Erasure:
+    """Put the folder of a topic aside, which nobody has open; return the erasure as it is now in the ledger.
+
+    Args:
+        erasure: its `highest_id` is in the ledger already, or what is begun under this name since might be erased too.
+        forbidden: what the next topic of this name is never to store, beside what the folder says already. It goes
+            aside with the folder, so that whoever is interrupted finds it there.
+
+    Raises:
+        StoreError: the topic is as it was, or aside.
+    """
+    aside = _aside_of(layout, erasure)
+    if not files.is_directory(aside.directory) and files.is_directory(layout.directory):
+        if forbidden:
+            replace_file(files, layout.forbidden, encode_forbidden(forbidden))
+        files.rename(layout.directory, aside.directory)
+        files.sync_directory(layout.data_dir)
+        files.sync_directory(aside.data_dir)
+    with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
+        forbidden = read_forbidden(files, aside)
+    if forbidden:
+        files.make_directory(layout.directory)
+        replace_file(files, layout.forbidden, encode_forbidden(forbidden))
+        files.sync_directory(layout.data_dir)
+    moved = msgspec.structs.replace(erasure, is_moved=True)
+    ledger.write(moved)
+    return moved
+
+
+def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
+    """Destroy the key of a topic in its folder: what it encrypts can never be read again, wherever its bytes still are.
+
+    Copies of the `topic.key` itself (backups) have to be destroyed too. It may be called again, and without a key.
+
+    Returns:
+        False if the old bytes of the key may still be on the disk; see `LocalDisk.wipe`.
+    """
+    is_gone = disk.wipe(directory / TOPIC_KEY_NAME)
+    disk.sync_directory(directory)
+    return is_gone

@@ -14,8 +14,11 @@ from msgspec import UNSET, UnsetType
 
 from memd.entries import Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
-from memd.store.claim import Claim
+from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
+from memd.store.claim import Claim, Shelf
+from memd.store.clock import SharedClock
 from memd.store.copies import live_copy
+from memd.store.disk import LocalDisk
 from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
 from memd.store.erasure.rewriting import (
     ActiveRewriting,
@@ -29,24 +32,22 @@ from memd.store.erasure.wiping import Wiper
 from memd.store.files import write_beside
 from memd.store.index.merging import due_merge, merged_files, write_merged
 from memd.store.index.meta import own_index_file
-from memd.store.index.public_ids import PublicIds
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.sealing import write_sealed
+from memd.store.index.uuid_index import PublicIds
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.lexical.words_file import columns_from_log, encode_words, read_words
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Rows, digest_word
-from memd.store.log.extent import ahead_of_log
-from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, Span, encode_entry, encode_record
+from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
-from memd.store.log.recovery import Finding
+from memd.store.log.recovery import Finding, ahead_of_log
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, forget_entries
 from memd.store.opening import open_topic, reread_segment
-from memd.store.parts import StoreShared
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
-from memd.store.snapshot import Snapshot
-from memd.store.topic_stats import TopicStats, stats_of
-from memd.store.transitions import (
+from memd.store.snapshot import (
+    SegmentView,
+    Snapshot,
     after_append,
     after_erasure,
     after_merge,
@@ -55,8 +56,51 @@ from memd.store.transitions import (
     first_snapshot,
     uuid_index_of,
 )
-from memd.store.views import SegmentView
 from memd.wording import unsearched
+
+DraftFilter = Callable[[Draft], Draft]
+"""Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
+
+
+def keep_draft(draft: Draft) -> Draft:
+    """Return the draft unchanged."""
+    return draft
+
+
+class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that all topics of a store share."""
+
+    files: LocalDisk
+    shelf: Shelf
+    model: ModelId
+    clock: SharedClock
+    segment_entries_max: int
+    utility: UtilitySettings = DEFAULT_UTILITY
+    draft_filter: DraftFilter = keep_draft
+    """Applied to every draft of every topic: there is no other way into the log."""
+    line_tokens: Callable[[Entry], int] | None = None
+    """Counts `Entry.line_tokens`."""
+
+
+class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one topic."""
+
+    chunks: int
+    """Live ones."""
+    entries: int
+    damage: tuple[str, ...]
+    """Sentences: what was found missing or damaged when the topic was opened or loaded."""
+    segments: int
+    unsealed: int
+    indexes: int
+    """How many are searched; fewer than sealed segments if some are merged."""
+    indexes_loaded: int
+    unindexed: int
+    """Entries whose words are not in the lexical index yet; of the last 500 every search reads the words itself."""
+    memory_bytes: int
+    fan_out_ms: float | None
+    scanned_per_second: float | None
+
 
 _PASSES = 2
 """Of an erasure: during the first one the file that is appended to may become full, and one of the others."""
@@ -438,9 +482,23 @@ class TopicLog:
         return rewriting.count
 
     def stats(self) -> TopicStats:
-        """Return the figures of the topic as it is now."""
-        damage = tuple(str(finding) for finding in self.findings if finding.kind == "damaged")
-        return stats_of(self._snapshot, damage, unsealed=len(self.unsealed()), unindexed=self.wordless)
+        """Return the figures of the topic as it is now; nothing is read from disk."""
+        snapshot = self._snapshot
+        indexes = [view.index for view in snapshot.indexes]
+        segments = [view.segment for view in snapshot.views.values()]
+        return TopicStats(
+            chunks=snapshot.live_count,
+            entries=snapshot.extent.entries,
+            damage=tuple(str(finding) for finding in self.findings if finding.kind == "damaged"),
+            segments=len(segments),
+            unsealed=len(self.unsealed()),
+            indexes=len(indexes),
+            unindexed=self.wordless,
+            indexes_loaded=sum(index.is_loaded for index in indexes),
+            memory_bytes=sum(part.memory_bytes for part in (*segments, *indexes)) + snapshot.uuid_index.memory_bytes,
+            fan_out_ms=snapshot.times.fan_out_ms,
+            scanned_per_second=snapshot.times.scanned_per_second,
+        )
 
     def close(self) -> None:
         """Let go of the topic; later appends fail."""

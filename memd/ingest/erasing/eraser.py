@@ -2,25 +2,28 @@
 
 Rule: of the event loop; slow work is done in threads, and no request waits for it longer than for a write. A step that
 fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do.
+
+In a cluster the daemon that is asked erases; one that is gone has left its erasure in the book, and another one goes
+on. What another daemon has erased leaves this one's copies too; one that was away follows before it listens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from memd.entries import checked_topic_id
 from memd.errors import StoreError
 from memd.ingest.erasing import planning
-from memd.ingest.erasing.overlap import Overlap
-from memd.ingest.erasing.planning import PlannedErasure
-from memd.ingest.erasing.shown import erased_in
+from memd.ingest.erasing.planning import PlannedErasure, erased_in
 from memd.ingest.indexer import Indexer
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
@@ -37,6 +40,12 @@ COMPARED_MAX = 1_000
 """Chunks whose words are looked for in receipts; of more all receipts of the topic lose their texts."""
 SHORT_CONTENT = 20
 """A shorter message ("yes, go on") is forbidden in its place alone, and not wherever somebody says it."""
+RUN = 4
+"""Words in a row."""
+LOOK_SECONDS = 1.0
+ABANDONED_US = 60_000_000
+"""An erasure of another daemon that has not ended for so long is finished by another one."""
+_WORDS = re.compile(r"\w+")
 
 
 class Concern(msgspec.Struct, frozen=True):
@@ -299,3 +308,86 @@ def _concern(erasure: Erasure, texts: Callable[[], Iterable[str]]) -> Concern:
 
 def _is_telling(message: Message | None) -> bool:
     return message is not None and len(message.said.strip()) >= SHORT_CONTENT
+
+
+class Overlap:
+    """The words of some texts. Four in a row, wherever they stand, are theirs; of a shorter text all of it is needed.
+    Single words are everybody's."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._runs: set[int] = set()
+        self._short: set[tuple[str, ...]] = set()
+        for text in texts:
+            words = _words(text)
+            if len(words) >= RUN:
+                self._runs.update(_runs(words))
+            elif words:
+                self._short.add(tuple(words))
+
+    def meets(self, text: str) -> bool:
+        """Whether `text` has one of the runs, or one of the short texts."""
+        words = _words(text)
+        if any(run in self._runs for run in _runs(words)):
+            return True
+        return any(
+            tuple(words[at : at + len(short)]) == short
+            for short in self._short
+            for at in range(len(words) - len(short) + 1)
+        )
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text.lower())
+
+
+def _runs(words: list[str]) -> Iterable[int]:
+    return (hash(tuple(words[at : at + RUN])) for at in range(len(words) - RUN + 1))
+
+
+@runtime_checkable
+class HeardErasures(Protocol):
+    """The book. Counterpart: memd/store/shared/books.py."""
+
+    def catch_up(self) -> list[Erasure]:
+        """Hear of what other daemons erased; return those that are done, and not followed here yet."""
+
+    def note_followed(self) -> None:
+        """Note that nothing of what was heard of is left in this daemon's copies."""
+
+    @property
+    def pending(self) -> list[Erasure]:
+        """Those that are not done."""
+
+
+class ErasureFollower:
+    """Looks once a second."""
+
+    def __init__(self, erasures: HeardErasures, eraser: Eraser, *, is_told: bool = False) -> None:
+        """`is_told`: it has been said that the database cannot be asked."""
+        self._erasures = erasures
+        self._eraser = eraser
+        self._is_troubled = is_told
+        self._resume_at = 0
+
+    async def tend(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Follow what is new, and finish what is left; what fails is told once, and tried again."""
+        try:
+            if done := await asyncio.to_thread(self._erasures.catch_up):
+                for erasure in done:
+                    await self._eraser.follow(erasure)
+                await asyncio.to_thread(self._erasures.note_followed)
+            now = self._eraser.store.now_us()
+            if now >= self._resume_at and any(now - one.at > ABANDONED_US for one in self._erasures.pending):
+                self._resume_at = now + ABANDONED_US
+                await self._eraser.resume(before=now - ABANDONED_US)
+            self._is_troubled = False
+        except StoreError as error:
+            if not self._is_troubled:  # its words change from one second to the next
+                log.warning("erasures of other daemons are followed later", extra={"error": error})
+            self._is_troubled = True

@@ -13,7 +13,7 @@ import numpy as np
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Entry
 from memd.errors import StoreError
-from memd.store.erasure.ledger import Kind
+from memd.store.erasure.ledger import Erasure, Kind
 from memd.store.erasure.rewriting import was_erased
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
 from memd.store.snapshot import Place, Snapshot
@@ -163,3 +163,19 @@ def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
             yield snapshot.read(place)
         except StoreError:
             continue
+
+
+def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes]:
+    """Return the uuids of the chunks in a topic's memory blocks that were erased where they came from."""
+    blocks = (block for conversation in buffer.conversations() for block in conversation.blocks.values())
+    shown = {chunk for block in blocks for chunk in block.chunks}
+    if not shown:
+        return frozenset()
+    return frozenset(
+        chunk.uuid
+        for one in erasures
+        for chunk in shown
+        if chunk.topic_id == one.topic_id
+        # A topic of the same name that was begun later has higher ids.
+        and (chunk.origin_id <= max(one.id, one.highest_id) if one.kind == "topic" else chunk.uuid in one.chunk_uuids)
+    )

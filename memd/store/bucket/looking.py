@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError
-from memd.store.bucket.changes import FileNote, merged
 from memd.store.bucket.format import KnownFile
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.noting_disk import FileNote, NotingDisk, merged
 from memd.store.files import checksum_of
 from memd.store.layout import AUDIT_NAME, KEY_NAME, AuditLayout, TopicLayout, erasures_dir
 

@@ -18,9 +18,7 @@ import msgspec
 
 from memd.errors import CorruptFile, NotOurBucket, ObjectMissing, StoreError
 from memd.store.bucket.catalog import Catalog, Rounds
-from memd.store.bucket.changes import FileNote
-from memd.store.bucket.cleaning import clean
-from memd.store.bucket.erasing import blank
+from memd.store.bucket.cleaning import blank, clean
 from memd.store.bucket.format import (
     FILES,
     IDENTITY_KEY,
@@ -37,7 +35,7 @@ from memd.store.bucket.format import (
     generation_number,
 )
 from memd.store.bucket.looking import Looker, MovedMeanwhile, Piece
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.noting_disk import FileNote, NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.encryption.opening import key_id_of
 from memd.store.erasure.ledger import read_erasures

@@ -22,7 +22,6 @@ from memd.store.claim import Claim
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
 from memd.store.layout import check_topic
-from memd.store.log.extent import LogExtent
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_JOURNAL,
@@ -35,7 +34,7 @@ from memd.store.log.format import (
     scan_records,
     topic_tag,
 )
-from memd.store.log.recovery import Finding, cut_torn_tail, save_torn_copy
+from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, save_torn_copy
 
 
 class SharedMark(msgspec.Struct, frozen=True, tag="shared"):

@@ -3,13 +3,16 @@
 Rule: only a tail is ever cut off, only off the file that is appended to, and only after its bytes are safe in a `.torn`
 file. A tail is what no readable record follows. Any other unreadable bytes are corruption: they are reported and stay
 where they are, and the readable rest is served.
+
+A log only grows, so it has at least as many entries up to a canonical_id as it had at any earlier time. The journal
+vouches for entries, so it keeps the extent of the log beside what it says, and a log that has lost some is noticed.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -263,3 +266,31 @@ def _neighbours(log_file: LogFile, offset: int) -> str:
     first = f"entry {entries[before - 1].canonical_id}" if before else "the start of the file"
     last = f"entry {entries[after].canonical_id}" if after < len(entries) else "the end of the file"
     return f"what was stored between {first} and {last} is lost"
+
+
+class LogExtent(msgspec.Struct, frozen=True, tag="log"):
+    """The reach of a topic's log at one time."""
+
+    upto: int
+    """The canonical_id of its last entry; 0 if it had none."""
+    entries: int
+    """The number of entries, of whatever status."""
+
+
+def ahead_of_log(path: Path, extent: LogExtent | None, count_upto: Callable[[int], int]) -> list[Finding]:
+    """Return a finding if the log lacks entries that it had when the file at `path` was written, else none.
+
+    Args:
+        extent: of the log at that time; None: the file does not say.
+        count_upto: returns the number of entries up to a canonical_id that the log has now.
+    """
+    missing = 0 if extent is None else extent.entries - count_upto(extent.upto)
+    if extent is None or missing <= 0:
+        return []
+    are = "are" if missing > 1 else "is"
+    message = (
+        f"was written when the log had {extent.entries:,} entries; {missing:,} of them {are} missing now. The log is "
+        "older than this file (a copy made while memd ran, a restored backup), or lost a part. "
+        "If you have the newer log, stop memd and put it back; else what clients still send is stored again"
+    )
+    return [Finding("damaged", str(path), message)]

@@ -18,17 +18,15 @@ from memd.entries import Draft, Entry, Erased
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
 from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, publish_forbidden
-from memd.store.erasure.rewriting import records_in
-from memd.store.erasure.stub import without_text
+from memd.store.erasure.rewriting import records_in, without_text
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.columns import text_hash
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, Header, ModelId, Span, decode_header, encode_header
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import GrowingSegment, create_active, new_header
-from memd.store.parts import StoreShared
 from memd.store.shared.seam import News, Row, SharedLog, Stream
-from memd.store.topic import TopicLog
-from memd.store.transitions import after_append
+from memd.store.snapshot import after_append
+from memd.store.topic import StoreShared, TopicLog
 
 _TRIES = 20
 """Of an append that others are faster than, each time with something else."""

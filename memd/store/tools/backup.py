@@ -9,21 +9,27 @@ The journal is read before the log, so that the log has everything that the jour
 is read before the segments are listed (see layout.py). The files of a full segment are never written again, only
 replaced by rename, so a hard link is a copy that takes no room; files that are appended to are always copied. Merged
 indexes are left out: they come and go while a daemon serves, and it builds them again.
+
+`memd log` and the like open a backup as a daemon does, and leave files in it. It is a backup for as long as it has
+nothing of its own. Whatever may have been said, corrected or erased in it is a reason to leave it alone; that its last
+segment was closed, and what is built from the log, is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import CorruptFile, StoreError, StoreWriteFailed
 from memd.store.audit.chain import head_of
 from memd.store.claim import file_segment
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import key_id_of, with_copy
 from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
-from memd.store.erasure.stub import is_erasure_of
+from memd.store.erasure.rewriting import is_erasure_of
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import (
     TEMPORARY_SUFFIX,
@@ -39,6 +45,7 @@ from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
     LOCK_NAME,
+    RECENT_NAME,
     AuditLayout,
     TopicLayout,
     erasures_dir,
@@ -47,10 +54,12 @@ from memd.store.layout import (
     topic_folders_in,
     topic_ids_in,
 )
-from memd.store.log.format import scan_records
+from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, scan_records
+from memd.store.log.journal import payloads_in
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
-from memd.store.tools.looked_into import Waiting, be_backup_again
 
+Waiting = Callable[[Path, LocalDisk], int]
+"""How many messages of a journal are in no log yet."""
 MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
 
@@ -93,7 +102,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
     try:
         if is_looked_into:
             locks.append(files.lock(target / LOCK_NAME))
-            be_backup_again(files, data_dir, target, waiting)
+            _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
         copying.erasures(data_dir, target)
@@ -389,3 +398,70 @@ class _BackupRun:
 
     def _add_finding(self, path: Path, message: str) -> None:
         self.report.findings.append(Finding("damaged", str(path), message))
+
+
+def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Waiting | None) -> None:
+    """Make a folder what the last backup of `data_dir` left, but for what is newer in the same log.
+
+    Raises:
+        StoreError: it has, or may have, entries of its own; nothing was changed.
+
+    Args:
+        waiting: None: whatever is in a journal, and not in that of the source.
+    """
+    erased = [{one.id for one in read_erasures(files, erasures_dir(folder))[0]} for folder in (target, data_dir)]
+    topics = [(TopicLayout(data_dir, name), TopicLayout(target, name)) for name in topic_folders_in(files, target)]
+    if not erased[0] <= erased[1] or any(_has_own(files, *pair, waiting) for pair in topics):
+        raise StoreError(
+            f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"
+        )
+    for source, layout in topics:
+        _reopen_last(files, source, layout)
+        Wiper(files).wipe_folder(layout.lexical)  # it has words of what may have been erased since
+    files.remove(target / RECENT_NAME)
+
+
+def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting: Waiting | None) -> bool:
+    logs = {target.bin(number): number for number in target.segment_ids(files)}
+    if files.size(target.active) is not None:
+        logs[target.active] = _number(files, target.active)
+    if not all(_is_known(files, path, source, number) for path, number in logs.items()):
+        return True
+    told, known = (
+        payloads_in(files.read(one)) if files.size(one) is not None else [] for one in (target.hot, source.hot)
+    )
+    return not set(told) <= set(known) and (waiting is None or waiting(target.hot, files) > 0)
+
+
+def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) -> bool:
+    """Whether the segment of the source begins with a log file, but for what was erased there since."""
+    full = source.bin(number)
+    if files.is_same_file(path, full):
+        return True
+    # Once it is full it is no longer the active one: looked for in this order, it is not missed.
+    is_active = files.size(source.active) is not None and _number(files, source.active) == number
+    for one in (*([source.active] if is_active else []), full):
+        if files.size(one) is not None:
+            earlier, grown = files.read(path), files.read(one)
+            if grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier):
+                return True
+    return False
+
+
+def _number(files: LocalDisk, path: Path) -> int:
+    """The number in the header of a log file; 0, which no segment has, if it is damaged."""
+    with suppress(CorruptFile):
+        return decode_header(files.read_at(path, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(path)).segment_id
+    return 0
+
+
+def _reopen_last(files: LocalDisk, source: TopicLayout, target: TopicLayout) -> None:
+    """Undo the closing of a segment to which the source has appended since, or still may."""
+    numbers = target.segment_ids(files)
+    if not numbers or files.size(source.bin(numbers[-1])) == files.size(target.bin(numbers[-1])):
+        return
+    for path in target.indexes_over(files, numbers[-1:]):
+        Wiper(files).wipe(path)
+    files.rename(target.bin(numbers[-1]), target.active)
+    files.sync_directory(target.segments)
+    files.sync_directory(target.directory)

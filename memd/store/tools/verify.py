@@ -22,10 +22,17 @@ from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log.columns import Records, as_version_1, rows_from
-from memd.store.log.extent import ahead_of_log
 from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
 from memd.store.log.journal import extent_in
-from memd.store.log.recovery import Finding, LogFile, find_damage, missing_segment, read_log_file, torn_files
+from memd.store.log.recovery import (
+    Finding,
+    LogFile,
+    ahead_of_log,
+    find_damage,
+    missing_segment,
+    read_log_file,
+    torn_files,
+)
 from memd.wording import counted, day_and_time
 
 _WRONG = {"damaged", "derived", "foreign", "returned", "unfinished"}
