@@ -15,9 +15,10 @@ from drafts import DATA_DIR, adjusted, draft, live_contents, open_journal, open_
 from effort import steps
 
 from memd.cli.main import main
-from memd.errors import StoreError, StoreLocked
+from memd.errors import DiskFull, StoreError, StoreLocked
+from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import DiskFiles, LocalDisk
-from memd.store.layout import LOCK_NAME, RECENT_NAME
+from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.backup import MARKER_NAME, backup
@@ -89,8 +90,8 @@ def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_t
 ) -> None:
     filled(source, 13)
     report = backup(source, target, DISK)
-    assert (report.linked, report.copied) == (6, 1)
-    for path in (source / "talk" / "segments").glob("seg_*.[bhm]*"):  # words are made anew from the log
+    assert (report.linked, report.copied) == (8, 1)
+    for path in (source / "talk" / "segments").glob("seg_*"):
         assert path.samefile(target / "talk" / "segments" / path.name)
     assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
 
@@ -110,7 +111,7 @@ def test_serving_a_backup_changes_nothing_in_what_it_was_made_from(source: Path,
 def test_files_are_copied_where_they_cannot_be_linked(source: Path, target: Path) -> None:
     filled(source, 13)
     report = backup(source, target, Unlinkable())
-    assert (report.linked, report.copied) == (0, 7)
+    assert (report.linked, report.copied) == (0, 9)
     assert verify(target, DISK).ok
     assert contents(target) == contents(source)
 
@@ -120,12 +121,12 @@ def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, file
     topic = filled(source, 13)
     backup(source, target, files)
     again = backup(source, target, files)
-    assert (again.linked, again.copied, again.kept) == (0, 0, 7), "active.bin too"
+    assert (again.linked, again.copied, again.kept) == (0, 0, 9), "active.bin too"
     for number in range(13, 27):
         topic.append([draft(number)])
         seal_all(topic)
     third = backup(source, target, files)
-    assert third.kept >= 6 and third.linked + third.copied <= 10
+    assert third.kept >= 8 and third.linked + third.copied <= 13
     assert verify(target, DISK).ok
     assert contents(target) == chunks(0, 27)
     assert not (target / "talk" / "segments" / "seg_0003.bin").samefile(target / "talk" / "active.bin")
@@ -139,7 +140,7 @@ def test_an_index_that_was_built_since_is_added(source: Path, target: Path) -> N
     assert not (target / "talk" / "segments" / "seg_0001.meta").exists()
     seal_all(topic)
     report = backup(source, target, DISK)
-    assert (report.linked, report.kept) == (2, 2), "kept: the log of the full segment and active.bin"
+    assert (report.linked, report.kept) == (3, 2), "kept: the log of the full segment and active.bin"
     assert verify(target, DISK).ok
 
 
@@ -411,6 +412,62 @@ def test_the_command_says_what_it_did(source: Path, target: Path) -> None:
     filled(source, 13)
     result = CliRunner().invoke(main, ["backup", str(target), "--data-dir", str(source)])
     assert result.exit_code == 0
-    assert "1 topic: 6 files linked, 1 copied" in result.stdout
+    assert "1 topic: 8 files linked, 1 copied" in result.stdout
     checked = CliRunner().invoke(main, ["verify", str(target)])
     assert checked.exit_code == 0 and checked.stdout.startswith("checked 1 topic: ")
+
+
+def test_a_backup_is_restored_into_another_folder_and_stays_as_it_is(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    topic = filled(source, 13)
+    open_journal(topic.hot_path, DISK)[0].append([b"a turn"])
+    backup(source, target, DISK)
+    kept = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    folder = tmp_path / "restored"
+    told = CliRunner().invoke(main, ["restore", str(target), str(folder)])
+    assert told.exit_code == 0 and "restored: 1 topic as of " in told.stdout
+    assert verify(folder, DISK).ok and contents(folder) == chunks(0, 13)
+    restored = open_store(None, folder, segment_entries_max=5)
+    assert open_journal(restored.topic("talk").hot_path, DISK)[1] == [b"a turn"]
+    restored.topic("talk").append([draft(13)])
+    restored.close()
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == kept
+    backup(source, target, DISK)
+    for flags, said in (([], "is not empty"), (["--until", "2026-11-20"], "leave --until away")):
+        told = CliRunner().invoke(main, ["restore", str(target), str(folder), *flags])
+        assert told.exit_code and said in told.stderr
+
+
+def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_before(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    class Full(DiskFiles):
+        def __init__(self, files_max: int) -> None:
+            super().__init__()
+            self.left = files_max
+
+        def rename(self, old: Path, new: Path) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise DiskFull("it is full; make room")
+            super().rename(old, new)
+
+    filled(source, 13)
+    backup(source, target, DISK)
+    folder, kept = tmp_path / "restored", []
+    for files_max in range(1, 12):
+        try:
+            kept.append(restore_copy(target, folder, Full(files_max)).kept)
+            break
+        except DiskFull:
+            if (folder / "talk").exists():
+                with pytest.raises(StoreError, match="its restoration is not finished"):
+                    check_restored(DISK, folder)
+    assert kept and kept[0] > 0
+    check_restored(DISK, folder)
+    assert verify(folder, DISK).ok and contents(folder) == chunks(0, 13)
+    lock = DISK.lock(target / MARKER_NAME)
+    with pytest.raises(StoreLocked, match="memd writes to it now"):
+        restore_copy(target, tmp_path / "meanwhile", DISK)
+    lock.release()

@@ -180,7 +180,8 @@ def test_a_restoration_of_nothing_says_so(
     daemon = make_daemon(upstream.url, settings)
     for source, said in (
         (settings["backup"]["bucket"], "has no backup"),
-        ("/some/folder", "is no bucket; give s3://BUCKET/PREFIX"),
+        ("/some/folder", "has no backup of memd; give its folder, or s3://BUCKET/PREFIX"),
+        ("https://bucket", "is no bucket; give s3://BUCKET/PREFIX"),
     ):
         told = restored(daemon, source, tmp_path / "to")
         assert told.exit_code in (1, 2)

@@ -219,6 +219,9 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     assert memd("backup", back, *where, **with_new).exit_code == 0
     assert memd("verify", back, **with_new).exit_code == 0
     assert memd("verify", back).exit_code == 1
+    again = tmp_path / "restored"
+    assert memd("restore", back, again).exit_code == 0
+    assert [memd("verify", again, **with_new).exit_code, memd("verify", again).exit_code] == [0, 1]
     assert memd("decrypt", *where, **with_new).exit_code == 0
     assert memd("verify", *where).exit_code == 0
     assert (folder / "memd.receipts").read_bytes() == b'{"asked":"zanzibar"}\n'

@@ -43,7 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Keep safe": {
         "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
-        "restore": ("restoring", "Restore a data directory from the bucket FROM into DIR."),
+        "restore": ("restoring", "Restore a data directory from its backup FROM into DIR."),
         "verify": ("log_files", "Read every byte of the log and report any damage."),
         "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
         "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),

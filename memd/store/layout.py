@@ -159,6 +159,10 @@ class TopicLayout:
         index = self.hnsw(first) if first == last else self.merged_index(first, last)
         return index.with_suffix(".words")
 
+    def of_segment(self, segment_id: int) -> list[Path]:
+        """Return the files of a full segment, last what vouches for its index; a backup has them all."""
+        return [self.bin(segment_id), self.words(segment_id, segment_id), self.hnsw(segment_id), self.meta(segment_id)]
+
     def merged(self, first: int, last: int) -> list[Path]:
         """Return the files of a merged index, first what vouches for it; an `.hnsw` is an older memd's."""
         path = self.merged_index(first, last)

@@ -126,7 +126,7 @@ class Looker:
         yield from (one for one in found if disk.size(one[1]) is not None)
         if folder:
             for number in layout.segment_ids(disk):
-                for path in (layout.bin(number), layout.hnsw(number), layout.meta(number)):
+                for path in layout.of_segment(number):
                     if disk.size(path) is not None:
                         yield path.relative_to(layout.directory).as_posix(), path, True
 

@@ -1,4 +1,4 @@
-"""Restoring a data directory from a bucket.
+"""Restoring a data directory from a bucket, or from the folder of `memd backup`.
 
 Rule: the folder is new, empty, or one whose restoration was interrupted: what is in it by then is compared and kept. As
 long as it is not whole it has a mark, and nothing serves from it. Each file is checked before it gets its name. Of a
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError
+from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError, StoreLocked
 from memd.store.bucket.catalog import READERS, Catalog, Rounds
 from memd.store.bucket.format import IDENTITY_KEY, KnownFile, RoundName, Stretch
 from memd.store.bucket.objects import Bucket
@@ -33,7 +33,16 @@ from memd.store.files import (
     replace_file,
     write_pieces,
 )
-from memd.store.layout import BUCKET_NAME, ERASURES_NAME, RESTORING_NAME, is_derived
+from memd.store.layout import (
+    BUCKET_NAME,
+    ERASURES_NAME,
+    LOCK_NAME,
+    RECENT_NAME,
+    RESTORING_NAME,
+    is_derived,
+    topic_ids_in,
+)
+from memd.store.tools.backup import MARKER_NAME
 from memd.wording import counted, day_and_time
 
 _WHOLE_BYTES = 256 << 10
@@ -80,18 +89,64 @@ def restore(
     catalog, notes = _state(rounds, last, until)
     _begin(target, files)
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
-    run = _Restoration(bucket, files, rounds, plan, tell)
-    run.make_folders(target)
-    run.remove_others(target)
-    run.files()
-    replace_file(files, target / BUCKET_NAME, f"{identity.directory}\n".encode())
-    files.remove(target / RESTORING_NAME)
-    files.sync_directory(target)
+    run = _Restoration(bucket, files, {name.key: name.size for name in rounds.names}, plan, tell)
+    run.restore(target, f"{identity.directory}\n".encode())
     topics = sum(bool(folder) for folder in catalog.topics)
     if run.left_out:
         told = counted(len(run.left_out), "index file")
         notes.append(f"{told} cannot be had from the bucket and will be built again from the log ({run.left_out[0]})")
     return RestoreReport(at=last.at, topics=topics, files=run.count, bytes=run.bytes, kept=run.kept, notes=notes)
+
+
+def restore_copy(
+    source: Path, target: Path, files: LocalDisk, tell: Callable[[int, int], None] = lambda done, of: None
+) -> RestoreReport:
+    """Restore the data directory whose backup `memd backup` made in the folder `source` into `target`; see `restore`.
+
+    Raises:
+        BadQuestion: there is no such backup.
+        StoreLocked: it is written to at the moment.
+        StoreError: the folder is not empty, or the disk cannot be read or written (DiskFull): run it again.
+    """
+    if files.size(source / MARKER_NAME) is None:
+        raise BadQuestion(f"{source}: has no backup of memd; give its folder, or s3://BUCKET/PREFIX")
+    if any(files.is_locked(source / name) for name in (MARKER_NAME, LOCK_NAME)):
+        raise StoreLocked(f"{source}: memd writes to it now; wait until `memd backup` has ended, or stop that daemon")
+    _begin(target, files)
+    plan = dict(_copied(source, target, files))
+    run = _Restoration(_Folder(source, files), files, {}, plan, tell)
+    run.restore(target)
+    return RestoreReport(
+        at=max((file.changed_at for file in plan.values()), default=0) // 1000,
+        topics=len(topic_ids_in(files, target)),
+        files=run.count,
+        bytes=run.bytes,
+        kept=run.kept,
+        notes=[],
+    )
+
+
+def _copied(source: Path, target: Path, files: LocalDisk) -> Iterator[tuple[Path, KnownFile]]:
+    """The files of a backup in a folder, by the place that each gets."""
+    for name in files.names(source):
+        path = source / name
+        if files.is_directory(path):
+            yield from _copied(path, target / name, files)
+        elif not name.endswith(TEMPORARY_SUFFIX) and name not in (MARKER_NAME, LOCK_NAME, RECENT_NAME):
+            size = files.size(path) or 0
+            crc = checksum_of(files, path, size).crc
+            yield target / name, KnownFile(size, crc, files.changed_at(path), (Stretch(str(path), 0, size),))
+
+
+class _Folder:
+    """A folder as the source of a restoration: a key is a path."""
+
+    def __init__(self, folder: Path, files: LocalDisk) -> None:
+        self.url, self._files = str(folder), files
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        """See Bucket."""
+        return self._files.read_at(Path(key), start, end - start)
 
 
 def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
@@ -166,21 +221,31 @@ def _begin(target: Path, files: LocalDisk) -> None:
 class _Restoration:
     def __init__(
         self,
-        bucket: Bucket,
+        source: Bucket | _Folder,
         files: LocalDisk,
-        rounds: Rounds,
+        sizes: dict[str, int],
         plan: dict[Path, KnownFile],
         tell: Callable[[int, int], None],
     ) -> None:
         self._files, self._plan, self._tell = files, plan, tell
-        self._pieces = _Pieces(bucket, {name.key: name.size for name in rounds.names})
+        self._pieces = _Pieces(source, sizes)
         self._lock = threading.Lock()
         self._done, self._total = 0, sum(file.size for file in plan.values())
         self.kept = self.count = self.bytes = 0
         self.left_out: list[str] = []
         """Why, of each."""
 
-    def make_folders(self, target: Path) -> None:
+    def restore(self, target: Path, directory: bytes = b"") -> None:
+        """Make the folder whole; `directory` is its id in a bucket."""
+        self._make_folders(target)
+        self._remove_others(target)
+        self._restore_files()
+        if directory:
+            replace_file(self._files, target / BUCKET_NAME, directory)
+        self._files.remove(target / RESTORING_NAME)
+        self._files.sync_directory(target)
+
+    def _make_folders(self, target: Path) -> None:
         """Make the folders of the plan; the disk must have room for what is in it."""
         present = sum(self._files.size(path) or 0 for path in self._plan)
         free = self._files.room(target).bytes
@@ -194,16 +259,16 @@ class _Restoration:
             self._files.make_directory(folder)
             self._files.sync_directory(folder.parent)
 
-    def remove_others(self, folder: Path) -> None:
+    def _remove_others(self, folder: Path) -> None:
         """Remove what an earlier attempt, to another time, has brought."""
         for name in self._files.names(folder):
             path = folder / name
             if self._files.is_directory(path):
-                self.remove_others(path)
+                self._remove_others(path)
             elif path not in self._plan and name != RESTORING_NAME:
                 self._files.remove(path)
 
-    def files(self) -> None:
+    def _restore_files(self) -> None:
         """Restore all files, some at once."""
         with ThreadPoolExecutor(READERS, thread_name_prefix="memd-restore") as workers:
             try:
@@ -224,7 +289,7 @@ class _Restoration:
                 reason = str(error).rpartition("; ")[0]
                 if not is_derived(path.name):
                     raise type(error)(
-                        f"{path}: cannot be had from the bucket ({reason}); bring that object back from an older "
+                        f"{path}: cannot be had from the backup ({reason}); bring that object back from an older "
                         "version or a copy of the bucket, or restore to a time before (memd restore --until)"
                     ) from error
                 files.remove(path)
@@ -249,9 +314,10 @@ class _Restoration:
 class _Pieces:
     """Reads extents; small objects are kept for the next file that has a piece in them. For any thread."""
 
-    def __init__(self, bucket: Bucket, sizes: dict[str, int]) -> None:
-        self._bucket, self._sizes = bucket, sizes
-        self.url = bucket.url
+    def __init__(self, source: Bucket | _Folder, sizes: dict[str, int]) -> None:
+        """`sizes`: of the objects that are small enough to be kept, and others."""
+        self._source, self._sizes = source, sizes
+        self.url = source.url
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()
@@ -264,7 +330,7 @@ class _Pieces:
             else:
                 end = extent.offset + extent.length
                 for start in range(extent.offset, end, _PIECE_BYTES):
-                    yield self._bucket.read(extent.key, start, min(end, start + _PIECE_BYTES))
+                    yield self._source.read(extent.key, start, min(end, start + _PIECE_BYTES))
 
     def _whole(self, extent: Stretch) -> bytes:
         with self._lock:
@@ -272,7 +338,7 @@ class _Pieces:
             if data is not None:
                 self._kept.move_to_end(extent.key)
         if data is None:
-            data = self._bucket.read(extent.key, 0, self._sizes[extent.key])
+            data = self._source.read(extent.key, 0, self._sizes[extent.key])
             with self._lock:
                 self._kept_bytes += len(data) if extent.key not in self._kept else 0
                 self._kept[extent.key] = data

@@ -304,23 +304,22 @@ class _BackupRun:
             files.remove(target.active)
 
     def _segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
-        log = source.bin(segment_id), target.bin(segment_id)
-        index = source.hnsw(segment_id), target.hnsw(segment_id)
-        meta = source.meta(segment_id), target.meta(segment_id)
-        pairs = [log, index, meta]
+        pairs = list(zip(source.of_segment(segment_id), target.of_segment(segment_id), strict=True))
+        log, meta = pairs[0], pairs[-1]
         has_index = self._files.size(meta[0]) is not None
+        pairs = [pair for pair in pairs if pair is log or (has_index and self._files.size(pair[0]) is not None)]
         # A `.meta` is written last and holds the checksums of the others: if it is the same, so are they.
         sizes_agree = all(self._files.size(one) == self._files.size(other) for one, other in pairs)
         if has_index and sizes_agree and self._is_same(*meta):
             self.report.kept += len(pairs)
         elif self._files.size(log[1]) is None or self._is_same(*log):
-            for one, other in pairs if has_index else [log]:
+            for one, other in pairs:
                 self._link_or_copy(one, other)
         elif is_erasure_of(self._files.read(log[0]), self._files.read(log[1])):
             for path in target.indexes_over(self._files, [segment_id]):
                 Wiper(self._files).wipe(path)
             self._erase(log[1], self._files.read(log[0]))
-            for one, other in pairs[1:] if has_index else ():
+            for one, other in pairs[1:]:
                 self._link_or_copy(one, other)
         else:
             self._add_finding(
