@@ -7,6 +7,10 @@ from pathlib import Path
 from recording_upstream import chat_answer
 from test_turn import FACT, QUESTION, STANDING_TASKS, Client, _until, daemon_in_process
 
+# Where the programs write theirs: Cline (sdk/packages/agents/src/agent-runtime.ts,
+# apps/vscode/src/core/prompts/responses.ts), Roo Code (src/core/environment/getEnvironmentDetails.ts,
+# src/core/task/Task.ts), Codex (codex-rs/core), Open WebUI (DEFAULT_RAG_TEMPLATE in backend/open_webui/config.py),
+# Aider (aider/coders/base_coder.py).
 DETAILS = "<environment_details>\n# Current Time\n10:05, workshop key bicycle\n</environment_details>"
 
 

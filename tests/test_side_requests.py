@@ -19,7 +19,12 @@ from memd.wire.responses.api import RESPONSES
 
 SIDE_REQUESTS = SideRequests(Config().ingest.ignore, Config().ingest.ignore_system)
 
-# The beginnings of the prompts as the projects have them; docs/settings.md names the files.
+# The beginnings of the prompts as the projects have them: Open WebUI (backend/open_webui/config.py,
+# utils/middleware.py), opencode (packages/opencode/src/agent/prompt, session/compaction.ts), Codex
+# (codex-rs/core/templates/compact), Cline (src/core/prompts/contextManagement.ts), Roo Code
+# (src/shared/support-prompt.ts), Zed (crates/agent_settings/src/prompts), Continue (core/util, extensions/cli), Goose
+# (crates/goose/src/prompts), LobeChat (packages/prompts/src/chains), LibreChat (@librechat/agents), Cherry Studio
+# (src/renderer/src/config/prompts.ts), Aider (aider/prompts.py).
 ASKED = {
     "open webui: title": "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.",
     "open webui: tags": "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history,",
