@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-_PLURALS = {"entry": "entries", "other branch": "other branches"}
+_PLURALS = {"entry": "entries", "memory": "memories", "other branch": "other branches"}
 
 
 def counted(number: int, noun: str) -> str:
@@ -68,6 +68,22 @@ def name_for_terminal(name: str) -> str:
 def tallied(counts: Mapping[str, int]) -> str:
     """`api_key 2, password 1`."""
     return ", ".join(f"{name} {number:,}" for name, number in counts.items())
+
+
+def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | None) -> list[str]:
+    """Say what memory did in a turn, the most important first: `["2 memories", "stored"]`.
+
+    Args:
+        status: as in `X-Memory-Status`.
+        shown: the number of chunks in the prompt.
+        is_kept: whether what was said is stored.
+        http_status: of the answer; None: there was none.
+    """
+    told = ["no answer" if http_status is None else f"HTTP {http_status}"] if http_status != 200 else []
+    told += [status.replace(":", ": ")] if status not in ("none", "injected") else []
+    told += [counted(shown, "memory")] if shown else []
+    is_well = http_status == 200 and status in ("none", "injected")
+    return [*told, "stored"] if is_kept and is_well else told or ["no memory"]
 
 
 def instructing_words(signs: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.F
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
     daemon.chat([said(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
-    wait_until(lambda: "injected" in daemon.run("turn").stdout, lambda: daemon.run("turn").stdout)
+    wait_until(lambda: "1 memory" in daemon.run("turn").stdout, lambda: daemon.run("turn").stdout)
     if request.param == "without":
         assert daemon.terminate() == 0
     return daemon

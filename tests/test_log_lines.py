@@ -8,18 +8,22 @@ import http.client
 import io
 import json
 import logging
+import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from conftest import Connect, MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask, clean_environment, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.errors import StoreError
-from memd.telemetry.logging import ConsoleLines, Content, JsonLines
+from memd.telemetry.logging import ConsoleLines, Content, JsonLines, TerminalLines
 
 SECRET = "xylophonist"
 SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}
@@ -108,6 +112,54 @@ def test_a_program_learns_from_the_log_where_memd_listens(make_daemon: MakeDaemo
     daemon = make_daemon(upstream.url, {"log": {"format": "json"}}).start()
     first = lines_of(daemon)[0]
     assert first["event"] == "listening" and first["url"] == daemon.base_url and first["window"] == 4096
+
+
+def answered_on_a_terminal(**fields: object) -> str:
+    console = written(TerminalLines(content=False))
+    stream = next(console)
+    given = {"topic": "shop", "status": "injected", "http_status": 200, "injected": 2, "stored": True, **fields}
+    log.error("answered", extra={**given, "recall_ms": 16.2, "receive_ms": 0.9, "upstream_ms": 900.0})
+    console.close()
+    return stream.getvalue().removesuffix("\n")
+
+
+def test_on_a_terminal_a_request_is_a_short_line_with_what_its_owner_asked() -> None:
+    told = answered_on_a_terminal(asked=Content("On which port\ndoes the shop listen?"))
+    assert re.fullmatch(r'\d\d:\d\d:\d\d  shop  2 memories \(17 ms\)  "On which port does the shop listen\?"', told)
+    assert re.fullmatch(r"\S+  shop  stored \(17 ms\)", answered_on_a_terminal(status="none", injected=0))
+    assert "  shop  degraded: store (" in answered_on_a_terminal(status="degraded:store", injected=0)
+    assert "  -  HTTP 502 (" in answered_on_a_terminal(topic=None, http_status=502, status="none", injected=0)
+    long = answered_on_a_terminal(asked=Content("Where? " * 99))
+    assert len(long) <= 80 and long.endswith('…"')
+
+
+def test_a_terminal_gets_the_short_lines_unless_the_settings_say_otherwise(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url)
+    parent, child = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "memd",
+        "serve",
+        "--config",
+        str(daemon.config),
+        "--data-dir",
+        str(daemon.data_dir),
+    ]
+    command += ["--upstream", upstream.url, "--port", "0", "--admin-port", "0"]
+    shown = b""
+    with subprocess.Popen(command, stderr=child, stdout=subprocess.PIPE, env=clean_environment(), text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" on ")[1].split()[0]
+        ask(f"{url}/v1/chat/completions", {"model": "tiny", "messages": [said("Where is the spare key?")]})
+        while b"key?" not in shown:
+            shown += os.read(parent, 4096)
+        process.terminate()
+    os.close(parent)
+    os.close(child)
+    assert re.search(r'\d\d:\d\d:\d\d  default  stored \(\d+ ms\)  "Where is the spare key\?"', shown.decode())
 
 
 # No word of a conversation

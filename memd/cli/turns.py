@@ -23,7 +23,7 @@ from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
-from memd.wording import counted, for_terminal, name_for_terminal
+from memd.wording import counted, for_terminal, memory_words, name_for_terminal
 
 QUESTION_CHARACTERS = 60
 
@@ -87,22 +87,15 @@ def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tu
     if not turns:
         return told, ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("turn", "when", "topic", "status", "shown", "tokens", "ms", "steps", "asked"):
-        is_figure, gives_way = name in ("shown", "tokens", "ms", "steps"), name in ("when", "topic", "asked")
-        table.add_column(name, justify="right" if is_figure else "left", no_wrap=not gives_way)
+    for name in ("turn", "when", "topic", "memory", "asked"):
+        table.add_column(name, no_wrap=name in ("turn", "when"))
     for one in turns:
-        asked_for = "(a step of its turn)" if one["is_step"] else one["asked"]
-        table.add_row(
-            one["turn_id"],
-            time_of(one["at"]),
-            one["topic_id"],
-            one["status"],
-            str(len(one["shown"])),
-            f"{one['memory_tokens']:,}",
-            f"{one['timings_ms'].get('memory', 0):.1f}",
-            f"{one['steps']:,}" if one.get("steps") else "",
-            Text(for_terminal(" ".join(asked_for.split())[:QUESTION_CHARACTERS])),
-        )
+        asked = "(a step of its turn)" if one["is_step"] else one["asked"]
+        is_kept = one["mode"] == "full" and not one["is_retry"]
+        words = memory_words(one["status"], len(one["shown"]), is_kept=is_kept, http_status=one["http_status"])
+        words += [counted(one["steps"], "step")] if one.get("steps") else []
+        asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
+        table.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
     return told, [table]
 
 

@@ -31,6 +31,7 @@ from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
 from memd.speech import Speech
+from memd.telemetry.logging import MEMORY_STEPS
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.capture import Reply
@@ -39,7 +40,6 @@ log = logging.getLogger("memd")
 
 JOURNAL_SECONDS_MAX = 1.0
 """An answer that is promised waits so long for the journal to have the question: a disk that hangs holds up nobody."""
-MEMORY_STEPS = ("receive", "correct", "room", "recall")
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):

@@ -381,8 +381,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important message that is shown."""
-    format: Literal["console", "json"] = "console"
-    """Lines for people, or a JSON object per line."""
+    format: Literal["auto", "console", "json"] = "auto"
+    """Lines with fields, or a JSON object per line; auto: on a terminal a short line for each request, else console."""
     content: bool = False
     """Whether messages may quote conversations."""
 

@@ -1,15 +1,19 @@
-"""Formats log records as lines: for people, or as JSON.
+"""Formats log records as lines: short ones on a terminal, with fields, or as JSON.
 
-Rule: words of a conversation are in a line only if `log.content` is true. The message of a record is a constant in the
-source; what varies is in its fields (`extra`), and a field that may have words of a conversation is a `Content`. The
-messages of libraries (errors and log records) are left out for the same reason: they quote what could not be parsed. A
-record is one line, whatever it contains; the traceback of an unexpected error follows below it, or is a member of the
-JSON.
+Rule: words of a conversation are in a line only if `log.content` is true; a terminal also shows its owner how their own
+question begins. The message of a record is a constant in the source; what varies is in its fields (`extra`), and a
+field that may have words of a conversation is a `Content`. The messages of libraries (errors and log records) are left
+out for the same reason: they quote what could not be parsed. A record is one line, whatever it contains; the traceback
+of an unexpected error follows below it, or is a member of the JSON.
 
     log.warning("storing failed", extra={"topic": topic.id, "error": error})
 
     2026-03-01 09:30:00,123 WARNING storing failed topic=default error="hot.log: the disk is full; free …"
     {"time":"2026-03-01T08:30:00.123Z","level":"warning","event":"storing failed","topic":"default","error":"…"}
+
+On a terminal a request is a line like
+
+    02:08:50  shop  2 memories (17 ms)  "On which port does the shop …"
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,9 +30,12 @@ from typing import Any
 
 from memd.errors import MemdError
 from memd.settings.model import LogSettings
+from memd.wording import memory_words
 
 OWN = "memd"
 LINE_END = "\n"
+MEMORY_STEPS = ("receive", "correct", "room", "recall")
+"""Of a turn: those in which the request waits for memory."""
 LEFT_OUT = "(left out, see log.content)"
 _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _BARE = re.compile(r"[\w.:/@+-]+")
@@ -53,7 +61,9 @@ def _unchanged(text: str) -> str:
 def configure_logging(settings: LogSettings, redact: Callable[[str], str] = _unchanged) -> None:
     """Send the log of this process to stderr, every text of it through `redact`."""
     handler = logging.StreamHandler(sys.stderr)
-    shape = JsonLines if settings.format == "json" else ConsoleLines
+    shape = {"json": JsonLines, "console": ConsoleLines}.get(settings.format) or (
+        TerminalLines if sys.stderr.isatty() else ConsoleLines
+    )
     handler.setFormatter(shape(content=settings.content, redact=redact))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
@@ -122,6 +132,27 @@ class ConsoleLines(_LineFormatter):
         trace = self._trace(record)
         line = f"{self.formatTime(record)} {record.levelname} {_in_one_line(self._event(record))}{fields}"
         return line if trace is None else f"{line}\n{trace}"
+
+
+class TerminalLines(ConsoleLines):
+    """For the person at the terminal: the time of day; of a request what memory did, and the question's beginning."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  (the base's name)
+        """See `logging.Formatter.formatTime`."""
+        return super().formatTime(record, datefmt or "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`; cut to the terminal's width."""
+        one = vars(record)
+        if record.name != OWN or record.msg != "answered":
+            return super().format(record)
+        told = memory_words(one["status"], one["injected"], is_kept=one["stored"], http_status=one["http_status"])
+        spent = sum(one.get(f"{step}_ms") or 0.0 for step in MEMORY_STEPS)
+        asked = " ".join(str(getattr(one.get("asked"), "text", "")).split())
+        said = f'  "{asked}"' if asked else ""
+        line = f"{self.formatTime(record)}  {one['topic'] or '-'}  {told[0]} ({spent:.0f} ms){said}"
+        line, width = _in_one_line(self._redact(line)), shutil.get_terminal_size().columns
+        return line if len(line) <= width else f'{line[: width - 2]}…"'
 
 
 class JsonLines(_LineFormatter):

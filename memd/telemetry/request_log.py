@@ -24,6 +24,8 @@ log = logging.getLogger("memd")
 CLIENT_GONE = 499
 INTERNAL = 500
 MILLISECONDS = 1000.0
+ASKED_CHARACTERS = 200
+"""Of a question that are noted; a terminal shows what fits."""
 
 
 class RequestRecord:
@@ -48,6 +50,10 @@ class RequestRecord:
         """Messages of the conversation that are not in the prompt."""
         self.replaced = 0
         """Results that a line in the prompt stands for."""
+        self.asked = ""
+        """The beginning of what the owner asked; empty where others did."""
+        self.is_kept = False
+        """What was said is remembered."""
         self.candidates: int | None = None
         """Chunks that recall found; None if there was no recall."""
         self.usage: Usage | None = None
@@ -64,6 +70,10 @@ class RequestRecord:
     def note_status(self, mode: str, status: str) -> None:
         """Note the status that the response's headers have."""
         self.mode, self.status = mode, status
+
+    def note_question(self, asked: str, *, is_kept: bool) -> None:
+        """Note what the owner asked, and whether what was said is remembered."""
+        self.asked, self.is_kept = asked[:ASKED_CHARACTERS], is_kept
 
     def note_recall(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
         """Note how many chunks recall found, and how long its parts took."""
@@ -168,6 +178,8 @@ def _log_fields(record: RequestRecord) -> dict[str, object]:
         "http_status": record.http_status,
         "server": record.server or None,
         "outcome": record.outcome,
+        "asked": Content(record.asked) if record.asked else None,
+        "stored": record.is_kept if record.api else None,
         "injected": record.injected,
         "injected_tokens": record.injected_tokens,
         "left_out": record.left_out,

@@ -96,7 +96,7 @@ function row(turn, open = false) {
         Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id), whose(turn),
-        badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
+        turn.status !== "none" && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map(signalBadge),
@@ -110,6 +110,8 @@ function row(turn, open = false) {
 function shownWords(turn) {
   const fresh = turn.injected ?? turn.candidates.filter((one) => one.verdict === "injected").length;
   const stood = Math.max(0, turn.shown.length - fresh);
+  const isKept = turn.mode === "full" && turn.status === "none" && turn.http_status === 200;
+  if (!fresh && !stood) return isKept ? "stored; nothing in memory has to do with it" : "nothing from memory";
   return `${fresh} from memory${stood ? ` + ${number(stood)} of earlier turns` : ""}`;
 }
 
