@@ -53,7 +53,7 @@ class RequestRecord:
         self.asked = ""
         """The beginning of what the owner asked; empty where others did."""
         self.is_kept = False
-        """What was said is remembered."""
+        """Whether it is remembered."""
         self.candidates: int | None = None
         """Chunks that recall found; None if there was no recall."""
         self.usage: Usage | None = None
