@@ -50,7 +50,7 @@ def settings(tmp_path: Path, llama: str) -> Config:
 
 @pytest.fixture
 async def daemon(tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Daemon]:
-    monkeypatch.setattr("memd.ingest.disk_tending.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("memd.ingest.topics.LOOK_SECONDS", 0.05)
     async with running(settings(tmp_path, llama), files=disk) as daemon:
         yield daemon
 

@@ -23,8 +23,8 @@ from memd.embedding.http import HttpEmbedder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.errors import ConfigError, EmbeddingError
-from memd.ingest import reembedding
-from memd.ingest.reembedding import reembed_topics
+from memd.ingest import offline
+from memd.ingest.offline import reembed_topics
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
 from memd.store.store import Store
@@ -324,7 +324,7 @@ def test_the_real_llama_server_embeds(scripted_gguf: Path, tmp_path: Path) -> No
 def test_reembed_goes_to_a_server_in_batches_is_resumed_when_it_failed_and_goes_back(
     tmp_path: Path, server: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reembedding, "GROUP_CHUNKS", 10)
+    monkeypatch.setattr(offline, "GROUP_CHUNKS", 10)
     monkeypatch.setattr("memd.embedding.http.RETRY_SECONDS", ())
     folder, remote = tmp_path / "memory", at(server.url)
     models = {"hash": (HASH.dimension, HASH.fingerprint), "m": (remote.dimension, remote.fingerprint)}

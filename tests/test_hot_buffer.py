@@ -29,8 +29,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event, encode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
-from memd.ingest.buffered import ListedParts
-from memd.ingest.unstored import parts_of
+from memd.ingest.unstored import ListedParts, parts_of
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")

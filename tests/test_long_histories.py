@@ -11,9 +11,8 @@ from histories import talk
 
 from memd.conversation import hot_buffer, retelling
 from memd.ingest import unstored
-from memd.ingest.kept_parts import KeptParts
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import CutPart
+from memd.ingest.unstored import CutPart, KeptParts
 from memd.store.pending import PendingRun
 
 TURNS = 200
@@ -65,7 +64,7 @@ async def test_the_journal_is_told_anew_in_the_thread_that_writes_it_as_the_buff
 
 
 def test_what_is_pending_is_found_by_its_messages_in_the_order_in_which_it_was_cut() -> None:
-    kept = KeptParts[CutPart]()
+    kept = KeptParts()
     keys = [(b"1", b"2"), (b"", b"3"), (b"1",)]
     for key in keys:
         kept.keep(key, CutPart(PendingRun(), tuple(digest for digest in key if digest)))

@@ -22,8 +22,8 @@ from memd.cli.main import main
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
-from memd.ingest import reembedding
-from memd.ingest.reembedding import reembed_topics
+from memd.ingest import offline
+from memd.ingest.offline import reembed_topics
 from memd.settings.model import EmbeddingSettings
 from memd.store.disk import DiskFiles
 from memd.store.store import Store, TopicLog
@@ -185,7 +185,7 @@ def test_a_second_time_there_is_nothing_to_do(folder: Path, bundled: Embedder) -
 def test_an_interrupted_run_goes_on_where_it_was(
     folder: Path, bundled: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reembedding, "GROUP_CHUNKS", 4)
+    monkeypatch.setattr(offline, "GROUP_CHUNKS", 4)
     left = texts
 
     def failing(asked: Sequence[str]) -> NDArray[np.float32]:

@@ -16,11 +16,11 @@ from memd.admin.topics import NamedTopics, check_changes
 from memd.entries import DEFAULT_TOPIC_ID, Draft
 from memd.errors import BadQuestion
 from memd.ingest.archiver import Archiver
-from memd.ingest.buffered import BufferedText
 from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.sending import LinesTaken, PartTaken
 from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
+from memd.ingest.unstored import BufferedText
 from memd.principals import Principal
 from memd.speech import Speech
 from memd.store.store import TopicLog

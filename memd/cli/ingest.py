@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, settings_flags
-from memd.ingest.reembedding import reembed as embed_again
+from memd.ingest.offline import reembed as embed_again
 from memd.wording import counted
 
 SHOWN_AFTER_SECONDS = 1.0

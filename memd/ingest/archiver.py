@@ -17,16 +17,15 @@ from functools import partial
 
 import msgspec
 
-from memd.clock import steady_now
+from memd.clock import pause_before_retry, steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
-from memd.errors import ErasedForGood, MemdError, StoreError
+from memd.errors import EmbeddingError, ErasedForGood, MemdError, StoreError
 from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
-from memd.ingest.attempts import Attempts
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
@@ -49,6 +48,8 @@ from memd.wording import erased_for_good
 
 log = logging.getLogger("memd")
 
+BACKOFF_SECONDS_MAX = 30.0
+"""The longest pause after a failure."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 UNLOAD_SECONDS = 5.0
@@ -425,3 +426,44 @@ class Archiver:
             self._attempts.succeeded(topic)
             if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
+
+
+class Attempts:
+    """The failures of all topics. The pauses grow with each one, and end early when the embedding model works again, if
+    that was the reason."""
+
+    def __init__(self, retry_seconds: float, encoder: Encoder, metrics: Metrics, clock: Callable[[], float]) -> None:
+        """`retry_seconds`: the first pause; `clock`: seconds."""
+        self._retry_seconds = retry_seconds
+        self._encoder = encoder
+        self._metrics = metrics
+        self._clock = clock
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+        self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
+
+    def are_waiting(self, topic: Topic) -> bool:
+        """Whether it is too early to try again; the first question that can be embedded again ends the pause, unless
+        background work is paused altogether."""
+        if self._encoder.priority.is_paused:
+            return True
+        if topic.id in self._unembedded and self._encoder.works:
+            return False
+        return self._clock() < self._retry_at.get(topic.id, 0.0)
+
+    def succeeded(self, topic: Topic) -> None:
+        """Note that an attempt succeeded: the next failure is the first again."""
+        self._failures.pop(topic.id, None)
+
+    def failed(self, topic: Topic, error: MemdError) -> None:
+        """Note that an attempt failed, and why."""
+        if isinstance(error, EmbeddingError):
+            self._unembedded.add(topic.id)
+        else:
+            self._unembedded.discard(topic.id)
+        failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
+        pause = pause_before_retry(failures, self._retry_seconds, BACKOFF_SECONDS_MAX)
+        self._retry_at[topic.id] = self._clock() + pause
+        self._metrics.errors.add("store")
+        fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
+        log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)

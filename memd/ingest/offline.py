@@ -1,7 +1,11 @@
-"""The store for a command that appends to it while no daemon runs.
+"""The store for a command that appends to it while no daemon runs, such as `memd reembed`.
 
 Rule: the lock is held from the first read to the last write, so a running daemon and such a command exclude each
 other. An append is durable at once; segments that it fills get their index before the command goes on.
+
+`memd reembed` makes chunks searchable again that a former embedding model embedded. Nothing in the log is changed: for
+every live chunk whose present entry another model embedded, a copy with a new vector is appended. A chunk with its copy
+is passed over, so another run resumes one that was interrupted.
 """
 
 from __future__ import annotations
@@ -9,14 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from memd.embedding.embedder import Embedder
+import msgspec
+
+from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
-from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.errors import StoreError
+from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files
 from memd.store.layout import models_dir
+from memd.store.snapshot import SegmentView
 from memd.store.store import Store, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
@@ -70,3 +78,67 @@ def append_and_seal(topic: TopicLog, drafts: Sequence[Draft]) -> None:
     topic.append(drafts)
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
+
+
+GROUP_CHUNKS = 256
+"""Appended with one fsync: about three seconds of embedding."""
+
+
+def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, list[StoreError]]:
+    """Embed again in all topics of `config.data_dir`; see `reembed_topics`.
+
+    Raises:
+        StoreLocked: a daemon is running on it.
+        MemdError: see `reembed_topics`.
+    """
+    with opened(config) as (store, embedder):
+        redactor = Redactor.of(config.ingest)
+        return reembed_topics(store, embedder.embed_many, advanced, redactor, batch_texts=embedder.batch_texts)
+
+
+def reembed_topics(
+    store: Store,
+    embed_many: EmbedMany,
+    advanced: Advanced = ignore_progress,
+    redactor: Redactor = NO_REDACTION,
+    *,
+    batch_texts: int = 1,
+) -> tuple[int, list[StoreError]]:
+    """Embed again the live chunks of another model; return their number, and the errors of those that are unreadable.
+
+    Raises:
+        EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay.
+    """
+    topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
+    groups = [group for topic in topics for group in _groups(topic)]
+    total = sum(len(rows) for _, _, rows in groups)
+    done = 0
+    problems: list[StoreError] = []
+    for topic, view, rows in groups:
+        drafts: list[Draft] = []
+        for row in rows:
+            try:
+                draft = redactor.draft(view.segment.read(view.rows[row]).as_draft())
+            except StoreError as error:
+                problems.append(error)
+                continue
+            drafts.append(draft)
+        embedded: list[Draft] = []
+        for start in range(0, len(drafts), max(1, batch_texts)):
+            batch = drafts[start : start + max(1, batch_texts)]
+            vectors = embed_many([draft.embedded_text for draft in batch])
+            embedded += [
+                msgspec.structs.replace(draft, vector=vector.astype("<f4").tobytes())
+                for draft, vector in zip(batch, vectors, strict=True)
+            ]
+            advanced(done + len(embedded), total)
+        append_and_seal(topic, embedded)
+        done += len(embedded)
+    return done, problems
+
+
+def _groups(topic: TopicLog) -> Iterator[tuple[TopicLog, SegmentView, list[int]]]:
+    """The rows to embed again, in groups that are appended together."""
+    for view, rows in topic.unsearched():
+        for start in range(0, len(rows), GROUP_CHUNKS):
+            yield topic, view, rows[start : start + GROUP_CHUNKS].tolist()

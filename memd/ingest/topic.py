@@ -9,21 +9,20 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
 from typing import TypeVar
 
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, MadeAnew, Rewritten, StoreError
-from memd.ingest.buffered import BufferedText, ListedParts
-from memd.ingest.erasing.unforbidden import without_forbidden
+from memd.ingest.journaled import without_forbidden
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.turns import StoringLock
-from memd.ingest.unstored import PartCutter
+from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
 from memd.store.store import TopicLog
@@ -33,6 +32,45 @@ Result = TypeVar("Result")
 
 CHUNK_IDS_MAX = 4_096
 """Messages whose chunks' ids are kept in memory: those of some long tool loops."""
+
+
+class StoringLock:
+    """A lock, in the order of arrival: `async with lock` in the background, `async with lock.first()` for a request.
+
+    Work in the background is in steps of a second or two, and there may be dozens of them in a row.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._hurried = 0
+        self._is_calm = asyncio.Event()
+        self._is_calm.set()
+
+    async def __aenter__(self) -> None:
+        while True:
+            await self._is_calm.wait()
+            await self._lock.acquire()
+            if not self._hurried:
+                return
+            self._lock.release()  # somebody in a hurry has come meanwhile
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @asynccontextmanager
+    async def first(self) -> AsyncIterator[None]:
+        """Hold it before all that wait in the background."""
+        self._hurried += 1
+        self._is_calm.clear()
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._hurried -= 1
+            if not self._hurried:
+                self._is_calm.set()
 
 
 class Topic:

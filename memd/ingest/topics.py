@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,7 +24,6 @@ from memd.ingest.erasing.planning import erased_in
 from memd.ingest.journaled import events_in, replayed
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
-from memd.ingest.readable import Readable
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.shared_topic import OpenedHot, SharedTopic, asking, local_hot, opened_hot
 from memd.ingest.topic import Topic
@@ -39,8 +38,18 @@ __all__ = ["Topic", "Topics"]
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
+LOOK_SECONDS = 5.0
+"""Between two looks at the disk."""
 OPEN_MAX = 256
 """Topics that stay open between two requests."""
+
+
+class Readable(NamedTuple):
+    """Topics to be read."""
+
+    topics: tuple[Topic, ...]
+    is_fresh: bool
+    """They are all there, with all that was acknowledged before they were asked for."""
 
 
 class Topics:
@@ -288,6 +297,12 @@ class Topics:
     def _stands_in(self, name: bytes, topic_id: str) -> bool:
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
         return any(name in payload for payload in payloads)
+
+    async def tend_disk(self) -> None:
+        """Look at the disk again and again, until cancelled; one that hangs holds up one thread."""
+        while True:
+            await asyncio.to_thread(self.disk.look, is_doubtful=self.has_failed_to_write)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""

@@ -7,6 +7,7 @@ listed on the event loop, which owns the buffer; the cutting is done in threads.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import sys
@@ -28,14 +29,17 @@ from memd.embedding.table import table_of
 from memd.entries import Draft, Entry
 from memd.errors import ForeignFile
 from memd.ingest.copies import may_return
-from memd.ingest.kept_parts import KeptParts
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
 from memd.store.disk import LocalDisk
 from memd.store.log.journal import read_journal
-from memd.store.pending import PendingChunk, PendingRun
+from memd.store.pending import PendingChunk, PendingRun, UnstoredText
 from memd.store.store import TopicLog
+
+Key = tuple[bytes, ...]
+"""See `unstored.Part.key`."""
+
 
 _CHUNK_BYTES = 1_900
 """Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
@@ -120,6 +124,72 @@ class CutPart(msgspec.Struct, frozen=True):
     drafts: tuple[Draft, ...] = ()
     """Of the chunks, and in their midst what the log has and may be stored again nevertheless: that is known only when
     all that was said before is stored. Of a note none."""
+
+
+class KeptParts:
+    """The parts that were cut and are pending, by their keys and by the messages that they came from; several are found
+    in the order in which they were added. Nothing here looks at all of them: there may be tens of thousands when a few
+    are stored. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._parts: dict[Key, CutPart] = {}
+        self._having: dict[bytes, dict[Key, int]] = {}
+        self._beginning: dict[bytes, dict[Key, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def get(self, key: Key) -> CutPart | None:
+        """The part with this key."""
+        return self._parts.get(key)
+
+    def get_many(self, keys: Iterable[Key]) -> list[CutPart]:
+        """The parts with these keys, without those that are missing."""
+        return [part for part in map(self._parts.get, keys) if part is not None]
+
+    def keys(self) -> set[Key]:
+        """The keys of all parts."""
+        return set(self._parts.copy())
+
+    def values(self) -> list[CutPart]:
+        """All parts."""
+        return list(self._parts.copy().values())
+
+    def keep(self, key: Key, part: CutPart) -> CutPart:
+        """Add a part, and return it."""
+        with self._lock:
+            number = next(self._numbers)
+            self._parts[key] = part
+            self._beginning.setdefault(key[0], {})[key] = number
+            for digest in part.digests:
+                self._having.setdefault(digest, {})[key] = number
+        return part
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Drop the parts with these keys, where there are any."""
+        with self._lock:
+            for key in keys:
+                if (part := self._parts.pop(key, None)) is None:
+                    continue
+                for table, digest in [(self._beginning, key[0]), *((self._having, one) for one in part.digests)]:
+                    table.get(digest, {}).pop(key, None)
+                    if not table.get(digest):
+                        table.pop(digest, None)
+
+    def having(self, digests: Iterable[bytes]) -> list[Key]:
+        """The keys of the parts that came from any of these messages."""
+        return self._ordered(self._having, digests)
+
+    def beginning_with(self, digest: bytes) -> list[Key]:
+        """The keys that begin with this digest, or with that of a message without a text."""
+        return self._ordered(self._beginning, (b"", digest))
+
+    def _ordered(self, table: dict[bytes, dict[Key, int]], digests: Iterable[bytes]) -> list[Key]:
+        with self._lock:
+            found = dict(itertools.chain.from_iterable(table.get(digest, {}).items() for digest in digests))
+        return sorted(found, key=found.__getitem__)
 
 
 def each_part(
@@ -262,7 +332,7 @@ class PartCutter:
         self._log = log
         self._cutter = cutter
         self._lock = threading.Lock()
-        self._known = KeptParts[CutPart]()
+        self._known = KeptParts()
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
@@ -430,3 +500,87 @@ class PartCutter:
             return PendingChunk(draft, self._log.counted(entry), vector)
 
         return PendingRun(map(pending, drafts, self._log.reserve(drafts)))
+
+
+class ListedParts:
+    """The parts of each conversation, listed when it has changed only, and behind the last of them where it has grown:
+    listing takes 20 µs a turn, and each request asks for all of them."""
+
+    def __init__(self) -> None:
+        self._listed: dict[str, tuple[int, int, PartRun]] = {}
+        """By conversation: `changes` and length at that time, and the parts."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
+        joined = (parts.spoken.cut for _, _, parts in self._listed.values())
+        return sum(run.columns_bytes for cut, run in joined if len(cut) > 1)
+
+    def of(self, conversation: Conversation) -> PartRun:
+        """Its parts as of now, without those owed."""
+        changes, length, parts = self._listed.get(conversation.id, (-1, 0, PartRun()))
+        if changes == conversation.changes:
+            left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
+            parts = PartRun(parts[left:]) if left else parts  # without what was stored since
+        is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
+        if is_known and length == len(conversation):
+            pass
+        elif is_known and len(parts) > 1:  # the last one may go on
+            parts = PartRun((*parts[:-1], *parts_of(conversation, begin=parts[-2].end)))
+        else:
+            parts = PartRun(parts_of(conversation))
+        self._listed[conversation.id] = conversation.changes, len(conversation), parts
+        return parts
+
+    def forget_but(self, conversations: Collection[str]) -> None:
+        """Drop those of other conversations."""
+        for gone in self._listed.keys() - conversations:
+            del self._listed[gone]
+
+
+class BufferedText(UnstoredText):
+    """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
+
+    def __init__(self, buffer: HotBuffer, cutter: PartCutter, listed: ListedParts) -> None:
+        """`listed`: the parts as they were listed the last time; brought up to date."""
+        self._cutter = cutter
+        conversations = buffer.conversations()
+        waiting = {one.id: one for one in conversations if one.stored < one.wanted_end}
+        listed.forget_but(waiting.keys())
+        self._parts = [listed.of(one) for one in waiting.values()]
+        self._parts += [PartRun(owed_parts(one)) for one in conversations if one.owed]
+        self._parts += [PartRun((part,)) for part in note_parts(buffer)]
+
+    def __bool__(self) -> bool:
+        return any(self._parts)
+
+    def has_others_than(self, digests: Collection[bytes]) -> bool:
+        """See `UnstoredText.has_others_than`."""
+        return any(part.has_others_than(digests) for parts in self._parts for part in parts)
+
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> list[PendingRun]:
+        """See `UnstoredText.chunks`."""
+        self._cutter.forget_but(self._parts)
+        seen: set[bytes] = set()  # branches share their beginning
+        found = []
+        for parts in self._parts:
+            spoken = parts.spoken if parts.said.isdisjoint(but) else parts.without(but)
+            cut, run = self._cutter.joined(spoken, until)
+            self.is_partial |= len(cut) < len(spoken)
+            if len(run.uuids) < len(run) or not seen.isdisjoint(run.uuids):
+                new: dict[bytes, PendingChunk] = {}
+                for chunk in run:
+                    if chunk.entry.uuid not in seen:
+                        new.setdefault(chunk.entry.uuid, chunk)
+                run = PendingRun(new.values())
+            seen |= run.uuids
+            found.append(run)
+        return found
+
+    def part_with(self, uuid: bytes) -> Part | None:
+        """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""
+        for parts in self._parts:
+            for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
+                if uuid in cut.chunks.uuids:
+                    return part
+        return None

@@ -31,7 +31,6 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
-from memd.ingest.disk_tending import tend_disk
 from memd.ingest.erasing.eraser import ErasureFollower, HeardErasures
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
@@ -142,7 +141,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
-        tasks.spawn(tend_disk(daemon.topics), "disk"),
+        tasks.spawn(daemon.topics.tend_disk(), "disk"),
     ]
     daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)

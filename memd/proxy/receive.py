@@ -18,8 +18,7 @@ from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
-from memd.ingest.readable import Readable
-from memd.ingest.topics import Topic, Topics
+from memd.ingest.topics import Readable, Topic, Topics
 from memd.messages import Block, Message, chain_all, leading_count
 from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
