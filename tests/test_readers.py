@@ -23,7 +23,7 @@ from memd.ingest.readers.files import FileReader
 from memd.ingest.readers.formats import FOREIGN, is_readable
 from memd.ingest.readers.process import ReadingProcess
 from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.titles import title_of
+from memd.ingest.readers.text import title_of
 
 pytestmark = pytest.mark.process
 WORD_MAIN = "word/document.xml"
@@ -95,6 +95,25 @@ def test_a_reader_of_word_sees_insertions_controls_boxes_once_and_notes_but_no_d
     assert places(reader.sections(path)) == [((), None, "The key is green\t.\n\nIn a control.\n\nboxed")]
 
 
+def test_in_a_document_of_word_lines_stay_apart_cells_within_cells_too_and_formulas_are_read(
+    reader: FileReader, tmp_path: Path
+) -> None:
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    math = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    cells = "".join(f"<w:tc><w:p><w:r><w:t>{number}</w:t></w:r></w:p></w:tc>" for number in (3, 4))
+    inner = f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>"
+    half = "<m:f><m:num><m:r><m:t>1</m:t></m:r></m:num><m:den><m:r><m:t>2</m:t></m:r></m:den></m:f>"
+    total = '<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub><m:r><m:t>k</m:t></m:r></m:sub></m:nary>'
+    body = (
+        "<w:p><w:r><w:t>0:08</w:t></w:r><w:r><w:br/><w:t>Correct.</w:t></w:r></w:p>"
+        f"<w:p><w:r><w:t>Area </w:t></w:r><m:oMath>{half}{total}<m:r><m:t>ab</m:t></m:r></m:oMath></w:p>"
+        f"<w:tbl><w:tr><w:tc><w:p><w:r><w:t>Fern</w:t></w:r></w:p></w:tc><w:tc>{inner}<w:p/></w:tc></w:tr></w:tbl>"
+    )
+    content = f"<w:document {word} {math}><w:body>{body}</w:body></w:document>"
+    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, content.encode())
+    assert places(reader.sections(path)) == [((), None, "0:08\nCorrect.\n\nArea (1)/(2)∑_(k)ab\n\nFern; 3 4")]
+
+
 def test_slides_have_their_number_as_page_and_the_notes_with_them(reader: FileReader, tmp_path: Path) -> None:
     path = made.slides(tmp_path / "a.pptx", [("Goals", "Fewer keys."), ("Next", "Oak room.")], notes="Ask Ann.")
     assert places(reader.sections(path)) == [
@@ -137,6 +156,16 @@ def test_a_page_is_cut_at_its_headings_without_navigation_and_scripts(reader: Fi
         (("Ferns", "Care"), None, "Water twice a week.\nNever more.\n\n- shade\n- rain"),
         (("Ferns", "Care", "Pots"), None, "Pot: small; Price: 3\n\n```\na  b\n```"),
     ]
+
+
+def test_of_a_page_without_a_body_all_is_read_and_words_of_a_cell_stay_apart(
+    reader: FileReader, tmp_path: Path
+) -> None:
+    cells = "<td>Apple<br>Books<style>td {}</style><td><p>iOS</p><p>mac<b>OS</b></p>"
+    (tmp_path / "a.html").write_text(
+        f"<!doctype html><title>Ferns</title><section>Rain.</section><table><tr>{cells}</table>"
+    )
+    assert places(reader.sections(tmp_path / "a.html")) == [(("Ferns",), None, "Rain.\n\nApple Books; iOS macOS")]
 
 
 def test_a_page_says_its_own_encoding_where_it_is_not_utf_8(reader: FileReader, tmp_path: Path) -> None:

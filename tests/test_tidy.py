@@ -93,7 +93,6 @@ PURE = {
         "ingest.pieces",
         "ingest.readers.tables",
         "ingest.readers.text",
-        "ingest.readers.titles",
         "recall.question",
         "recall.block",
         "recall.instructions",

@@ -22,10 +22,10 @@ OLE = bytes.fromhex("d0cf11e0a1b11ae1")
 
 @contextmanager
 def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
-    """Yield the archive.
+    """Yield the archive; whatever a library says about it within is said as a reason.
 
     Raises:
-        BadDocument: it is none, is encrypted, has macros or unpacks to too much.
+        BadDocument: it is none, is encrypted, has macros, unpacks to too much or is broken.
     """
     with path.open("rb") as file:
         if file.read(len(OLE)) == OLE:
@@ -36,7 +36,7 @@ def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
             if any(name.endswith("vbaProject.bin") for name in opened.namelist()):
                 raise BadDocument(f"it has macros: save it as {called}, which has none")
             yield opened
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, KeyError, ValueError, etree.XMLSyntaxError) as error:
         raise BadDocument(f"it is no {called} that can be read ({error})") from None
 
 

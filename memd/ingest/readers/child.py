@@ -19,6 +19,8 @@ import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
+from memd.ingest.readers.formats import TEXT_FORMAT
+from memd.ingest.readers.text import sections_of
 
 MEMORY_BYTES_MAX = 768 << 20
 """Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
@@ -110,10 +112,13 @@ def _resident_bytes() -> int:
 
 
 def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
+    path = Path(os.fsdecode(request.path))
+    if request.reader == TEXT_FORMAT.reader:  # long Markdown, whatever it is called
+        return sections_of("long.md", path.read_bytes())
     reader = importlib.import_module(f"memd.ingest.readers.{request.reader}")
     found: list[GivenSection] = []
     size = 0
-    for section in reader.sections(Path(os.fsdecode(request.path))):
+    for section in reader.sections(path):
         if not section.text.strip():
             continue
         whole = _encodable(section)

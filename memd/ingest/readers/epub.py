@@ -16,7 +16,6 @@ from memd.errors import BadDocument
 from memd.ingest.readers.archive import archive, xml_of
 from memd.ingest.readers.html import page_sections
 from memd.ingest.readers.text import Headings
-from memd.ingest.readers.titles import title_of
 
 CONTAINER, RIGHTS = "META-INF/container.xml", "META-INF/rights.xml"
 SPACES = {
@@ -39,8 +38,7 @@ def sections(path: Path) -> Iterator[GivenSection]:
         if rootfile is None:
             raise BadDocument(f"it is no EPUB that can be read ({CONTAINER} names no book)")
         package = xml_of(opened, rootfile.get("full-path", ""))
-        above = Headings()
-        above.enter(0, title_of(package.findtext(".//dc:title", None, SPACES)))
+        above = Headings(package.findtext(".//dc:title", None, SPACES))
         names = {one.get("id"): one.get("href", "") for one in package.iterfind(".//opf:manifest/opf:item", SPACES)}
         folder = posixpath.dirname(rootfile.get("full-path", ""))
         for one in package.iterfind(".//opf:spine/opf:itemref", SPACES):

@@ -55,8 +55,7 @@ class FileReader:
         way = checked(name, size)
         if way is TEXT_FORMAT and not _is_long_markdown(name, size):
             return sections_of(name, path.read_bytes())
-        reader = "markdown" if way is TEXT_FORMAT else way.reader
-        answer = self._process.ask(ReadRequest(os.fsencode(path.absolute()), reader, self._seconds_max))
+        answer = self._process.ask(ReadRequest(os.fsencode(path.absolute()), way.reader, self._seconds_max))
         if answer.reason:
             raise BadDocument(answer.reason)
         return answer.sections

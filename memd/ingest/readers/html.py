@@ -12,55 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from lxml import etree, html
+from lxml.html import defs
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.text import Headings
-from memd.ingest.readers.titles import title_of
+from memd.ingest.readers.text import Headings, joined
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = frozenset(
     {
         *("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select", "button"),
-        *("nav", "aside", "footer", "form", "dialog", "head", "title", "input", "textarea", "audio", "video"),
+        *("nav", "aside", "footer", "form", "dialog", "title", "input", "textarea", "audio", "video"),
     }
 )
 UNREAD_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "complementary", "menu", "dialog"})
-BLOCKS = frozenset(
-    {
-        *(
-            "p",
-            "div",
-            "section",
-            "article",
-            "main",
-            "body",
-            "ul",
-            "ol",
-            "dl",
-            "dd",
-            "dt",
-            "blockquote",
-            "figure",
-            "table",
-        ),
-        *(
-            "figcaption",
-            "address",
-            "details",
-            "summary",
-            "fieldset",
-            "hr",
-            "header",
-            "hgroup",
-            "tr",
-            "td",
-            "th",
-            "center",
-        ),
-    }
-)
+HTML5 = {"article", "body", "details", "figcaption", "figure", "header", "hgroup", "main", "section", "summary"}
+BLOCKS = (defs.block_tags - {"del", "ins"}) | HTML5
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
@@ -83,17 +51,16 @@ def page_sections(content: bytes, above: Headings | None = None) -> Iterator[Giv
         BadDocument: it is empty or no HTML.
     """
     try:
-        root = html.document_fromstring(content, html.HTMLParser(encoding=_encoding(content), no_network=True))
+        parser = html.HTMLParser(encoding=_encoding(content), no_network=True, remove_comments=True, remove_pis=True)
+        root = html.document_fromstring(content, parser)
     except etree.LxmlError as error:
         raise BadDocument(f"it is no HTML that can be read ({error})") from None
-    if above is None:
-        above = Headings()
-        above.enter(0, title_of(root.findtext("head/title")))
+    above = above or Headings(root.findtext("head/title"))
+    for element in [one for one in root.iterdescendants() if _is_unread(one)]:
+        element.drop_tree()
     mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
     bodies = [one for one in mains if one.tag == "main"] or mains
-    walk = _PageWalk(above)
-    for body in bodies if len(bodies) == 1 else [root]:
-        yield from walk.sections(body)
+    yield from _PageWalk(above).sections(bodies[0] if len(bodies) == 1 else root)
 
 
 def _encoding(content: bytes) -> str | None:
@@ -115,21 +82,16 @@ class _PageWalk:
 
     def sections(self, root: Any) -> Iterator[GivenSection]:
         """Yield what stands below an element, by its headings."""
-        steps = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
+        steps = etree.iterwalk(root, events=("start", "end"))
         for event, element in steps:
             tag = element.tag
-            if event in ("comment", "pi"):
-                self._inline.append(element.tail or "")
-            elif event == "end":
+            if event == "end":
                 self._end(tag)
                 self._inline.append(element.tail or "" if element is not root else "")
             elif tag in HEADINGS:
                 self._end("p")
-                if not _is_unread(element):
-                    yield from self._section()
-                    self._above.enter(HEADINGS[tag], element.text_content())
-                steps.skip_subtree()
-            elif _is_unread(element):
+                yield from self._section()
+                self._above.enter(HEADINGS[tag], element.text_content())
                 steps.skip_subtree()
             elif tag == "table" and _is_data(element):
                 self._end(tag)
@@ -140,33 +102,20 @@ class _PageWalk:
                 self._blocks.append(f"```\n{element.text_content().strip(chr(10))}\n```")
                 steps.skip_subtree()
             else:
-                self._start(tag)
-                self._inline.append(element.text or "")
+                self._end(tag)
+                self._inline += ["\v" if tag == "br" else "- " if tag == "li" else "", element.text or ""]
         self._end("p")
         yield from self._section()
 
-    def _start(self, tag: str) -> None:
-        if tag == "br":
-            self._inline.append("\v")
-        elif tag == "li" or tag in BLOCKS:
-            self._end(tag)
-            self._inline += ["- "] if tag == "li" else []
-
     def _end(self, tag: str) -> None:
         """End a paragraph where an element of its kind begins or ends."""
-        if tag not in BLOCKS and tag not in ("li", "pre"):
-            return
-        text = _SPACE.sub(" ", "".join(self._inline)).replace("\v", "\n").strip()
-        self._inline = []
-        if text and text != "-":
-            self._blocks.append(text)
+        if tag in BLOCKS:
+            text = _SPACE.sub(" ", "".join(self._inline)).replace("\v", "\n").strip()
+            self._inline = []
+            self._blocks += [text] if text != "-" else []
 
     def _section(self) -> Iterator[GivenSection]:
-        text = ""
-        for block in filter(None, self._blocks):
-            is_next_item = block.startswith("- ") and text.rpartition("\n")[2].startswith("- ")
-            text += ("\n" if is_next_item else "\n\n" if text else "") + block
-        self._blocks = []
+        text, self._blocks = joined(self._blocks), []
         if text:
             yield GivenSection(self._above.path, text)
 
@@ -183,5 +132,7 @@ def _is_data(table: Any) -> bool:
 
 
 def _rows(table: Any) -> Iterator[list[str]]:
+    for part in table.iter("br", *BLOCKS):  # words of two blocks of a cell are two words
+        part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
     for row in table.iter("tr"):
         yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]

@@ -16,7 +16,6 @@ from pypdfium2 import raw
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.text import Headings
-from memd.ingest.readers.titles import title_of
 
 PAGES_MAX = 10_000
 OUTLINE_MAX = 20_000
@@ -46,8 +45,7 @@ def sections(path: Path) -> Iterator[GivenSection]:
         raise BadDocument("it is no PDF that can be read") from None
     if pages > PAGES_MAX:
         raise BadDocument(f"it has {pages:,} pages, and may have {PAGES_MAX:,}")
-    above = Headings()
-    above.enter(0, title_of(document.get_metadata_value("Title")))
+    above = Headings(document.get_metadata_value("Title"))
     outline = _outline(document)
     has_text = False
     for number in range(pages):

@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pptx
-from lxml import etree
-from pptx.exc import PythonPptxError
 
 from memd.documents import GivenSection
-from memd.errors import BadDocument
 from memd.ingest.readers.archive import archive
 from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.text import Headings
-from memd.ingest.readers.titles import title_of
+from memd.ingest.readers.text import Headings, joined
 
 NESTED_MAX = 20
 
@@ -30,21 +26,15 @@ def sections(path: Path) -> Iterator[GivenSection]:
         BadDocument: it is none, is encrypted, has macros or unpacks to too much.
     """
     with archive(path, "PPTX"):
-        pass  # it may be opened
-    try:
         presentation = pptx.Presentation(str(path))
-    except (KeyError, ValueError, PythonPptxError, etree.XMLSyntaxError) as error:
-        raise BadDocument(f"it is no PPTX that can be read ({error})") from None
-    above = Headings()
-    above.enter(0, title_of(presentation.core_properties.title))
+    above = Headings(presentation.core_properties.title)
     for number, slide in enumerate(presentation.slides, 1):
         title = slide.shapes.title
         above.enter(1, "" if title is None else title.text_frame.text)
         said = list(_texts(slide.shapes, None if title is None else title.shape_id))
         if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
             said.append(slide.notes_slide.notes_text_frame.text)
-        text = "\n\n".join(one.strip() for one in said if one.strip())
-        yield GivenSection(above.path, text or " ".join(above.path[-1:]), page=number)
+        yield GivenSection(above.path, joined(said) or " ".join(above.path[-1:]), page=number)
 
 
 def _texts(shapes: Iterable[Any], title_id: int | None, depth: int = 0) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
@@ -17,6 +18,12 @@ _LINES = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
 """Where a line of Markdown begins; `str.splitlines` also ends one at a form feed or U+2028."""
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n([\w-]+[ \t]*:(?:(?!---)[^\n]*\n){1,200})---[ \t]*(?:\r?\n|\Z)")
 """Names and values in front of a file, as site generators, Obsidian and Claude Code write them."""
+_NO_TITLE = re.compile(
+    r"(?:microsoft|libreoffice|openoffice)\b.*|(?:untitled|unbenannt|document|presentation|slide|word document|"
+    r"powerpoint presentation|pptx presentation|\(?anonymous\)?)[ \d]*|.*\.[a-z]{2,5}",
+    re.IGNORECASE,
+)
+"""Programs put the name of a file where a document's title belongs, or their own."""
 
 
 def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
@@ -65,11 +72,24 @@ def _by_headings(text: str) -> list[GivenSection]:
     return [*sections, GivenSection(above.path, "".join(lines[begun:]).strip("\n"))]
 
 
-class Headings:
-    """The headings that a place of a document stands under, while it is read from its beginning."""
+def joined(blocks: Iterable[str]) -> str:
+    """Return blocks of text with an empty line between them, items of a list without one."""
+    text = ""
+    for block in filter(None, (block.strip() for block in blocks)):
+        is_next_item = block.startswith("- ") and text.rpartition("\n")[2].startswith("- ")
+        text += ("\n" if is_next_item else "\n\n" if text else "") + block
+    return text
 
-    def __init__(self) -> None:
+
+class Headings:
+    """The headings that a place of a document stands under, while it is read from its beginning.
+
+    `title`: the one that the document says it has, which may be none.
+    """
+
+    def __init__(self, title: str | None = "") -> None:
         self._open: list[tuple[int, str]] = []
+        self.enter(-1, title_of(title))
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -80,3 +100,9 @@ class Headings:
         """Go on below a heading; it ends those of its own level and of deeper ones."""
         named = " ".join(heading.split())[:HEADING_CHARACTERS_MAX]
         self._open = [*(one for one in self._open if one[0] < level), (level, named)]
+
+
+def title_of(said: str | None) -> str:
+    """Return a document's own title on one line; empty if there is none."""
+    title = " ".join((said or "").split())
+    return "" if _NO_TITLE.fullmatch(title) else title

@@ -12,7 +12,6 @@ from typing import Any
 
 import docx
 from docx.opc.constants import RELATIONSHIP_TYPE
-from docx.opc.exceptions import OpcError
 from docx.oxml.ns import qn
 from docx.styles.style import BaseStyle
 from lxml import etree
@@ -21,12 +20,25 @@ from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.archive import archive
 from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.text import Headings
-from memd.ingest.readers.titles import title_of
+from memd.ingest.readers.text import Headings, joined
 
 PARAGRAPH, TABLE, ROW, CELL = qn("w:p"), qn("w:tbl"), qn("w:tr"), qn("w:tc")
-TEXT, NUMBERED, STYLE, VALUE = qn("w:t"), qn("w:numPr"), qn("w:pStyle"), qn("w:val")
-BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
+NUMBERED, STYLE, VALUE = qn("w:numPr"), qn("w:pStyle"), qn("w:val")
+MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+TEXTS, SIGN = {qn("w:t"), f"{MATH}t"}, f"{MATH}chr"
+AROUND = {
+    PARAGRAPH: ("\n", "\n"),
+    **dict.fromkeys((qn("w:br"), qn("w:cr")), ("\n", "")),
+    qn("w:tab"): ("\t", ""),
+    qn("w:noBreakHyphen"): ("-", ""),
+    f"{MATH}num": ("(", ")"),
+    f"{MATH}den": ("/(", ")"),
+    f"{MATH}sup": ("^(", ")"),
+    f"{MATH}sub": ("_(", ")"),
+    f"{MATH}rad": ("√(", ")"),
+    f"{MATH}d": ("(", ")"),
+}
+"""Elements → what stands in front of and behind their text; formulas on one line, as in `A=π⋅r^(2)`."""
 UNSEEN = {
     *(qn("w:del"), qn("w:moveFrom"), qn("w:pPr"), qn("w:rPr"), qn("w:instrText")),
     "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more for older programs
@@ -41,30 +53,25 @@ def sections(path: Path) -> Iterator[GivenSection]:
         BadDocument: it is none, is encrypted, has macros or unpacks to too much.
     """
     with archive(path, "DOCX"):
-        pass  # it may be opened
-    try:
         document = docx.Document(str(path))
-    except (KeyError, ValueError, OpcError, etree.XMLSyntaxError) as error:
-        raise BadDocument(f"it is no DOCX that can be read ({error})") from None
     if document.element.body is None:
         raise BadDocument("it is no DOCX that can be read (it has no body)")
     levels = {style.style_id: level for style in document.styles if (level := _level(style)) is not None}
-    above = Headings()
-    above.enter(-1, title_of(document.core_properties.title))
+    above = Headings(document.core_properties.title)
     said: list[str] = []
     for block in _blocks(document.element.body):
         level = None if block.tag == TABLE else levels.get(_style(block))
         if level is None:
             said.append(table_text(_rows(block)) if block.tag == TABLE else _paragraph(block))
             continue
-        yield GivenSection(above.path, _joined(said))
+        yield GivenSection(above.path, joined(said))
         said = []
         above.enter(level, _text(block))
-    yield GivenSection(above.path, _joined(said))
+    yield GivenSection(above.path, joined(said))
     for part in document.part.rels.values():
         if part.reltype in (RELATIONSHIP_TYPE.FOOTNOTES, RELATIONSHIP_TYPE.ENDNOTES) and not part.is_external:
             notes = etree.fromstring(part.target_part.blob, etree.XMLParser(resolve_entities=False, no_network=True))
-            yield GivenSection(above.path[:1], _joined([_text(one) for one in notes.iter(PARAGRAPH)]))
+            yield GivenSection(above.path[:1], joined([_text(one) for one in notes.iter(PARAGRAPH)]))
 
 
 def _level(style: BaseStyle, depth: int = 0) -> int | None:
@@ -99,17 +106,20 @@ def _paragraph(paragraph: Any) -> str:
 
 def _text(parent: Any) -> str:
     """The text below an element, with text boxes behind what they are anchored in."""
-    parts: list[str] = []
+    return "".join(_pieces(parent)).strip("\n")
+
+
+def _pieces(parent: Any) -> Iterator[str]:
     for child in parent:
-        if child.tag == TEXT:
-            parts.append(child.text or "")
-        elif child.tag in BREAKS:
-            parts.append(BREAKS[child.tag])
-        elif child.tag == PARAGRAPH:
-            parts.append("\n" + _text(child))
+        if child.tag in TEXTS:
+            yield child.text or ""
+        elif child.tag == SIGN:  # of a sum, a product …
+            yield child.get(f"{MATH}val", "")
         elif child.tag not in UNSEEN:
-            parts.append(_text(child))
-    return "".join(parts).strip("\n")
+            before, behind = AROUND.get(child.tag, ("", ""))
+            yield before
+            yield from _pieces(child)
+            yield behind
 
 
 def _rows(table: Any) -> Iterator[list[str]]:
@@ -117,12 +127,3 @@ def _rows(table: Any) -> Iterator[list[str]]:
     for row in table.iter(ROW):
         if next(row.iterancestors(TABLE)) is table:
             yield [_text(cell) for cell in row.iter(CELL) if next(cell.iterancestors(ROW)) is row]
-
-
-def _joined(paragraphs: list[str]) -> str:
-    """Paragraphs with an empty line between them, items of a list without one."""
-    text = ""
-    for one in filter(None, (paragraph.strip() for paragraph in paragraphs)):
-        is_next_item = one.startswith("- ") and text.rpartition("\n")[2].startswith("- ")
-        text += ("\n" if is_next_item else "\n\n" if text else "") + one
-    return text
