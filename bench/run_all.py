@@ -1,7 +1,7 @@
 """Runs the benches and writes what they print into `bench/RESULTS.md`, with the machine, the versions and the date.
 
-Backs the figures that README.md and docs quote. Takes about an hour, with `--million` another one; `--only` runs some and
-leaves the others' sections as they are. What needs data that are not ours (`recall.py`) runs if `--data` names them.
+Backs the figures that README.md and docs quote. Takes about an hour, with `--million` another one; `--only` runs some
+and leaves the others' sections as they are. What needs data that are not ours (`recall.py`) runs if `--data` names it.
 
     python bench/run_all.py [--only overhead,store] [--million FOLDER] [--data FILE]
 """

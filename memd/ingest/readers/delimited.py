@@ -11,7 +11,7 @@ from pathlib import Path
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.tables import table_section
+from memd.ingest.readers.tables import table_text
 from memd.ingest.readers.text import decoded
 
 LINE_BYTES_MAX = 1_000_000
@@ -34,7 +34,8 @@ def sections(path: Path) -> Iterator[GivenSection]:
                 raise BadDocument(f"it is no UTF-8 text (line {len(lines) + 1:,}): save it as UTF-8")
             lines.append(decoded(line))
     try:
-        yield table_section(csv.reader(lines, _dialect("".join(lines)[:SAMPLE_CHARACTERS], path.suffix)), ())
+        rows = csv.reader(lines, _dialect("".join(lines)[:SAMPLE_CHARACTERS], path.suffix))
+        yield GivenSection(text=table_text(rows))
     except csv.Error as error:
         raise BadDocument(f"it is no CSV that can be read ({error})") from None
 

@@ -14,7 +14,7 @@ from python_calamine import CalamineError, CalamineWorkbook, PasswordError, Shee
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.archive import OLE, archive
-from memd.ingest.readers.tables import table_section
+from memd.ingest.readers.tables import table_text
 
 CELLS_MAX = 20_000_000
 """Of a sheet, empty ones within its corners included: each takes 24 bytes."""
@@ -47,7 +47,7 @@ def _section(workbook: CalamineWorkbook, name: str) -> GivenSection:
     if sheet.total_height * sheet.total_width > CELLS_MAX:
         raise BadDocument(f"its sheet {name[:100]!r} has {sheet.total_height:,} rows of {sheet.total_width:,} cells")
     rows = ([_shown(value) for value in row] for row in sheet.iter_rows())
-    return table_section(rows, (), name)
+    return GivenSection(text=table_text(rows), sheet=name)
 
 
 def _shown(value: object) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from memd.documents import GivenSection
-
 HEADER_ROWS_MAX = 20
 """So many rows are looked at for one that names the columns."""
 COLUMN_CHARACTERS_MAX = 80
@@ -20,11 +18,6 @@ CELL_CHARACTERS_MAX = 20_000
 def table_text(rows: Iterable[Sequence[str]]) -> str:
     """Return the text of a table's rows; of cells, white space at their ends does not count."""
     return "\n\n".join(_paragraphs(rows))
-
-
-def table_section(rows: Iterable[Sequence[str]], heading: tuple[str, ...], sheet: str | None = None) -> GivenSection:
-    """Return a table that is a section by itself."""
-    return GivenSection(heading, table_text(rows), sheet=sheet)
 
 
 def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
