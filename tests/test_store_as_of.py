@@ -101,7 +101,8 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     past = TopicAsOf(told.log, moments[10])
     columns = TopicColumns(past, ["chunk"], [], EVERYTHING, (), ())
     found: list[int] = []
-    for one in columns.sources(np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
+    columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
+    for one in columns.pools(DIMENSION, DEFAULT_UTILITY):
         has = one.counts & (one.words[:, 0] > 0)
         found += columns.records(one.segment[has], one.row[has])["canonical_id"].tolist()
     assert sorted(found) == sorted(

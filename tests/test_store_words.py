@@ -48,11 +48,12 @@ def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
     columns = TopicColumns(topic, [text], [], EVERYTHING, (), ())
     found: dict[str, float] = {}
-    for source in columns.sources(np.zeros((1, DIMENSION), np.float32), DEFAULT_UTILITY):
-        has = source.counts & (source.words[:, 0] > 0)
-        places = list(zip(source.segment[has].tolist(), source.row[has].tolist(), strict=True))
+    columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
+    for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
+        has = pool.counts & (pool.words[:, 0] > 0)
+        places = list(zip(pool.segment[has].tolist(), pool.row[has].tolist(), strict=True))
         entries = columns.entries(places)
-        pairs = zip(places, source.words[has, 0].tolist(), strict=True)
+        pairs = zip(places, pool.words[has, 0].tolist(), strict=True)
         found |= {entries[place].content: score for place, score in pairs}
     return found
 

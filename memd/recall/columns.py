@@ -1,8 +1,8 @@
-"""The columns of a topic in which one question is answered: who competes, and how near each is to each part of it.
+"""The chunks of a topic that one question is about, in columns.
 
 Rule: a few array operations a source, no loop over chunks. A *source* is a growing segment, an index over sealed ones,
-or what waits to be stored; a source of thousands competes whole, of a larger one what its indexes find. Each has the
-same columns afterwards, so nothing behind this module knows where a chunk lies.
+or what waits to be stored. Of each, the nearest chunks by meaning and by words compete, with their neighbours; behind
+this module nothing knows where a chunk lies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -22,12 +22,13 @@ from memd.errors import StoreError
 from memd.recall.times import Span
 from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
-from memd.store.index.vectors import multipliers
+from memd.store.index.vectors import multipliers, products
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.lexical.postings import (
     GrowingColumns,
     Keys,
     SealedColumns,
+    WordScores,
     identifier_keys,
     query_keys,
     rarity,
@@ -36,12 +37,13 @@ from memd.store.log.columns import Records, digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
-from memd.wanted import EVERYTHING, Wanted
+from memd.wanted import Wanted
 
 log = logging.getLogger("memd")
 
-FOUND_MAX = 48
-"""Chunks that an index finds for a part by meaning, and as many by words; their neighbours come with them."""
+FOUND_MAX = 32
+"""Chunks of a source that a part of the question finds by meaning, and as many by words; their neighbours come with
+them."""
 POSTINGS_MAX = 60_000
 """Of a large source: a word that so many chunks have finds none by itself, but counts for those that others find."""
 IDENTIFIER_WEIGHT = 3
@@ -79,17 +81,31 @@ class Searchable(Protocol):
         """Return the text that was said and is not in its log yet; asked on the event loop."""
 
 
-class Pool(NamedTuple):
-    """The chunks of one source that compete, in columns of the same length n; p parts ask."""
+class Terms(NamedTuple):
+    """The terms that the p parts of a question ask a topic for, each once."""
 
+    keys: Keys
+    """(k,)"""
+    rarity: Floats
+    """Of each, (k,); one that no chunk has is the rarest."""
+    asks: Bits
+    """Whether each part asks for each, (p, k)."""
+    weights: Floats
+    """What each counts for each part, (p, k): 0 where the part does not ask for it, or no chunk has it."""
+
+
+class Pool(NamedTuple):
+    """The chunks of one source that compete, in columns of the same length m; p parts ask."""
+
+    source: Source
+    labels: Rows
+    """The rows in the source, ascending."""
     segment: Rows
     row: Rows
-    raw: Floats
-    """Cosine to each part, (n, p); 0 where either has no vector."""
-    centred: Floats
-    """Cosine of both without the topic's mean, (n, p)."""
+    vectors: Floats
+    """Unit vectors, (m, dimension); zeros where there is none, or one of another model."""
     words: Floats
-    """BM25, (n, p)."""
+    """BM25, (m, p)."""
     competes: Bits
     """Others only speak for their neighbours: what is visible in the prompt; or for nobody: what no longer counts."""
     counts: Bits
@@ -98,11 +114,173 @@ class Pool(NamedTuple):
     """Raw tokens of each chunk's line."""
     follows: Bits
     """Whether the chunk goes on where the one in the row before it ended: they are neighbours."""
-    vectors: Floats
-    """Unit vectors, (n, dimension)."""
-    columns: GrowingColumns | SealedColumns | None
-    labels: Rows
-    """The rows in `columns`."""
+
+
+class Source:
+    """Chunks that lie in one place; each has a label below `len(counts)`."""
+
+    def __init__(self, columns: GrowingColumns | SealedColumns | None, counts: Bits, then: Sequence[Bits]) -> None:
+        """
+        Args:
+            columns: None: its words are not made yet.
+            counts: whether each chunk counts, (n,).
+            then: the same of those alone that were said at a time, for each time that the question speaks of.
+        """
+        self.columns = columns
+        self.counts = self.competes = counts
+        self._then = then
+        self._words: WordScores | None = None
+        self._common: list[int] = []
+        """The terms that so many chunks have that they find none."""
+
+    @cached_property
+    def _choices(self) -> list[Bits]:
+        """What competes at any time, and at each that is spoken of."""
+        return [self.competes, *(self.competes & bits for bits in self._then)]
+
+    @property
+    def matrix(self) -> Floats | None:
+        """The vectors of all, (n, dimension); None: they are not at hand, and searched by an index."""
+        raise NotImplementedError
+
+    def places(self, labels: Rows) -> tuple[Rows, Rows]:
+        """The segments and rows of chunks."""
+        raise NotImplementedError
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """Of their corrections."""
+        raise NotImplementedError
+
+    def vectors(self, labels: Rows) -> Floats:
+        """The vectors of chunks, of any model's dimension."""
+        return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
+
+    def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
+        """The labels nearest to some vectors by meaning, at any time and at those that are spoken of."""
+        if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
+            return []
+        found = itertools.product(products(matrix, vectors), self._choices)
+        return [_best(np.where(bits, cosine, -1), FOUND_MAX) for cosine, bits in found]
+
+    def worded(self, terms: Terms) -> list[Rows]:
+        """The labels that words find."""
+        if self.columns is None or not len(terms.keys):
+            return []
+        postings = self.columns.postings(terms.keys, len(self.counts), POSTINGS_MAX)
+        words = self._words = WordScores(postings, terms.weights, len(self.counts))
+        self._common = postings.left_out
+        found = []
+        for score, bits in itertools.product(words.scores, [one[words.rows] for one in self._choices]):
+            best = _best(kept := np.where(bits, score, 0), FOUND_MAX)
+            found.append(words.rows[best[kept[best] > 0]])
+        return found
+
+    def words(self, terms: Terms, labels: Rows) -> Floats:
+        """BM25 of chunks for each part, (m, p); of those that `worded` did not look at 0."""
+        if self._words is None:
+            return np.zeros((len(labels), len(terms.weights)), np.float32)
+        found = self._words.at(labels)
+        if self._common and isinstance(self.columns, SealedColumns):
+            found += self.columns.words_at(labels, terms.keys[self._common], terms.weights[:, self._common])
+        return found
+
+    def beside(self, labels: Rows) -> Rows:
+        """Chunks and those stored just before and behind them, each once, of those that count."""
+        found = np.zeros(len(self.counts) + 2, np.bool_)
+        found[labels] = found[labels + 1] = found[labels + 2] = True
+        return (found[1:-1] & self.counts).nonzero()[0]
+
+    def follows(self, labels: Rows) -> Bits:
+        """See `Pool.follows`; of two that are in the pool both."""
+        if self.columns is None:
+            return np.zeros(len(labels), np.bool_)
+        found: Bits = self.columns.follows[labels]
+        found[1:] &= labels[1:] == labels[:-1] + 1
+        found[:1] = False
+        return found
+
+
+class GrowingSource(Source):
+    """A segment that is appended to, or has no index yet."""
+
+    def __init__(self, view: SegmentView, then: Sequence[SegmentView], visible: frozenset[int]) -> None:
+        """`visible`: the `digest_word`s of the messages in the prompt; chunks of these alone do not compete."""
+        segment = view.segment
+        assert isinstance(segment, GrowingSegment), "one that is scanned"
+        super().__init__(segment.columns, ~view.dead, [~one.dead for one in then])
+        self._view = view
+        count = len(view.rows)
+        if rows := [row for row in segment.rows_of_messages(visible) if row < count] if visible else []:
+            self.competes = self.counts.copy()
+            self.competes[rows] = False
+
+    @property
+    def matrix(self) -> Floats | None:
+        """None: another model wrote the vectors."""
+        return self._view.matrix
+
+    def places(self, labels: Rows) -> tuple[Rows, Rows]:
+        """See `Source`."""
+        return np.full(len(labels), self._view.segment.segment_id), labels
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """See `Source`."""
+        return multipliers(self._view.rows["utility_steps"][labels], utility).astype(np.float32)
+
+
+class IndexSource(Source):
+    """An index over sealed segments."""
+
+    def __init__(self, view: IndexView, then: Sequence[IndexView]) -> None:
+        super().__init__(view.index.columns, ~view.dead, [~one.dead for one in then])
+        self._views = [view, *then]
+        self._index = view.index
+
+    @property
+    def matrix(self) -> Floats | None:
+        """None: it is too large to be scanned."""
+        return self._views[0].matrix
+
+    def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
+        """See `Source`."""
+        if self.matrix is not None or not len(vectors):
+            return super().nearest(vectors, utility)
+        hits = [hit for view in self._views for hit in view.search(vectors, FOUND_MAX * len(vectors), utility)]
+        return [self._index.labels_of(hit.segment_ids, hit.rows) for hit in hits]
+
+    def vectors(self, labels: Rows) -> Floats:
+        """See `Source`."""
+        return self._index.vectors_of(labels)
+
+    def places(self, labels: Rows) -> tuple[Rows, Rows]:
+        """See `Source`."""
+        return self._index.places_of(labels)
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """See `Source`."""
+        return self._index.multipliers_of(labels, utility)
+
+
+class PendingSource(Source):
+    """What waits to be stored."""
+
+    def __init__(self, run: PendingRun, counts: Bits, visible: frozenset[int]) -> None:
+        super().__init__(run.columns, counts, ())
+        self._run = run
+        self.competes = counts & ~np.array([bool(words) and words <= visible for words in run.words], np.bool_)
+
+    @property
+    def matrix(self) -> Floats | None:
+        """The table's vectors."""
+        return self._run.matrix
+
+    def places(self, labels: Rows) -> tuple[Rows, Rows]:
+        """See `Source`."""
+        return np.full(len(labels), PENDING_SEGMENT), labels
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """See `Source`."""
+        return np.ones(len(labels), np.float32)
 
 
 class TopicColumns:
@@ -128,35 +306,36 @@ class TopicColumns:
         self.snapshot = topic.snapshot()
         self.topic_id = self.snapshot.topic_id
         self._parts = parts
-        self._chosen = chosen(self.snapshot, wanted)
-        self._is_choice = wanted != EVERYTHING
-        self._then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
-        self._visible = frozenset(map(digest_word, visible_digests))
-        chunks = [chunk for run in pending for chunk in run]
-        known = self.snapshot.known([chunk.entry.uuid for chunk in chunks]) if chunks else ()
+        now = chosen(self.snapshot, wanted)
+        then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
+        visible = frozenset(map(digest_word, visible_digests))
         self.pending = PendingRun.joined(pending) if pending else PendingRun()
-        self._pending_counts = np.array(
-            [chunk.entry.uuid not in known and wanted.admits_entry(chunk.entry) for chunk in self.pending], np.bool_
-        )
-        views = self._chosen.views.values()
-        self._growing = [view for view in views if isinstance(view.segment, GrowingSegment) and len(view.rows)]
-        self._of_others = [
-            view.segment.columns
-            for view in self._growing
-            if isinstance(view.segment, GrowingSegment) and view.matrix is None
+        self._sources: list[Source] = [
+            GrowingSource(view, [one.views[number] for one in then], visible)
+            for number, view in now.views.items()
+            if isinstance(view.segment, GrowingSegment) and len(view.rows)
         ]
-        self._indexes = self._chosen.indexes
+        self._sources += [
+            IndexSource(view, [one.indexes[place] for one in then]) for place, view in enumerate(now.indexes)
+        ]
+        if self.pending:
+            known = self.snapshot.known([chunk.entry.uuid for chunk in self.pending])
+            counts = [one.entry.uuid not in known and wanted.admits_entry(one.entry) for one in self.pending]
+            self._sources.append(PendingSource(self.pending, np.array(counts, np.bool_), visible))
+        self._columns = [one.columns for one in self._sources if one.columns is not None]
+        self._total = sum(one.count for one in self._columns)
+        self._found: list[list[Rows]] = []
+        """Labels, of each source."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing that could be found."""
-        return not (self._growing or self._indexes or len(self.pending))
+        return not self._sources
 
-    @cached_property
-    def _columns(self) -> list[GrowingColumns | SealedColumns]:
-        growing = [view.segment.columns for view in self._growing if isinstance(view.segment, GrowingSegment)]
-        sealed = [view.index.columns for view in self._indexes if view.index.columns is not None]
-        return [*growing, *sealed, *([self.pending.columns] if self.pending else [])]
+    @property
+    def competing(self) -> int:
+        """The number of chunks that compete."""
+        return sum(int(np.count_nonzero(one.competes)) for one in self._sources)
 
     @cached_property
     def mean(self) -> Floats | None:
@@ -164,9 +343,12 @@ class TopicColumns:
         about, says nothing about one of its chunks. Vectors of another model are no part of it; of a sealed segment
         with such there is no index."""
         means = [
-            (one.mean_sum, one.mean_count)
-            for one in self._columns
-            if one.mean_sum is not None and one.mean_count and one not in self._of_others
+            (one.columns.mean_sum, one.columns.mean_count)
+            for one in self._sources
+            if one.columns is not None
+            and one.columns.mean_sum is not None
+            and one.columns.mean_count
+            and not (isinstance(one, GrowingSource) and one.matrix is None)
         ]
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
@@ -177,6 +359,21 @@ class TopicColumns:
         languages = frozenset().union(*(one.languages for one in self._columns))
         return [query_keys(part, languages) for part in self._parts]
 
+    @cached_property
+    def terms(self) -> Terms:
+        """See `Terms`."""
+        places = {key: place for place, key in enumerate(dict.fromkeys(itertools.chain(*map(_listed, self._keys))))}
+        keys = np.fromiter(places, np.uint32, len(places))
+        having = self._having(keys)
+        rare = rarity(np.maximum(having, 1), self._total)
+        asks = np.zeros((len(self._parts), len(keys)), np.bool_)
+        weights = np.where(having > 0, rare, np.float32(0))[None].repeat(len(asks), axis=0)
+        for part, some in enumerate(self._keys):
+            asks[part, [places[key] for key in some.tolist()]] = True
+            exact = [places[key] for key in identifier_keys(self._parts[part]).tolist() if key in places]
+            weights[part, exact] *= IDENTIFIER_WEIGHT
+        return Terms(keys, rare, asks, weights * asks)
+
     def _having(self, keys: Keys) -> NDArray[np.intp]:
         """How many chunks have each term; none where an index's words are not made yet."""
         return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
@@ -184,46 +381,67 @@ class TopicColumns:
     @cached_property
     def named(self) -> list[bool]:
         """Whether each part has an identifier, in letters and digits or signs, that some chunk has."""
-        return [bool(self._having(identifier_keys(part)).any()) for part in self._parts]
+        exact = [identifier_keys(part) for part in self._parts]
+        return [bool(len(keys)) and bool(self._having(keys).any()) for keys in exact]
 
-    def share(self, part: int, pool: Pool, row: int) -> float:
+    def share(self, part: int, pool: Pool, place: int) -> float:
         """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
-        keys = self._keys[part]
-        has = np.zeros(len(keys), np.bool_) if pool.columns is None else pool.columns.has(int(pool.labels[row]), keys)
+        if pool.source.columns is None:
+            return 0.0
+        terms, asked = self.terms, self.terms.asks[part]
+        has = pool.source.columns.has(int(pool.labels[place]), terms.keys) & asked
         if np.count_nonzero(has) < 2:
             return 0.0
-        rare = rarity(np.maximum(self._having(keys), 1), self._total)
-        return float(rare[has].sum() / rare.sum())
+        return float(terms.rarity[has].sum() / terms.rarity[asked].sum())
 
-    def names(self, part: int, pool: Pool, row: int) -> bool:
+    def names(self, part: int, pool: Pool, place: int) -> bool:
         """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
         consists of."""
         if self._parts[part].strip(_SIGNS).isdecimal():
-            return pool.columns is not None and bool(pool.columns.has(int(pool.labels[row]), self._keys[part]).any())
-        place = int(pool.segment[row]), int(pool.row[row])
-        entry = self.entries([place]).get(place)
+            columns = pool.source.columns
+            return columns is not None and bool(columns.has(int(pool.labels[place]), self._keys[part]).any())
+        at = int(pool.segment[place]), int(pool.row[place])
+        entry = self.entries([at]).get(at)
         words = {word.capitalize() for word in _WORD.findall(self._parts[part]) if not is_stopword(word.lower())}
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
-    @cached_property
-    def _terms(self) -> list[tuple[Keys, Floats]]:
-        """Of each part, the terms that some chunk has, and what they weigh."""
-        found = []
-        for part, keys in zip(self._parts, self._keys, strict=True):
-            rare = rarity(self._having(keys), self._total)
-            rare[np.isin(keys, identifier_keys(part))] *= IDENTIFIER_WEIGHT
-            found.append((keys[rare > 0], rare[rare > 0]))
-        return found
+    def find(self, vectors: Floats, utility: UtilitySettings) -> None:
+        """Find what competes by these vectors, (n, dimension), beside what was found before; at first also by words."""
+        if not self._found:
+            self._found = [source.worded(self.terms) for source in self._sources]
+        for source, labels in zip(self._sources, self._found, strict=True):
+            labels += source.nearest(vectors, utility)
 
-    @cached_property
-    def _total(self) -> int:
-        return sum(one.count for one in self._columns)
+    def pools(self, dimension: int, utility: UtilitySettings) -> list[Pool]:
+        """The columns of all that was found."""
+        found = zip(self._sources, self._found, strict=True)
+        nothing = np.empty(0, np.intp)
+        return [self._pool(source, np.concatenate([nothing, *some]), dimension, utility) for source, some in found]
 
-    def sources(self, vectors: Floats, utility: UtilitySettings) -> list[Pool]:
-        """The columns of all that compete. `vectors`: of the parts, (p, dimension); rows of zeros: unknown."""
-        found = [self._of_growing(view, vectors, utility) for view in self._growing]
-        found += [self._of_index(view, place, vectors, utility) for place, view in enumerate(self._indexes)]
-        return [*found, self._of_pending(vectors)] if len(self.pending) else found
+    def _pool(self, source: Source, labels: Rows, dimension: int, utility: UtilitySettings) -> Pool:
+        labels = source.beside(labels)
+        vectors, (segment, row) = source.vectors(labels), source.places(labels)
+        tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(
+            np.intp
+        )
+        if not tokens.all():  # an old log does not tell: they are estimated
+            lengths = self.records(segment, row)["length"].astype(np.intp) - 4 * vectors.shape[1]
+            tokens = np.where(tokens > 0, tokens, np.maximum(1, lengths // TOKEN_BYTES))
+        if vectors.shape[1] != dimension:
+            vectors = np.zeros((len(labels), dimension), np.float32)
+        return Pool(
+            source,
+            labels,
+            segment,
+            row,
+            vectors,
+            source.words(self.terms, labels),
+            source.competes[labels],
+            source.counts[labels],
+            source.multipliers(labels, utility),
+            tokens,
+            source.follows(labels),
+        )
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
         """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
@@ -248,149 +466,12 @@ class TopicColumns:
         found[~waiting] = self.snapshot.records_at(segment[~waiting], row[~waiting])
         return found
 
-    def _of_growing(
-        self,
-        view: SegmentView,
-        vectors: Floats,
-        utility: UtilitySettings,
-    ) -> Pool:
-        segment, count = view.segment, len(view.rows)
-        assert isinstance(segment, GrowingSegment), "one that is scanned"
-        counts = ~view.dead
-        competes = counts
-        if self._visible and (rows := segment.rows_of_messages(self._visible)):
-            competes = counts.copy()
-            competes[[row for row in rows if row < count]] = False
-        matrix = np.zeros((count, 0), np.float32) if view.matrix is None else view.matrix
-        steps = view.rows["utility_steps"]
-        mean_length = max(1.0, sum(one.length_sum for one in self._columns) / max(1, self._total))
-        return Pool(
-            np.full(count, segment.segment_id),
-            np.arange(count),
-            *self._cosines(matrix, vectors, segment.columns),
-            np.stack([segment.columns.words(*some, count, mean_length) for some in self._terms], axis=1),
-            competes,
-            counts,
-            multipliers(steps, utility).astype(np.float32) if steps.any() else np.ones(count, np.float32),
-            _tokens(segment.columns.tokens[:count], view.rows, matrix.shape[1]),
-            segment.columns.follows[:count],
-            matrix,
-            segment.columns,
-            np.arange(count),
-        )
 
-    def _of_index(
-        self,
-        view: IndexView,
-        place: int,
-        vectors: Floats,
-        utility: UtilitySettings,
-    ) -> Pool:
-        index, columns = view.index, view.index.columns
-        labels = self._found(view, place, vectors[vectors.any(axis=1)], utility)
-        segment, row = index.places_of(labels)
-        matrix = index.vectors_of(labels)
-        counts = np.ones(len(labels), np.bool_)
-        if columns is None:
-            words, follows = np.zeros((len(labels), len(self._parts)), np.float32), ~counts
-            tokens = np.zeros(len(labels), np.uint16)
-        else:
-            words = np.stack([columns.words_at(labels, *some) for some in self._terms], axis=1)
-            tokens = columns.tokens[labels]
-            follows = columns.follows[labels] & (np.diff(labels, prepend=-2) == 1)
-        return Pool(
-            segment,
-            row,
-            *self._cosines(matrix, vectors),
-            words,
-            counts,
-            counts,
-            index.multipliers_of(labels, utility),
-            tokens.astype(np.intp) if tokens.all() else _tokens(tokens, self.records(segment, row), matrix.shape[1]),
-            follows,
-            matrix,
-            columns,
-            labels,
-        )
-
-    def _found(
-        self,
-        view: IndexView,
-        place: int,
-        queries: Floats,
-        utility: UtilitySettings,
-    ) -> Rows:
-        """The labels that an index finds, by meaning and by words, at any time and at those that are spoken of; and
-        their neighbours."""
-        index = view.index
-        found = [self._worded[place]]
-        for one in [view, *(then.indexes[place] for then in self._then)] if len(queries) else ():
-            hits = one.search(queries, FOUND_MAX * len(queries), utility)
-            found += (index.labels_of(some.segment_ids, some.rows) for some in hits)
-        labels = np.unique(np.concatenate(found))
-        labels = np.unique(np.concatenate([labels, labels - 1, labels + 1]))
-        labels = labels[(labels >= 0) & (labels < len(view.dead))]
-        return labels[~view.dead[labels]]
-
-    @cached_property
-    def _worded(self) -> list[Rows]:
-        """The labels that each index finds by words."""
-        return [self._found_by_words(view, place) for place, view in enumerate(self._indexes)]
-
-    def _found_by_words(self, view: IndexView, place: int) -> Rows:
-        columns, found = view.index.columns, [np.empty(0, np.intp)]
-        if columns is None:
-            return found[0]
-        dead = [view.dead if self._is_choice else None, *(then.indexes[place].dead for then in self._then)]
-        for some, one in itertools.product(self._terms, dead):
-            score = columns.words(*some, POSTINGS_MAX)
-            kept = score if one is None else np.where(one, 0, score)
-            best = np.argpartition(-kept, min(2 * FOUND_MAX, len(kept) - 1))[: 2 * FOUND_MAX]
-            found.append(best[kept[best] > 0])
-        return np.concatenate(found)
-
-    def _of_pending(self, vectors: Floats) -> Pool:
-        pending, count = self.pending, len(self.pending)
-        raw, centred = self._cosines(pending.matrix, vectors)
-        visible = np.array([bool(words) and words <= self._visible for words in pending.words], np.bool_)
-        return Pool(
-            np.full(count, PENDING_SEGMENT),
-            np.arange(count),
-            np.minimum(raw / TABLE_COSINE, 1),
-            np.minimum(centred / TABLE_COSINE, 1),
-            np.stack([pending.columns.words(*some) for some in self._terms], axis=1),
-            self._pending_counts & ~visible,
-            self._pending_counts,
-            np.ones(count, np.float32),
-            pending.columns.tokens.astype(np.intp),
-            pending.columns.follows,
-            pending.matrix,
-            pending.columns,
-            np.arange(count),
-        )
-
-    def _cosines(self, matrix: Floats, vectors: Floats, columns: GrowingColumns | None = None) -> tuple[Floats, Floats]:
-        """The cosines of rows to the parts, as they are and without the topic's mean, (n, p) each."""
-        if matrix.shape[1] != vectors.shape[1] or not vectors.size:
-            nothing = np.zeros((len(matrix), len(vectors)), np.float32)
-            return nothing, nothing
-        raw = np.stack([matrix @ vector for vector in vectors], axis=1)  # faster than one product of so few columns
-        if (mean := self.mean) is None or len(mean) != matrix.shape[1]:
-            return raw, raw
-        # |v - m| and v (q - m) from v q and v m: no second matrix is made or kept.
-        to_mean = matrix @ mean if columns is None else columns.to_mean(matrix, mean)
-        square = float(mean @ mean)
-        length = np.sqrt(np.maximum(1 - 2 * to_mean + square, 1e-6))[:, None]
-        asked = np.linalg.norm(vectors - mean, axis=1)
-        known = vectors.any(axis=1)
-        centred = (raw - to_mean[:, None] - vectors @ mean + square) / (length * np.where(known, asked, np.inf))
-        return raw, centred.astype(np.float32)
+_listed: Callable[[Keys], list[int]] = np.ndarray.tolist
 
 
-def _tokens(tokens: NDArray[np.uint16], records: Records, dimension: int) -> Rows:
-    """Tokens of lines, estimated where an old log does not tell them."""
-    found = tokens.astype(np.intp)
-    if (unknown := found == 0).any():
-        lengths = records["length"][unknown].astype(np.intp) - 4 * dimension
-        found[unknown] = np.maximum(1, lengths // TOKEN_BYTES)
-    return found
+def _best(score: Floats, count: int) -> Rows:
+    """The positions of the highest scores, in no order."""
+    if len(score) <= count:
+        return np.arange(len(score))
+    return score.argpartition(len(score) - count)[len(score) - count :]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
-from memd.recall.columns import Pool, TopicColumns
+from memd.recall.columns import PENDING_SEGMENT, TABLE_COSINE, Pool, TopicColumns
 from memd.settings.model import RetrievalSettings, UtilitySettings
 from memd.store.log.columns import uuid_bytes
 
@@ -44,8 +44,6 @@ MEANING_POWER = 1.5
 FEEDBACK_CHUNKS = 5
 SHORT_TOKENS = 80
 """A longer chunk tells its context itself: its neighbours count less."""
-CONSIDERED = 96
-"""The chunks of a part that feedback and neighbours are computed for."""
 LENGTH_POWER = 0.1
 """Of two chunks that are as good the shorter one goes first: what it leaves of the budget finds more."""
 LISTED = 256
@@ -60,6 +58,7 @@ COPY_COSINE, COMPARED = 0.99, 48
 """A chunk this near to a better one waits until all others are in; so many of the best are compared."""
 
 Floats = NDArray[np.float32]
+Bits = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
 
@@ -87,7 +86,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Field:
-    """All chunks that compete, of all topics and sources one after the other: n chunks, p parts."""
+    """All chunks that compete, of all topics and sources one after the other: m chunks, p parts."""
 
     def __init__(
         self,
@@ -97,153 +96,181 @@ class Field:
         utility: UtilitySettings,
         scale: tuple[float, float],
     ) -> None:
-        """`weights`: of the parts that the topics are asked by; `scale`: see `Embedder.scale`."""
-        self._topics, self._weights, self._utility, self._scale = topics, weights, utility, scale
-        self.vectors = vectors
+        """
+        Args:
+            weights: of the parts that the topics are asked by, (p,).
+            vectors: of the parts, (p, dimension); a row of zeros: unknown.
+            scale: see `Embedder.scale`.
+        """
+        self._topics, self._utility, self._scale = topics, utility, scale
+        self._weights = np.array(weights, np.float32)
         self.is_named = np.any([topic.named for topic in topics], axis=0)
         """Whether a part has an identifier that some chunk has: a witness by itself."""
-        found = [(topic, source) for topic in topics for source in topic.sources(vectors, utility)]
-        self._owners = [topic for topic, _ in found]
-        sources = self._sources = [source for _, source in found]
-        self._starts = np.cumsum([0, *(len(source.row) for source in sources)])
-        self.raw, self.centred = _stacked(sources, "raw"), np.maximum(_stacked(sources, "centred"), 0)
-        if scale != (1.0, 0.0):
-            self.raw = np.where(vectors.any(axis=1), np.minimum(self.raw * scale[0] + scale[1], 1), 0)
-        self.words = _stacked(sources, "words")
-        self.competes, self.counts = _stacked(sources, "competes"), _stacked(sources, "counts")
-        self.multiplier, self.tokens = _stacked(sources, "multiplier"), _stacked(sources, "tokens")
-        few = min(max(1, int(np.count_nonzero(self.competes))), MANY_CHUNKS)
+        few = min(max(1, sum(topic.competing for topic in topics)), MANY_CHUNKS)
         self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / few)
-        self._follows = _stacked(sources, "follows")
-        self._follows[self._starts[:-1][self._starts[:-1] < len(self._follows)]] = False
-        if len(topics) > 1:
+        self._find(vectors, vectors)
+
+    def read_again(self, numbers: Sequence[int], vectors: Floats) -> None:
+        """Take other vectors of some parts; what is found by them competes too."""
+        replaced = self._asked.copy()
+        replaced[list(numbers)] = vectors
+        self._find(replaced, vectors)
+
+    def _find(self, asked: Floats, new: Floats) -> None:
+        self._asked = asked
+        for topic in self._topics:
+            topic.find(new[new.any(axis=1)], self._utility)
+        found = [(topic, topic.pools(asked.shape[1], self._utility)) for topic in self._topics]
+        self._pools = [pool for _, pools in found for pool in pools]
+        self._owners = [topic for topic, pools in found for _ in pools]
+        self._starts = np.cumsum([0, *(len(pool.row) for pool in self._pools)])
+        self.words: Floats = self._stacked("words")
+        self.competes: Bits = self._stacked("competes")
+        self.counts: Bits = self._stacked("counts")
+        self.multiplier: Floats = self._stacked("multiplier")
+        self.tokens: Rows = self._stacked("tokens")
+        self._follows: Bits = self._stacked("follows")
+        self._vectors: Floats = self._stacked("vectors")
+        self._place()
+        if len(self._topics) > 1:
             self._leave_to_own()
 
-    def with_vectors(self, numbers: Sequence[int], vectors: Floats) -> Field:
-        """The same with other vectors of some parts; what an index finds for them competes too."""
-        replaced = self.vectors.copy()
-        replaced[list(numbers)] = vectors
-        return Field(self._topics, self._weights, replaced, self._utility, self._scale)
-
-    def is_clear(self, part: int) -> bool:
-        """Whether words and the table's meaning, two witnesses, agree, and something is near."""
-        words, meaning = (
-            np.where(self.competes, self.words[:, part], 0),
-            np.where(self.competes, self.centred[:, part], 0),
+    def _place(self) -> None:
+        """The cosines of all chunks to all parts, as they are and without the topic's mean, (m, p)."""
+        asked, vectors = self._asked, self._vectors
+        self.raw = vectors @ asked.T
+        self._means = np.zeros((len(self._owners), vectors.shape[1]), np.float32)
+        for place, owner in enumerate(self._owners):
+            if (mean := owner.mean) is not None and len(mean) == vectors.shape[1]:
+                self._means[place] = mean
+        # |v - m| and (v - m) (q - m) from v m, q m and v q: no second matrix is made.
+        sizes = self._starts[1:] - self._starts[:-1]
+        self._pool_of = np.repeat(np.arange(len(sizes)), sizes)
+        square = np.einsum("sd,sd->s", self._means, self._means)
+        to_mean = np.concatenate(
+            [vectors[s:e] @ mean for mean, (_, _, s, e) in zip(self._means, self._slices(), strict=True)]
         )
-        count = min(CLEAR_BEST, len(words) - 1)
-        near = np.argpartition(-meaning, count)[:count]
-        said = np.argpartition(-words, count)[:count]
-        if len(np.intersect1d(near, said[words[said] > 0], assume_unique=True)) < CLEAR_SHARED:
-            return False
-        nearest = float(np.where(self.competes, self.raw[:, part], 0).max())
-        return nearest + CLEAR_WORDS * float(words.max()) >= CLEAR_COSINE
+        length = np.einsum("md,md->m", vectors, vectors)
+        length = np.where(length > 0, np.maximum(length - 2 * to_mean + square[self._pool_of], 1e-6), np.inf)
+        self._length = np.sqrt(length)[:, None]
+        of_parts = self._means @ asked.T
+        known = asked.any(axis=1)
+        apart = np.where(known, 1 - 2 * of_parts + square[:, None], np.inf)
+        centred = self.raw - to_mean[:, None] + (square[:, None] - of_parts)[self._pool_of]
+        self.centred: Floats = centred / (self._length * np.sqrt(np.maximum(apart, 1e-6))[self._pool_of])
+        waiting = np.concatenate([pool.segment == PENDING_SEGMENT for pool in self._pools])
+        if waiting.any():
+            self.raw[waiting] = np.minimum(self.raw[waiting] / TABLE_COSINE, 1)
+            self.centred[waiting] = np.minimum(self.centred[waiting] / TABLE_COSINE, 1)
+        if self._scale != (1.0, 0.0):
+            self.raw = np.where(known, np.minimum(self.raw * self._scale[0] + self._scale[1], 1), 0)
+        np.maximum(self.centred, 0, out=self.centred)
 
-    def scores(self, settings: RetrievalSettings, read: Collection[int], *, is_ever_silent: bool) -> Scores:
-        """Score all chunks. `read`: the parts whose vectors are the model's."""
-        near = [self._near(part) for part in range(len(self._weights))]
-        speaking = [
-            part for part, one in enumerate(near) if not is_ever_silent or part not in read or one >= self._silent_below
-        ]
-        scores = Scores(len(self.tokens), is_silent=not speaking)
-        for part in speaking or range(len(near)):  # all, so that they can be listed with the reason
-            more = 0.0 if part in read or not settings.lexical_weight else TABLE_WORDS_MORE
-            self._score(part, scores, settings, min(1.0, settings.lexical_weight + more), near[part])
-        return scores
+    def is_clear(self) -> NDArray[np.bool_]:
+        """Whether words and the table's meaning, two witnesses, agree on each part, and something is near, (p,)."""
+        words, meaning = self.words * self.competes[:, None], self.centred * self.competes[:, None]
+        if len(words) <= CLEAR_BEST:
+            near, said = meaning > -1, words > 0
+        else:
+            at = len(words) - CLEAR_BEST
+            near = meaning >= np.partition(meaning, at, axis=0)[at]
+            said = (words >= np.partition(words, at, axis=0)[at]) & (words > 0)
+        shared = np.count_nonzero(near & said, axis=0)
+        nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
+        near_enough = nearest + CLEAR_WORDS * words.max(axis=0, initial=0) >= CLEAR_COSINE
+        return np.asarray((shared >= CLEAR_SHARED) & near_enough, np.bool_)
 
-    def _near(self, part: int) -> float:
-        """How near anything stored is to a part, on the scale of cosines: by meaning; where that is far by words."""
-        nearest = float(np.where(self.competes, self.raw[:, part], 0).max(initial=0.0))
-        words = np.where(self.competes, self.words[:, part], 0)
-        if nearest >= SILENT_BELOW or not words.any():
-            return nearest
-        row = int(words.argmax())
-        [(owner, source, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
-        if self.is_named[part] or owner.names(part, source, row - start):
-            return SILENT_BELOW
-        return nearest + QUOTED * owner.share(part, source, row - start)
+    def scores(
+        self, settings: RetrievalSettings, read: Collection[int], readers: Mapping[int, int], *, is_ever_silent: bool
+    ) -> Scores:
+        """Score all chunks.
 
-    def _score(self, part: int, scores: Scores, settings: RetrievalSettings, lexical: float, nearest: float) -> None:
-        raw, competes = self.raw[:, part], self.competes
+        Args:
+            read: the parts whose vectors are the model's.
+            readers: of a part, the one that was to be read for it (of a clause its sentence), with which it is silent.
+        """
+        near = self._near()
+        parts = len(self._weights)
+        is_read = np.zeros(parts, np.bool_)
+        is_read[list(read)] = True
+        speaking = (near >= self._silent_below) | ~is_read if is_ever_silent else np.ones(parts, np.bool_)
+        speaking = speaking[[readers.get(part, part) for part in range(parts)]]
+        if is_silent := not speaking.any():
+            speaking = ~speaking  # all, so that they can be listed with the reason
+        more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(parts)
+        lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
+        shares = self._shares(settings, lexical, near)
+        return Scores(shares * speaking, self.raw * speaking, self.multiplier, is_silent=is_silent)
+
+    def _near(self) -> Floats:
+        """How near anything stored is to each part, on the scale of cosines: by meaning; where that is far by words."""
+        nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
+        words = self.words * self.competes[:, None]
+        for part in np.flatnonzero((nearest < SILENT_BELOW) & words.any(axis=0)).tolist():
+            row = int(words[:, part].argmax())
+            [(owner, pool, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
+            if self.is_named[part] or owner.names(part, pool, row - start):
+                nearest[part] = SILENT_BELOW
+            else:
+                nearest[part] += QUOTED * owner.share(part, pool, row - start)
+        return np.asarray(nearest, np.float32)
+
+    def _shares(self, settings: RetrievalSettings, lexical: Floats, nearest: Floats) -> Floats:
+        """What meaning, words, feedback and neighbours give to each chunk for each part, (4, m, p)."""
+        shares = np.zeros((4, *self.raw.shape), np.float32)
+        competes = self.competes[:, None]
         if not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight):
-            rows = _best(np.where(competes, raw, 0), LISTED)  # cosine and multiplier, and nothing else
-            scores.offer(rows, raw[rows], 0, 0, 0, raw[rows], self.multiplier[rows])
-            return
-        meaning = self.centred[:, part]
-        words = self.words[:, part]
-        best_meaning = float(meaning[competes].max(initial=0.0))
-        best_words = float(words[competes].max(initial=0.0))
-        if not best_meaning and not best_words:
-            return
-        meant = (1 - lexical) * (meaning / max(best_meaning, 1e-6)) ** MEANING_POWER
-        said = words * (lexical / max(best_words, 1e-6))
-        own = np.where(self.counts, meant + said, 0)
-        offered = np.where(competes, own * self.multiplier, 0)
-        rows = _best(offered, CONSIDERED)
-        rows = np.unique(np.concatenate([rows, *self._beside(rows[: CONSIDERED // 4])]))
-        rows = rows[rows >= 0]
-        like, weight = self._fed_back(rows, own, offered), settings.feedback_weight
-        kept = (1 - weight) * own
-        kept[rows] += weight * like
-        before, behind = self._beside(rows)
-        beside = np.where(before >= 0, kept[before], 0) + np.where(behind >= 0, kept[behind], 0)
-        beside = beside * (settings.neighbour_weight * np.minimum(1, SHORT_TOKENS / self.tokens[rows]))
-        rows, beside, like = rows[free := competes[rows]], beside[free], like[free]
-        most = float((kept[rows] + beside).max(initial=0.0))
-        scale = self._weights[part] * (nearest if best_meaning else 1.0) / max(most, 1e-9)
-        shares = (1 - weight) * scale
-        scores.offer(
-            rows,
-            shares * meant[rows],
-            shares * said[rows],
-            weight * scale * like,
-            scale * beside,
-            raw[rows],
-            self.multiplier[rows],
-        )
+            shares[0] = np.maximum(self.raw, 0) * competes  # cosine and multiplier, and nothing else
+            return shares
+        best_meaning = (self.centred * competes).max(axis=0, initial=0)
+        best_words = (self.words * competes).max(axis=0, initial=0)
+        counts = self.counts[:, None]
+        meant = (1 - lexical) * (self.centred / np.maximum(best_meaning, 1e-6)) ** MEANING_POWER * counts
+        said = self.words * (lexical / np.maximum(best_words, 1e-6)) * counts
+        own = meant + said
+        weight = settings.feedback_weight
+        like = self._likeness(own) * weight
+        kept = (1 - weight) * own + like
+        before, behind = self._beside()
+        padded = np.concatenate([kept, np.zeros_like(kept[:1])])
+        beside = padded[before] + padded[behind]
+        beside *= (settings.neighbour_weight * np.minimum(1, SHORT_TOKENS / self.tokens))[:, None]
+        most = ((kept + beside) * competes).max(axis=0, initial=0)
+        scale = self._weights * np.where(best_meaning > 0, nearest, 1.0) / np.maximum(most, 1e-9)
+        for place, some in enumerate(((1 - weight) * meant, (1 - weight) * said, like, beside)):
+            np.multiply(some, scale * competes, out=shares[place])
+        return shares
 
-    def _fed_back(self, rows: Rows, own: Floats, offered: Floats) -> Floats:
-        """The likeness of chunks to the mean of the best ones, weighed by their scores, on their scale."""
-        best = rows[_best(offered[rows], FEEDBACK_CHUNKS)]
-        vectors = self._centred_vectors(rows)
-        at = np.searchsorted(rows, best)
-        weights = own[best] / max(float(own[best].sum()), 1e-9)
-        like = np.maximum(vectors @ (weights @ vectors[at]), 0)
-        scale = np.float32(float(own[best].max(initial=0.0)) / max(float(like.max(initial=0.0)), 1e-6))
-        return np.asarray(like * scale, np.float32)
+    def _likeness(self, own: Floats) -> Floats:
+        """The likeness of chunks to the mean of the best ones for a part, weighed by their scores, on their scale."""
+        offered = own * (self.multiplier * self.competes)[:, None]
+        best = (-offered).argsort(axis=0)[:FEEDBACK_CHUNKS]
+        weights = np.take_along_axis(own, best, axis=0) * (np.take_along_axis(offered, best, axis=0) > 0)
+        most = weights.max(axis=0, initial=0)
+        weights = weights / np.maximum(weights.sum(axis=0), 1e-9)
+        apart = (self._vectors[best] - self._means[self._pool_of[best]]) / self._length[best]
+        middle = np.einsum("kp,kpd->pd", weights, apart)
+        like = self._vectors @ middle.T - (self._means @ middle.T)[self._pool_of]
+        like = np.maximum(like / self._length, 0)
+        return np.asarray(like * (most / np.maximum(like.max(axis=0, initial=0), 1e-6)), np.float32)
 
-    def _centred_vectors(self, rows: Rows) -> Floats:
-        found: list[Floats] = []
-        for owner, source, start, end in self._slices():
-            first, last = np.searchsorted(rows, (start, end))
-            vectors = source.vectors[rows[first:last] - start]
-            mean = owner.mean
-            if mean is None or not vectors.shape[1] or len(mean) != vectors.shape[1]:
-                found.append(
-                    vectors if vectors.shape[1] else np.zeros((last - first, self.vectors.shape[1]), np.float32)
-                )
-                continue
-            apart = vectors - mean
-            found.append(apart / np.maximum(np.linalg.norm(apart, axis=1, keepdims=True), 1e-6))
-        return np.concatenate(found)
-
-    def _beside(self, rows: Rows) -> tuple[Rows, Rows]:
-        """The neighbours of chunks, before and behind them; -1: there is none."""
-        before = np.where(self._follows[rows], rows - 1, -1)
-        behind = np.minimum(rows + 1, len(self._follows) - 1)
-        behind = np.where((behind > rows) & self._follows[behind], behind, -1)
-        before = np.where((before >= 0) & self.counts[before], before, -1)
-        return before, np.where((behind >= 0) & self.counts[behind], behind, -1)
+    def _beside(self) -> tuple[Rows, Rows]:
+        """The neighbours of all chunks, before and behind them; m: there is none."""
+        none = len(self._follows)
+        rows = np.arange(none)
+        behind = np.append(self._follows[1:], False) & np.append(self.counts[1:], False)
+        before = self._follows & np.concatenate([[False], self.counts[:-1]])
+        return np.where(before, rows - 1, none), np.where(behind, rows + 1, none)
 
     def shown_to(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
         """The chunks that answers had been shown: the position in `rows` and the first half of the uuid, of each."""
         owners, uuids = [np.empty(0, np.intp)], [np.empty(0, np.uint64)]
         order = np.argsort(rows)
         ascending = rows[order]
-        for _, source, start, end in self._slices():
+        for _, pool, start, end in self._slices():
             first, last = np.searchsorted(ascending, (start, end))
-            if source.columns is not None and first < last:
-                owner, shown = source.columns.shown(source.labels[ascending[first:last] - start])
+            if (columns := pool.source.columns) is not None and first < last:
+                owner, shown = columns.shown(pool.labels[ascending[first:last] - start])
                 owners.append(order[first + owner])
                 uuids.append(shown)
         return np.concatenate(owners), np.concatenate(uuids)
@@ -255,8 +282,8 @@ class Field:
     def said_within(self, times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
         """Whether each chunk was said at one of these times."""
         found = np.zeros(len(self.tokens), np.bool_)
-        for owner, source, start, end in self._slices():
-            said = owner.records(source.segment, source.row)["said_at"]
+        for owner, pool, start, end in self._slices():
+            said = owner.records(pool.segment, pool.row)["said_at"]
             for begin, until in times:
                 found[start:end] |= (said >= max(0, begin)) & (said < max(0, until))
         return found
@@ -264,11 +291,11 @@ class Field:
     def records(self, rows: Rows) -> NDArray[np.void]:
         """The log's columns of some chunks."""
         parts: list[tuple[Rows, NDArray[np.void]]] = []
-        for owner, source, start, end in self._slices():
+        for owner, pool, start, end in self._slices():
             own = np.flatnonzero((rows >= start) & (rows < end))
             if len(own):
                 at = rows[own] - start
-                parts.append((own, owner.records(source.segment[at], source.row[at])))
+                parts.append((own, owner.records(pool.segment[at], pool.row[at])))
         if len(parts) == 1:
             return parts[0][1]
         dtype = (
@@ -282,11 +309,11 @@ class Field:
     def entries(self, rows: Rows) -> dict[int, Entry]:
         """Read chunks; see `TopicColumns.entries`."""
         found: dict[int, Entry] = {}
-        for owner, source, start, end in self._slices():
+        for owner, pool, start, end in self._slices():
             own = rows[(rows >= start) & (rows < end)]
             if len(own):
                 at = own - start
-                places = list(zip(source.segment[at].tolist(), source.row[at].tolist(), strict=True))
+                places = list(zip(pool.segment[at].tolist(), pool.row[at].tolist(), strict=True))
                 read = owner.entries(places)
                 found.update(
                     (row, read[place]) for row, place in zip(own.tolist(), places, strict=True) if place in read
@@ -298,30 +325,25 @@ class Field:
         names = [owner.topic_id for owner in self._owners]
         return [names[place] for place in (np.searchsorted(self._starts, rows, "right") - 1).tolist()]
 
-    def alike(self, rows: Rows) -> NDArray[np.bool_]:
+    def alike(self, rows: Rows) -> Bits:
         """Whether a chunk is nearly the same as a better one; `rows`: best first."""
-        order = np.argsort(rows)
-        vectors = np.empty((len(rows), self.vectors.shape[1]), np.float32)
-        at = 0
-        for _, source, start, end in self._slices():
-            first, last = np.searchsorted(rows[order], (start, end))
-            own = source.vectors[rows[order][first:last] - start]
-            vectors[order[first:last]] = own if own.shape[1] else 0
-            at = last
-        assert at == len(rows), "each row is of one source"
+        vectors = self._vectors[rows]
         return np.asarray(np.tril(vectors @ vectors.T >= COPY_COSINE, -1).any(axis=1), np.bool_)
+
+    def _stacked(self, name: str) -> Any:
+        return np.concatenate([getattr(pool, name) for pool in self._pools])
 
     def _slices(self) -> zip[tuple[TopicColumns, Pool, int, int]]:
         starts = self._starts.tolist()
-        return zip(self._owners, self._sources, starts, starts[1:], strict=False)
+        return zip(self._owners, self._pools, starts, starts[1:], strict=False)
 
     def _leave_to_own(self) -> None:
         """Of a chunk that several topics have, as a correction adopted it, the own topic's state counts."""
         own = self._topics[0].snapshot
-        for owner, source, start, _ in self._slices():
+        for owner, pool, start, _ in self._slices():
             if owner.snapshot is own:
                 continue
-            records = owner.records(source.segment, source.row)
+            records = owner.records(pool.segment, pool.row)
             pairs = zip(records["uuid_high"].tolist(), records["uuid_low"].tolist(), strict=True)
             uuids = [uuid_bytes(high, low) for high, low in pairs]
             if known := own.known(uuids):
@@ -333,44 +355,32 @@ class Field:
 class Scores:
     """The best score of each chunk over the parts of a question, and what it is made of."""
 
-    def __init__(self, chunks: int, *, is_silent: bool) -> None:
-        """`is_silent`: nothing stored is about any part."""
+    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, *, is_silent: bool) -> None:
+        """
+        Args:
+            shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
+            cosines: (m, p).
+            multiplier: of corrections, (m,).
+            is_silent: nothing stored is about any part.
+        """
         self.is_silent = is_silent
-        self.score = np.zeros(chunks, np.float32)
+        relevance = np.maximum(shares.sum(axis=0), 0)
+        rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
+        self.score: Floats = relevance[rows, part] * multiplier
         """With the multiplier, before echoes and times."""
-        self._shares = np.zeros((chunks, 5), np.float32)
-        """Of meaning, words, feedback, neighbours; and the cosine."""
-        self._share = np.zeros(chunks, np.float32)
+        self._parts = shares[:, rows, part], cosines[rows, part]
+        scored = relevance * multiplier[:, None]
+        best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
+        self._share: Floats = (scored / np.maximum(best, 1e-9)).max(axis=1, initial=0)
         """The score over that of the part's best: the largest share over the parts."""
-        self._near = np.zeros(chunks, np.float32)
+        self._near: Floats = cosines.max(axis=1, initial=0) * multiplier
         """The best cosine times the multiplier: a chunk that is near is not weak, though others match better."""
-        self._factor = np.ones((chunks, 2), np.float32)
+        self._factor = np.ones((2, len(multiplier)), np.float32)
         """Of echoes and of times."""
-
-    def offer(
-        self,
-        rows: Rows,
-        meaning: Floats,
-        words: Floats | int,
-        feedback: Floats | int,
-        neighbours: Floats | int,
-        cosine: Floats,
-        multiplier: Floats,
-    ) -> None:
-        """Take the scores of chunks for one part; of each chunk the best part counts."""
-        score = np.maximum(meaning + words + feedback + neighbours, 0) * multiplier
-        share = score / max(float((score / multiplier).max(initial=0.0)), 1e-9)
-        self._share[rows] = np.maximum(self._share[rows], share)
-        self._near[rows] = np.maximum(self._near[rows], cosine * multiplier)
-        better = score > self.score[rows]
-        rows, self.score[rows[better]] = rows, score[better]
-        kept = rows[better]
-        for column, value in enumerate((meaning, words, feedback, neighbours, cosine)):
-            self._shares[kept, column] = value[better] if isinstance(value, np.ndarray) else value
 
     def favour(self, then: NDArray[np.bool_], factor: float, *, is_alone: bool) -> None:
         """Raise what was said when the question says; where it asks for nothing but a time, that alone counts."""
-        self._factor[then, 1] = factor
+        self._factor[1, then] = factor
         if is_alone:
             self.score[then] = np.maximum(self.score[then], self.score.max(initial=0.0))
             self.is_silent = self.is_silent and not then.any()
@@ -401,7 +411,7 @@ class Scores:
                     left[place] = min(left[place], ECHO_SHARE * most)
                 left[place] *= CORRECTED_SHARE if place in corrected else 1
         factor = np.array(left, np.float32) / self.score[rows]
-        self._factor[rows, 0] = factor
+        self._factor[0, rows] = factor
         self._share[rows] *= factor
         self._near[rows] *= factor
         self.score[rows] *= factor
@@ -424,13 +434,9 @@ class Scores:
 
     def parts(self, rows: Rows, multiplier: Floats) -> list[Parts]:
         """The scores of chunks, explained."""
-        columns = np.column_stack([self._shares[rows, :4], multiplier, self._factor[rows], self._shares[rows, 4]])
+        shares, cosine = self._parts
+        columns = np.stack([*shares[:, rows], multiplier, *self._factor[:, rows], cosine[rows]], axis=1)
         return list(itertools.starmap(Parts, columns.tolist()))
-
-
-def _stacked(sources: Sequence[Pool], name: str) -> Any:
-    arrays = [getattr(source, name) for source in sources]
-    return np.concatenate(arrays)
 
 
 def _best(score: Floats, count: int) -> Rows:

@@ -288,21 +288,22 @@ class Retriever:
             return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
         field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.scale)
-        unclear = [number for number in range(len(parts)) if self._asks_model(field, number)]
+        unclear = self._unclear(field, parts)
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
         if unclear:
             try:
                 seconds = self._settings.recall_budget_ms / 1000
-                vectors = self._encoder.embed_parts([parts[number] for number in unclear], seconds)
-                read = unclear[: len(vectors)]
-                field = field.with_vectors(read, vectors)
+                asked = list(dict.fromkeys(unclear.values()))
+                vectors = self._encoder.embed_parts([parts[number] for number in asked], seconds)
+                read = asked[: len(vectors)]
+                field.read_again(read, vectors)
             except EmbeddingError as error:
                 trouble = error
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, is_ever_silent=self._encoder.tells_apart)
+        scores = field.scores(self._settings, read, unclear, is_ever_silent=self._encoder.tells_apart)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -348,11 +349,13 @@ class Retriever:
             return np.zeros((len(parts), self._encoder.dimension), np.float32)
         return table.vectors(parts)
 
-    def _asks_model(self, field: Field, part: int) -> bool:
-        """Whether the model reads a part: where the table's answer does not stand, or there is none."""
+    def _unclear(self, field: Field, parts: Sequence[str]) -> dict[int, int]:
+        """The parts of which the table's answer does not stand, or there is none; and for each of them the part that
+        the model reads for it: itself, or of a clause its sentence."""
         if self._settings.question == "table" and self._encoder.table is not None:
-            return False
-        return not field.is_clear(part)
+            return {}
+        unclear = np.flatnonzero(~field.is_clear()).tolist()
+        return {one: next(other for other in unclear if parts[one] in parts[other]) for one in unclear}
 
     def _notes(self, topics: Sequence[TopicColumns]) -> list[str]:
         views = (view for topic in topics for view in topic.snapshot.views.values())

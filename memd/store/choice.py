@@ -160,6 +160,11 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
 class _ScannedIndexView(IndexView):
     """A view that scans the log: the index lacks entries that were superseded later."""
 
+    @property
+    def matrix(self) -> None:
+        """See `IndexView.matrix`."""
+        return None
+
     def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
         """See `IndexView.search`."""
         return self.index.scan(queries, k, self.dead, utility)

@@ -98,6 +98,11 @@ class IndexView:
     is_choice: bool = False
     """Whether others count too, which are marked dead here because they are not wanted."""
 
+    @property
+    def matrix(self) -> Floats | None:
+        """The vectors of all rows, by label, where they are scanned; see `SealedIndex.matrix`."""
+        return self.index.matrix
+
     def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
         """Return chunks that include the best `k` live ones by score."""
         try:

@@ -101,6 +101,13 @@ class SealedIndex:
         return self._in_memory is not None
 
     @property
+    def matrix(self) -> Floats | None:
+        """The vectors of all rows that are Active and could be read, by label, zeros elsewhere; None: not in memory, or
+        too many to be scanned."""
+        loaded = self._in_memory
+        return loaded.index.matrix if loaded is not None and isinstance(loaded.index, VectorIndex) else None
+
+    @property
     def memory_bytes(self) -> int:
         """Approximate size in memory."""
         loaded = self._in_memory

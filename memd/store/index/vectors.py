@@ -32,6 +32,8 @@ _HNSW_OFFSETS = struct.Struct("<6Q")
 _HNSW_TUNING = struct.Struct("<iIQQQdQ")
 """Highest level, its element, links on it, on level 0, on others; the mean level, and ef_construction."""
 COSINE_DECIMALS = 6
+SCANNED_ROWS = 512
+"""Of a matrix at once: 0.8 MB of 384 dimensions, which a core keeps at hand."""
 
 
 def multipliers(steps: NDArray[np.int8], utility: UtilitySettings) -> NDArray[np.float64]:
@@ -45,10 +47,22 @@ def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
     A further column of `queries` is added to each of its cosines, which then end at 1: see `Embedder.embed_query`.
     """
     queries, added = parted(queries, matrix.shape[1])
-    products = [matrix @ query for query in queries]  # four times as fast as one product with so few columns
-    if added is not None:
-        products = [np.minimum(product + more, 1.0) for product, more in zip(products, added, strict=True)]
-    return rounded(np.maximum.reduce(products))
+    found = products(matrix, queries)
+    return rounded((found if added is None else np.minimum(found + added[:, None], 1.0)).max(axis=0))
+
+
+def products(matrix: Floats, queries: Floats) -> Floats:
+    """Return the product of each row of `matrix` (n, dimension) with each query (q, dimension), shape (q, n).
+
+    One query at a time is four times as fast as one product with so few columns, and piece by piece the matrix comes
+    from memory once for all of them.
+    """
+    found = np.empty((len(queries), len(matrix)), np.float32)
+    for start in range(0, len(matrix), SCANNED_ROWS):
+        piece = matrix[start : start + SCANNED_ROWS]
+        for query, row in zip(queries, found, strict=True):
+            np.dot(piece, query, out=row[start : start + SCANNED_ROWS])
+    return found
 
 
 def parted(queries: Floats, dimension: int) -> tuple[Floats, Floats | None]:
@@ -81,7 +95,7 @@ class VectorIndex:
 
     def __init__(self, matrix: Floats, labels: Rows) -> None:
         """`matrix` (rows, dimension) is kept, not copied; `labels` are those of its rows that are indexed."""
-        self._matrix = matrix
+        self.matrix = matrix
         self._labels = labels
         self._marked: Bits = np.ones(len(matrix), dtype=np.bool_)  # or not indexed; replaced, never changed
         self._marked[labels] = False
@@ -114,11 +128,11 @@ class VectorIndex:
     @property
     def memory_bytes(self) -> int:
         """Size in memory."""
-        return self._matrix.nbytes + self._marked.nbytes
+        return self.matrix.nbytes + self._marked.nbytes
 
     def save(self, files: LocalDisk, path: Path) -> int:
         """Write the index to `path` durably; returns the size in bytes that the file must have."""
-        data = _hnsw_file(self._matrix[self._labels], self._labels)
+        data = _hnsw_file(self.matrix[self._labels], self._labels)
         files.save_native(path, lambda name: write_native(name, [data]))
         return len(data)
 
@@ -138,20 +152,20 @@ class VectorIndex:
 
     def stored(self, rows: Rows) -> Floats:
         """Return the vectors of these rows, shape (n, dimension); zeros for one that is not indexed."""
-        found: Floats = self._matrix[rows]
+        found: Floats = self.matrix[rows]
         return found
 
     def products(self, rows: Rows, vectors: Floats) -> Floats:
         """Return the products of these rows with `vectors` (m, dimension), shape (n, m)."""
-        found: Floats = self._matrix[rows] @ vectors.T
+        found: Floats = self.matrix[rows] @ vectors.T
         return found
 
     def _best(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
         rows = np.flatnonzero(wanted)
-        if 2 * len(rows) < len(self._matrix):
-            cosine = cosines(self._matrix[rows], queries)
+        if 2 * len(rows) < len(self.matrix):
+            cosine = cosines(self.matrix[rows], queries)
         else:
-            cosine = cosines(self._matrix, queries)[rows]
+            cosine = cosines(self.matrix, queries)[rows]
         best = best_rows(cosine, k)
         return rows[best], cosine[best]
 

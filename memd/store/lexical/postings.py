@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -125,6 +125,52 @@ def rarity(having: NDArray[np.intp], chunks: int) -> Floats:
     return np.where(having > 0, found, 0.0).astype(np.float32)
 
 
+class Postings(NamedTuple):
+    """Where some terms occur: columns of the same length, one element for each row and term."""
+
+    rows: NDArray[np.uint32]
+    impacts: Floats
+    """Of BM25 without the rarity of the term."""
+    terms: Rows
+    """Which of the terms."""
+    left_out: list[int]
+    """The terms that too many rows have."""
+
+    @classmethod
+    def joined(cls, found: Sequence[tuple[int, NDArray[np.uint32], NDArray[Any]]], left_out: list[int]) -> Postings:
+        """Of the terms with these rows and impacts."""
+        if not found:
+            return cls(np.empty(0, np.uint32), np.empty(0, np.float32), np.empty(0, np.intp), left_out)
+        terms, rows, impacts = zip(*found, strict=True)
+        return cls(
+            np.concatenate(rows), np.concatenate(impacts), np.repeat(terms, [len(one) for one in rows]), left_out
+        )
+
+
+class WordScores:
+    """BM25 of the rows that have any of the terms, for each part of a question."""
+
+    def __init__(self, postings: Postings, weights: Floats, count: int) -> None:
+        """`weights`: of each term for each part, (p, k); `count`: rows there are."""
+        self._has = np.zeros(count, np.bool_)
+        self._has[postings.rows] = True
+        self.rows: Rows = self._has.nonzero()[0]
+        """Those that have any, ascending; u of them."""
+        self._place = np.empty(count, np.int32)
+        self._place[self.rows] = np.arange(len(self.rows), dtype=np.int32)
+        at = self._place[postings.rows]
+        counted = [np.bincount(at, one[postings.terms] * postings.impacts, len(self.rows)) for one in weights]
+        self.scores: Floats = (K1 + 1) * np.array(counted, np.float32)
+        """(p, u)"""
+
+    def at(self, rows: Rows) -> Floats:
+        """Of some rows, (m, p)."""
+        found = np.zeros((len(rows), len(self.scores)), np.float32)
+        has = self._has[rows]
+        found[has] = self.scores[:, self._place[rows[has]]].T
+        return found
+
+
 class GrowingColumns:
     """Columns that gain rows. One thread adds; others read rows below a count that a snapshot has published."""
 
@@ -148,8 +194,6 @@ class GrowingColumns:
         self.mean_sum: NDArray[np.float64] | None = None
         """The sum of the first 2^k vectors, so that it seldom changes; `mean_count` says of how many."""
         self.mean_count = 0
-        self._to_mean = np.zeros(0, np.float32), np.zeros(0, np.float32)
-        """A mean, and the product of each vector with it."""
         self._length_sum = 0
 
     def extend(self, entries: Sequence[Entry]) -> None:
@@ -219,19 +263,20 @@ class GrowingColumns:
         postings = self._postings
         return np.array([len(postings.get(key, ())) for key in keys.tolist()], np.intp)
 
-    def words(self, keys: Keys, rarities: Floats, count: int, mean_length: float) -> Floats:
-        """BM25 of the first `count` rows, (count,)."""
-        score = np.zeros(count, np.float32)
-        norm = (K1 * (1 - B + B / mean_length * self._lengths[:count])).astype(np.float32)
-        for key, rare in zip(keys.tolist(), rarities.tolist(), strict=True):
-            if (found := self._postings.get(key)) is not None:
-                packed = np.array(found, np.uint32)
-                rows = packed >> 8
-                if count < self.count:
-                    packed, rows = packed[rows < count], rows[rows < count]
-                times = (packed & 255).astype(np.float32)
-                score[rows] += rare * (K1 + 1) * times / (times + norm[rows])
-        return score
+    def postings(self, keys: Keys, count: int, _: int) -> Postings:
+        """Where these terms occur in the first `count` rows."""
+        found = enumerate(map(self._postings.get, keys.tolist()))
+        packed = [(term, np.array(one, np.uint32)) for term, one in found if one is not None]
+        if not packed:
+            return Postings.joined((), [])
+        every = np.concatenate([one for _, one in packed])
+        rows, times = (every >> 8).astype(np.uint32), (every & 255).astype(np.float32)
+        terms = np.repeat([term for term, _ in packed], [len(one) for _, one in packed])
+        if count < self.count:
+            known = rows < count
+            rows, times, terms = rows[known], times[known], terms[known]
+        norm = K1 * (1 - B) + K1 * B * self.count / max(1, self._length_sum) * self._lengths[rows]
+        return Postings(rows, times / (times + norm.astype(np.float32)), terms, [])
 
     def sealed(self) -> SealedColumns:
         """The same as columns that do not change."""
@@ -252,16 +297,6 @@ class GrowingColumns:
             self._sum,
             self._summed,
         )
-
-    def to_mean(self, matrix: Floats, mean: Floats) -> Floats:
-        """The product of each row of `matrix` (n, dimension) with the topic's mean, (n,); of each row computed once."""
-        known_mean, known = self._to_mean
-        if not np.array_equal(known_mean, mean):
-            known = np.zeros(0, np.float32)
-        if len(known) < len(matrix):
-            known = np.concatenate([known, matrix[len(known) :] @ mean])
-            self._to_mean = mean, known
-        return known[: len(matrix)]
 
     def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
         """The chunks that rows had been shown: the position in `rows`, and the first half of the uuid, of each."""
@@ -377,30 +412,31 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
         """The rows that have all of these terms."""
         return _in_all([self.rows[first:end] for first, end in zip(*self._ranges(keys), strict=True)])
 
-    def words(self, keys: Keys, rarities: Floats, postings_max: int | None = None) -> Floats:
-        """BM25 of all rows, (count,). With `postings_max` the commonest terms count for no row (see `words_at`)."""
-        score = np.zeros(self.count, np.float32)
+    def postings(self, keys: Keys, _: int, postings_max: int) -> Postings:
+        """Where these terms occur; those are left out that most rows have, once there are more than `postings_max`."""
         first, end = self._ranges(keys)
-        order, left = np.argsort(end - first, kind="stable").tolist(), postings_max
-        for one in order:
-            start, stop = int(first[one]), int(end[one])
-            if left is not None:
-                left -= stop - start
-                if left < 0 and one != order[0]:
-                    break
-            score[self.rows[start:stop]] += (rarities[one] * (K1 + 1) / 255) * self.impacts[start:stop]
-        return score
+        found: list[tuple[int, NDArray[np.uint32], NDArray[np.uint8]]] = []
+        left, left_out = postings_max, list[int]()
+        for term in (end - first).argsort(kind="stable").tolist():
+            start, stop = int(first[term]), int(end[term])
+            left -= stop - start
+            if left < 0 and found:
+                left_out.append(term)
+            elif start < stop:
+                found.append((term, self.rows[start:stop], self.impacts[start:stop]))
+        joined = Postings.joined(found, left_out)
+        return joined._replace(impacts=joined.impacts.astype(np.float32) / np.float32(255))
 
-    def words_at(self, labels: Rows, keys: Keys, rarities: Floats) -> Floats:
-        """BM25 of some rows, with all terms."""
-        score = np.zeros(len(labels), np.float32)
-        for start, stop, rare in zip(*(one.tolist() for one in self._ranges(keys)), rarities.tolist(), strict=True):
+    def words_at(self, rows: Rows, keys: Keys, weights: Floats) -> Floats:
+        """BM25 of some rows for each part, (m, p), with all terms, which weigh so much, (p, k)."""
+        scores = np.zeros((len(rows), len(weights)), np.float32)
+        for start, stop, weight in zip(*(one.tolist() for one in self._ranges(keys)), weights.T, strict=True):
             if start < stop:
-                rows = self.rows[start:stop]
-                at = np.minimum(rows.searchsorted(labels.astype(np.uint32)), stop - start - 1)
-                has = rows[at] == labels
-                score[has] += (rare * (K1 + 1) / 255) * self.impacts[start + at[has]]
-        return score
+                having = self.rows[start:stop]
+                at = np.minimum(having.searchsorted(rows.astype(np.uint32)), stop - start - 1)
+                has = having[at] == rows
+                scores[has] += ((K1 + 1) / 255) * self.impacts[start + at[has], None] * weight
+        return scores
 
     def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
         """See `GrowingColumns.has`."""
