@@ -91,13 +91,13 @@ class Terms(NamedTuple):
     asks: Bits
     """Whether each part asks for each, (p, k)."""
     weights: Floats
-    """What each counts for each part, (p, k): 0 where the part does not ask for it, or no chunk has it."""
+    """The count of each for each part, (p, k): 0 where the part does not ask for it, or no chunk has it."""
 
 
 class Pool(NamedTuple):
     """The chunks of one source that compete, in columns of the same length m; p parts ask."""
 
-    source: Source
+    source: ChunkSource
     labels: Rows
     """The rows in the source, ascending."""
     segment: Rows
@@ -116,7 +116,7 @@ class Pool(NamedTuple):
     """Whether the chunk goes on where the one in the row before it ended: they are neighbours."""
 
 
-class Source:
+class ChunkSource:
     """Chunks that lie in one place; each has a label below `len(counts)`."""
 
     def __init__(self, columns: GrowingColumns | SealedColumns | None, counts: Bits, then: Sequence[Bits]) -> None:
@@ -135,7 +135,7 @@ class Source:
 
     @cached_property
     def _choices(self) -> list[Bits]:
-        """What competes at any time, and at each that is spoken of."""
+        """The chunks that compete at any time, and at each that is spoken of."""
         return [self.competes, *(self.competes & bits for bits in self._then)]
 
     @property
@@ -200,7 +200,7 @@ class Source:
         return found
 
 
-class GrowingSource(Source):
+class GrowingSource(ChunkSource):
     """A segment that is appended to, or has no index yet."""
 
     def __init__(self, view: SegmentView, then: Sequence[SegmentView], visible: frozenset[int]) -> None:
@@ -220,15 +220,15 @@ class GrowingSource(Source):
         return self._view.matrix
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return np.full(len(labels), self._view.segment.segment_id), labels
 
     def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return multipliers(self._view.rows["utility_steps"][labels], utility).astype(np.float32)
 
 
-class IndexSource(Source):
+class IndexSource(ChunkSource):
     """An index over sealed segments."""
 
     def __init__(self, view: IndexView, then: Sequence[IndexView]) -> None:
@@ -242,27 +242,27 @@ class IndexSource(Source):
         return self._views[0].matrix
 
     def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
-        """See `Source`."""
+        """See `ChunkSource`."""
         if self.matrix is not None or not len(vectors):
             return super().nearest(vectors, utility)
         hits = [hit for view in self._views for hit in view.search(vectors, FOUND_MAX * len(vectors), utility)]
         return [self._index.labels_of(hit.segment_ids, hit.rows) for hit in hits]
 
     def vectors(self, labels: Rows) -> Floats:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return self._index.vectors_of(labels)
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return self._index.places_of(labels)
 
     def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return self._index.multipliers_of(labels, utility)
 
 
-class PendingSource(Source):
-    """What waits to be stored."""
+class PendingSource(ChunkSource):
+    """Chunks that wait to be stored."""
 
     def __init__(self, run: PendingRun, counts: Bits, visible: frozenset[int]) -> None:
         super().__init__(run.columns, counts, ())
@@ -275,11 +275,11 @@ class PendingSource(Source):
         return self._run.matrix
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return np.full(len(labels), PENDING_SEGMENT), labels
 
     def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
-        """See `Source`."""
+        """See `ChunkSource`."""
         return np.ones(len(labels), np.float32)
 
 
@@ -310,7 +310,7 @@ class TopicColumns:
         then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = PendingRun.joined(pending) if pending else PendingRun()
-        self._sources: list[Source] = [
+        self._sources: list[ChunkSource] = [
             GrowingSource(view, [one.views[number] for one in then], visible)
             for number, view in now.views.items()
             if isinstance(view.segment, GrowingSegment) and len(view.rows)
@@ -418,7 +418,7 @@ class TopicColumns:
         nothing = np.empty(0, np.intp)
         return [self._pool(source, np.concatenate([nothing, *some]), dimension, utility) for source, some in found]
 
-    def _pool(self, source: Source, labels: Rows, dimension: int, utility: UtilitySettings) -> Pool:
+    def _pool(self, source: ChunkSource, labels: Rows, dimension: int, utility: UtilitySettings) -> Pool:
         labels = source.beside(labels)
         vectors, (segment, row) = source.vectors(labels), source.places(labels)
         tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(

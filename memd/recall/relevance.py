@@ -216,7 +216,7 @@ class Field:
         return np.asarray(nearest, np.float32)
 
     def _shares(self, settings: RetrievalSettings, lexical: Floats, nearest: Floats) -> Floats:
-        """What meaning, words, feedback and neighbours give to each chunk for each part, (4, m, p)."""
+        """The shares of meaning, words, feedback and neighbours in each chunk's score for each part, (4, m, p)."""
         shares = np.zeros((4, *self.raw.shape), np.float32)
         competes = self.competes[:, None]
         if not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight):
