@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -605,6 +606,35 @@ def test_where_no_conversation_is_found_the_import_says_what_takes_documents(tmp
     for _ in range(2):
         result = CliRunner().invoke(main, ["import", talk, "--data-dir", str(tmp_path / "new")])
         assert "no conversation was found" not in result.stdout
+
+
+def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "house.md").write_text("# House\n\nThe spare key is with Ann.\n")
+    (folder / "package.json").write_text('{"name": "lighthouse", "port": 4443}\n')
+    talk = written(folder / "talk.jsonl", [CONVERSATION])
+
+    def add(*arguments: str | Path) -> str:
+        where = ["--data-dir", str(tmp_path / "new")]
+        result = CliRunner().invoke(main, ["add", *map(str, arguments), *where], input=talk.read_text())
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert re.fullmatch(
+        r"topic default: 2 files looked at, .*; 2 chunks written, 0 taken out\n"
+        r"1 file read; 1 conversation \(OpenAI messages 1\) imported as \d chunks?, .*\n",
+        add(folder),
+    )
+    for again in ((folder,), (talk,), (folder, talk), ("-",), (folder, "--format", "openai")):
+        assert re.search(r"^1 file read; .* imported as 0 chunks, 7 messages there already", add(*again), re.MULTILINE)
+    kinds = {entry["kind"] for entry in export(tmp_path / "new", DiskFiles(), topic_id=None, live_only=True)}
+    assert kinds == {"turn", "document"}
+    assert "3 files looked at" in add(
+        folder, "--as", "notes", "--format", "md", "--format", "json", "--format", "jsonl"
+    )
+    refused = CliRunner().invoke(main, ["add", str(folder), "--format", "openai", "--format", "md"])
+    assert refused.exit_code == 2 and "give no other --format" in refused.stderr
 
 
 def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_named(tmp_path: Path) -> None:

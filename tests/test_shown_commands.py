@@ -57,7 +57,6 @@ NOT_RUN = {
 
 REAL = {
     "memd backup DIR": "memd backup copies",
-    "memd import PATH…": "memd import conversations.json",
     'memd remember "…"': 'memd remember "The office is in Bergen."',
     "memd add PATH…": "memd add notes",
     'memd search "…"': 'memd search "On which port does the booking API listen?"',

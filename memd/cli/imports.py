@@ -1,4 +1,4 @@
-"""`memd import`: conversations of other programs, and exports of memd.
+"""Conversations of other programs, and exports of memd, for `memd add` and for `memd import`, its former name.
 
 Rule: the command reads the files, as its user may; the daemon takes what stands in them. What cannot be read is named
 with its file and place, and the rest goes on. Interrupted, the command is simply run again.
@@ -39,31 +39,39 @@ _AHEAD_US = 86_400_000_000
 def import_(
     config_path: Path | None, data_dir: str | None, topic: str | None, wanted: str | None, paths: tuple[Path, ...]
 ) -> int:
-    """Remember the conversations in the files and folders PATH...
-
-    `-` is standard input. Done again, only what is new is added.
-
-    Example: memd import conversations.json
-    """
+    """Remember the conversations in the files and folders PATH...; `memd add` does it too."""
     if topic is not None:
         checked_topic_id(topic)
-    files = _files(paths)
-    config = config_of(config_path, {"data_dir": data_dir})
-    dating = Dating(time.time_ns() // 1000 + _AHEAD_US)
-    with daemon_for(config) as daemon:
-        importing = _Importing(daemon, topic, wanted, dating)
-        try:
-            importing.take(files)
-        except KeyboardInterrupt:
-            click.echo(f"memd: interrupted; {importing.said()}; run it again for the rest", err=True)
-            raise
+    files = named_files(paths)
+    with daemon_for(config_of(config_path, {"data_dir": data_dir})) as daemon:
+        return FOUND_SOMETHING if import_files(daemon, files, topic, wanted) else 0
+
+
+def dating_now() -> Dating:
+    """Read times in files; those that are ahead of now are refused."""
+    return Dating(time.time_ns() // 1000 + _AHEAD_US)
+
+
+def import_files(daemon: RunningDaemon, files: Iterable[ImportedFile], topic: str | None, wanted: str | None) -> int:
+    """Import files and print what was done; return the number of problems.
+
+    Args:
+        topic: for everything; None: the topics of entries, and the default one for conversations.
+        wanted: the name of the only format to read.
+    """
+    importing = _Importing(daemon, topic, wanted, dating_now())
+    try:
+        importing.take(files)
+    except KeyboardInterrupt:
+        click.echo(f"memd: interrupted; {importing.said()}; run it again for the rest", err=True)
+        raise
     _show(importing.problems)
     click.echo(importing.said())
-    return FOUND_SOMETHING if importing.problems else 0
+    return len(importing.problems)
 
 
 class _Importing:
-    """One run of `memd import`."""
+    """One run."""
 
     def __init__(self, daemon: RunningDaemon, topic_id: str | None, wanted: str | None, dating: Dating) -> None:
         self._sending = Sending(lambda path, body: daemon.post(path, body, PART_SECONDS_MAX), topic_id)
@@ -140,7 +148,12 @@ class _Importing:
         return "; ".join(said)
 
 
-def _files(paths: Iterable[Path]) -> list[ImportedFile]:
+def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
+    """The files at and below some paths.
+
+    Raises:
+        BadQuestion: one cannot be read.
+    """
     try:
         return list(files_of(paths))
     except OSError as error:

@@ -50,7 +50,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "erase": ("erasing", "Erase a topic, or single chunks, for good."),
     },
     "Bring in": {
-        "import": ("imports", "Remember the conversations in the files and folders PATH..."),
         "sources": ("sources", "List the documents that were added, or take some out."),
         "index": ("sources", "Look at the sources of the settings now."),
         "model": ("model", "Add an embedding model, list or remove those that were added."),
@@ -72,7 +71,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 """The commands as the help lists them; by name: the module below `memd.cli` that has it, and the first sentence of its
 help."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-FORMER = {"decrypt": "encryption", "key": "encryption", "rekey": "encryption"}
+FORMER = {"decrypt": "encryption", "import": "imports", "key": "encryption", "rekey": "encryption"}
 """Commands that go on working, but are another's by now: their modules, by name. No list has them."""
 
 OTHERS_CALL_IT = {

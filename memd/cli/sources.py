@@ -1,4 +1,4 @@
-"""`memd add` and `memd sources`: documents.
+"""`memd add`, `index` and `sources`: documents, and exports of conversations among them.
 
 Rule: the command reads the files, as its user may; the daemon takes what stands in them. A file that cannot be read is
 named with the reason, and the rest goes on. Interrupted, the command is simply run again.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -19,15 +20,18 @@ from memd.admin.kept_documents import RoutesKeeper, known_by
 from memd.admin.sources import SourceStates
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of
+from memd.cli.imports import dating_now, import_files, named_files
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadQuestion, NotFound
+from memd.ingest.imports.files import STANDARD_INPUT, ImportedFile, has_conversation
+from memd.ingest.imports.formats import NAMES
 from memd.ingest.sources.agents import claude_code_folders
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.looking import Look, Source, is_below, look
 from memd.ingest.sources.tending import SourceState, topic_of
-from memd.ingest.sources.walking import Chosen
+from memd.ingest.sources.walking import Chosen, Walk
 from memd.settings.model import AUTO_TOPIC
 from memd.wording import counted, name_for_terminal
 
@@ -43,10 +47,17 @@ def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
 @click.option("--topic", help=f"Where they belong; auto: the topic called as PATH. Default: {DEFAULT_TOPIC_ID}.")
 @click.option("--exclude", multiple=True, metavar="NAME", help="Leave out these files and folders; may be given again.")
 @click.option("--as", "name", metavar="NAME", help="What PATH is called. Default: its own name.")
-@click.option("--format", "formats", multiple=True, metavar="SUFFIX", callback=_suffixes, help="Only such files (md).")
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="NAME",
+    callback=_suffixes,
+    help=f"Only files with this suffix (md), or only conversations of a program ({', '.join(NAMES)}).",
+)
 @click.option("--follow-links", is_flag=True, help="Also links that lead out of PATH.")
 @click.option("--claude-code", is_flag=True, help="What Claude Code has noted, each project in the topic of its name.")
-@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
 def add(
     config_path: Path | None,
     data_dir: str | None,
@@ -61,33 +72,63 @@ def add(
 ) -> int:
     """Remember what stands in the files and folders PATH...
 
-    With the extra `memd-proxy[documents]` PDF, Office documents, HTML and EPUB too. Added again, only what changed is
-    stored; what is gone is taken out.
+    Documents and exported conversations; - is an export on standard input. Added again, only what changed is stored.
 
-    Example: memd add notes
+    Example: memd add notes conversations.json
     """
     if name is not None and (len(paths) > 1 or not name.strip("/") or claude_code):
         raise BadQuestion("--as names one PATH: give one, and a name for it")
     if not paths and not claude_code:
         raise BadQuestion("give the PATH of a file or folder, or --claude-code")
+    for path in paths:
+        if path != STANDARD_INPUT and not path.exists():
+            raise BadQuestion(f"{name_for_terminal(str(path))}: there is no such file or folder")
     config = config_of(config_path, {"data_dir": data_dir})
     if topic not in (None, AUTO_TOPIC):
         checked_topic_id(topic)
+    wanted = next((one for one in formats if one in NAMES), None)
+    if wanted is not None and len(formats) > 1:
+        raise BadQuestion(f"--format {wanted} reads conversations alone: give no other --format beside it")
     apart = str(config.data_dir.resolve())  # memd's own files are no documents
     chosen = Chosen(exclude=(*exclude, apart), formats=formats, follow_links=follow_links)
+    if wanted is not None:
+        exports, paths = named_files(paths), ()
+    else:
+        exports = [] if name is not None or formats else _exports(paths, chosen)
+        chosen = msgspec.structs.replace(chosen, exclude=(*chosen.exclude, *(str(one.path) for one in exports)))
+        paths = tuple(path for path in paths if path != STANDARD_INPUT and str(path.resolve()) not in chosen.exclude)
     found = [
         (topic_of(path) if topic == AUTO_TOPIC else topic or DEFAULT_TOPIC_ID, Source(path=path.absolute(), name=named))
         for path, named in dict.fromkeys((path, (name or "").strip("/")) for path in paths)
     ]
     found += _claude_code(topic) if claude_code else []
     totals: dict[str, Look] = {}
+    problems = 0
     with daemon_for(config) as daemon:
         for topic_id, source in found:
             told = _look(daemon, topic_id, msgspec.structs.replace(source, chosen=chosen))
             totals.setdefault(topic_id, Look()).add(told)
-    for topic_id, told in totals.items():
-        _say(topic_id, told)
-    return FOUND_SOMETHING if any(told.problems for told in totals.values()) else 0
+        for topic_id, told in totals.items():
+            _say(topic_id, told)
+            problems += len(told.problems)
+        if exports:
+            problems += import_files(daemon, exports, topic, wanted)
+    return FOUND_SOMETHING if problems else 0
+
+
+def _exports(paths: Sequence[Path], chosen: Chosen) -> list[ImportedFile]:
+    """Exports of conversations among the files that are to be added, and standard input."""
+    dating, found = dating_now(), dict[Path, ImportedFile]()
+    for path in paths:
+        if path == STANDARD_INPUT:
+            found[path] = ImportedFile(path, 0)
+            continue
+        with suppress(OSError):  # it is named with the reason where documents are looked at
+            for file in (Path(one.path) for one in Walk(path.resolve(), chosen).files()):
+                with suppress(OSError):
+                    if file not in found and has_conversation(file, dating):
+                        found[file] = ImportedFile(file, file.stat().st_size)
+    return list(found.values())
 
 
 def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:

@@ -98,7 +98,7 @@ def _next_steps(url: str | None, *, is_empty: bool) -> dict[str, str]:
     else:
         steps = {"memd turn": "shows what memory did in the latest turns"}
     steps |= (
-        {"memd add PATH": "remembers files and folders"}
+        {"memd add PATH": "remembers documents and exported conversations"}
         if is_empty
         else {'memd search "…"': "shows what a chat with this question would get"}
     )

@@ -165,9 +165,7 @@ def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:
         other = seen.setdefault(topic_id.casefold(), topic_id)
         if other != topic_id:
             said = f"the topics {other!r} and {topic_id!r} differ only in case: on macOS or Windows they would be mixed"
-            yield warning(
-                LOG, said, "before you move them there, give one another name: memd export, memd import --topic"
-            )
+            yield warning(LOG, said, "before you move them there, give one another name: memd export, memd add --topic")
 
 
 def _set_aside(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:

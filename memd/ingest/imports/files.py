@@ -71,6 +71,18 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
                         yield ImportedFile(file, file.stat().st_size, is_named=False)
 
 
+def has_conversation(path: Path, dating: Dating) -> bool:
+    """Whether a file is an export: its first value that can be read is a conversation or an exported entry.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not _NAMES.fullmatch(path.name):
+        return False
+    found = read(ImportedFile(path, 0), dating, None, lambda _: None)
+    return any(not isinstance(one, Bad) for _, one in found)
+
+
 def read(
     file: ImportedFile, dating: Dating, wanted: str | None, advanced: Callable[[int], None]
 ) -> Iterator[tuple[str, Found]]:
