@@ -120,6 +120,12 @@ class DiskFiles:
         self._kept_open = KeptOpen(kept_open_max or descriptors.kept_open_max(descriptors.limit()))
         self._locks: list[DirectoryLock] = []
 
+    def _note(self, path: Path) -> None:
+        """Called after a file was made, replaced, cut or removed. Counterpart: memd/store/bucket/noting_disk.py."""
+
+    def _note_growth(self, path: Path, end: int) -> None:
+        """Called after a whole write to a file, which ends there now."""
+
     def size(self, path: Path) -> int | None:
         """See Files."""
         with reading(path):
@@ -174,11 +180,16 @@ class DiskFiles:
     def create(self, path: Path) -> Appender:
         """See Files."""
         self.confirm_lock()
-        return _DiskAppender(path, os.O_CREAT | os.O_TRUNC, self._kept_open, self.confirm_lock)
+        appender = self._appender(path, os.O_CREAT | os.O_TRUNC)
+        self._note(path)
+        return appender
 
     def append_to(self, path: Path) -> Appender:
         """See Files."""
-        return _DiskAppender(path, 0, self._kept_open, self.confirm_lock)
+        return self._appender(path, 0)
+
+    def _appender(self, path: Path, flags: int) -> _DiskAppender:
+        return _DiskAppender(path, flags, self._kept_open, self.confirm_lock, self._note, self._note_growth)
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
@@ -192,6 +203,8 @@ class DiskFiles:
         self.confirm_lock()
         with writing(new):
             old.replace(new)
+        self._note(old)
+        self._note(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """See LocalDisk."""
@@ -203,7 +216,8 @@ class DiskFiles:
                 if error.errno not in _CANNOT_LINK:
                     raise
                 return False
-            return True
+        self._note(new)
+        return True
 
     def changed_at(self, path: Path) -> int:
         """See LocalDisk."""
@@ -227,6 +241,7 @@ class DiskFiles:
             self.confirm_lock()
             with writing(path):
                 path.unlink(missing_ok=True)
+            self._note(path)
 
     def wipe(self, path: Path) -> bool:
         """See LocalDisk."""
@@ -236,6 +251,7 @@ class DiskFiles:
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             is_gone = os.fstat(descriptor).st_nlink == 1 and _overwritten(descriptor)
             path.unlink(missing_ok=True)
+        self._note(path)
         return is_gone
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
@@ -244,7 +260,9 @@ class DiskFiles:
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             new.replace(path)
             self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
-            return os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
+            is_gone = os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
+        self._note(path)
+        return is_gone
 
     def remove_directory(self, path: Path) -> None:
         """See LocalDisk."""
@@ -275,6 +293,7 @@ class DiskFiles:
                 raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {WRITE_REMEDY}") from error
             with open_descriptor(path, os.O_RDONLY) as descriptor:
                 sync_descriptor(descriptor)
+        self._note(path)
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """See LocalDisk."""
@@ -331,9 +350,17 @@ class DiskFiles:
 class _DiskAppender:
     """Gives its descriptor back where others are used more (`descriptors.KeptOpen`), and gets it again when needed."""
 
-    def __init__(self, path: Path, flags: int, kept_open: KeptOpen, confirm_lock: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        flags: int,
+        kept_open: KeptOpen,
+        confirm_lock: Callable[[], None],
+        note: Callable[[Path], None],
+        note_growth: Callable[[Path, int], None],
+    ) -> None:
         self._path = path
-        self._confirm_lock = confirm_lock
+        self._confirm_lock, self._note, self._note_growth = confirm_lock, note, note_growth
         self._kept_open = kept_open
         self._lock = threading.Lock()
         self._is_closed = False
@@ -341,7 +368,8 @@ class _DiskAppender:
         self._sync_error: OSError | None = None
         with writing(path):
             self._descriptor: int | None = opened(path, flags | _APPENDING)
-            self._identity = _identity(os.fstat(self._descriptor))
+            found = os.fstat(self._descriptor)
+            self._identity, self._end = _identity(found), found.st_size
         kept_open.used(self)
 
     def write(self, data: bytes) -> None:
@@ -352,6 +380,8 @@ class _DiskAppender:
             self._is_unsynced = True
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+        self._end += len(data)
+        self._note_growth(self._path, self._end)
 
     def sync(self) -> None:
         """See Appender."""
@@ -365,6 +395,8 @@ class _DiskAppender:
         with self._opened() as descriptor:
             self._is_unsynced = True
             os.ftruncate(descriptor, size)
+        self._end = size
+        self._note(self._path)
 
     def close(self) -> None:
         """See Appender."""

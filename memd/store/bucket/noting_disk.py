@@ -7,15 +7,16 @@ that came later. A file that only grew is known up to the end of a whole write, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 from memd.store.disk import DiskFiles
-from memd.store.files import TEMPORARY_SUFFIX, Appender
+from memd.store.files import TEMPORARY_SUFFIX
 from memd.store.layout import AUDIT_NAME, ERASURES_NAME, KEY_NAME, topic_of
 
+_PLACES_KEPT = 4096
 _OF_THE_DIRECTORY = (KEY_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
 
 
@@ -35,9 +36,10 @@ class ChangedFiles:
         self._data_dir = data_dir
         self._lock = threading.Lock()
         self._notes: dict[str, dict[str, FileNote]] = {}
-
-    def place_of(self, path: Path) -> tuple[str, str] | None:
+        self.place_of = lru_cache(_PLACES_KEPT)(self._place_of)
         """The folder and the name of a file; None: nothing that is ever backed up."""
+
+    def _place_of(self, path: Path) -> tuple[str, str] | None:
         if path.name.endswith(TEMPORARY_SUFFIX) or not path.is_relative_to(self._data_dir):
             return None
         name = path.relative_to(self._data_dir).as_posix()
@@ -91,83 +93,10 @@ class NotingDisk(DiskFiles):
         super().__init__()
         self.changed = ChangedFiles(data_dir)
 
-    def create(self, path: Path) -> Appender:
-        """See Files."""
-        appender = super().create(path)
-        self._note(path)
-        return self._noting(appender, path, 0)
-
-    def append_to(self, path: Path) -> Appender:
-        """See Files."""
-        return self._noting(super().append_to(path), path, self.size(path) or 0)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """See Files."""
-        super().rename(old, new)
-        self._note(old)
-        self._note(new)
-
-    def link(self, old: Path, new: Path) -> bool:
-        """See LocalDisk."""
-        is_linked = super().link(old, new)
-        self._note(new)
-        return is_linked
-
-    def remove(self, path: Path) -> None:
-        """See Files."""
-        super().remove(path)
-        self._note(path)
-
-    def wipe(self, path: Path) -> bool:
-        """See LocalDisk."""
-        is_gone = super().wipe(path)
-        self._note(path)
-        return is_gone
-
-    def replace_wiping(self, new: Path, path: Path) -> bool:
-        """See LocalDisk."""
-        is_gone = super().replace_wiping(new, path)
-        self._note(path)
-        return is_gone
-
-    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        """See LocalDisk."""
-        super().save_native(path, save)
-        self._note(path)
-
-    def _noting(self, appender: Appender, path: Path, end: int) -> Appender:
-        place = self.changed.place_of(path)
-        return appender if place is None else _NotingAppender(appender, self.changed, place, end)
-
     def _note(self, path: Path) -> None:
-        place = self.changed.place_of(path)
-        if place is not None:
+        if (place := self.changed.place_of(path)) is not None:
             self.changed.replaced(*place, self.size(path) or 0)
 
-
-class _NotingAppender:
-    """Notes each whole write; one that fails is cut back, which is noted too."""
-
-    def __init__(self, inner: Appender, changed: ChangedFiles, place: tuple[str, str], end: int) -> None:
-        self._inner, self._changed, self._end = inner, changed, end
-        self._folder, self._name = place
-
-    def write(self, data: bytes) -> None:
-        """See Appender."""
-        self._inner.write(data)
-        self._end += len(data)
-        self._changed.grew(self._folder, self._name, self._end)
-
-    def sync(self) -> None:
-        """See Appender."""
-        self._inner.sync()
-
-    def truncate(self, size: int) -> None:
-        """See Appender."""
-        self._inner.truncate(size)
-        self._end = size
-        self._changed.replaced(self._folder, self._name, size)
-
-    def close(self) -> None:
-        """See Appender."""
-        self._inner.close()
+    def _note_growth(self, path: Path, end: int) -> None:
+        if (place := self.changed.place_of(path)) is not None:
+            self.changed.grew(*place, end)

@@ -70,17 +70,8 @@ def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFil
             f"{path}: is missing; without it nothing that it encrypts can be read: put it back, out of a backup if "
             "need be (where the topic was erased, its key is gone for good: remove its folder)"
         )
-    return decode_key_file(files.read(path), path, kind)
-
-
-def decode_key_file(data: bytes, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
-    """Decode a key file; errors call its place `path`.
-
-    Raises:
-        WrongKey: it is damaged or of a newer format.
-    """
     try:
-        found = msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(files.read(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = None
     if found is None or found.crc != _crc(found):
@@ -92,12 +83,7 @@ def decode_key_file(data: bytes, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFi
 
 def write_key_file(files: Files, path: Path, contents: AnyKeyFile) -> None:
     """Write a key file durably."""
-    replace_file(files, path, encode_key_file(contents))
-
-
-def encode_key_file(contents: AnyKeyFile) -> bytes:
-    """Encode a key file."""
-    return msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n"
+    replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n")
 
 
 class KeyMaker:
@@ -141,15 +127,10 @@ def new_key(random: Random) -> DataKey:
 
 def write_topic_key(files: Files, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
     """Draw the key of a topic and write its `topic.key`, durably."""
-    key, contents = new_topic_key(directory, by, random)
-    write_key_file(files, path, contents)
-    return key
-
-
-def new_topic_key(directory: str, by: DataKey, random: Random) -> tuple[DataKey, TopicKeyFile]:
-    """Draw the key of a topic; return it also wrapped."""
     key = new_key(random)
-    return key, TopicKeyFile(directory=directory, by=by.id.hex(), key=_wrapped(by, key, directory, random))
+    wrapped = _wrapped(by, key, directory, random)
+    write_key_file(files, path, TopicKeyFile(directory=directory, by=by.id.hex(), key=wrapped))
+    return key
 
 
 def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> DataKey:
@@ -158,11 +139,7 @@ def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> Dat
     Raises:
         WrongKey: there is none, or it is another directory's.
     """
-    return opened_topic_key(read_key_file(files, path, TopicKeyFile), path, directory, by)
-
-
-def opened_topic_key(found: TopicKeyFile, path: Path, directory: str, by: DataKey) -> DataKey:
-    """Open the key of a topic that was read; see `read_topic_key`."""
+    found = read_key_file(files, path, TopicKeyFile)
     if found.directory != directory or found.by != by.id.hex():
         raise WrongKey(
             f"{path}: belongs to another data directory, or is from before a `memd encrypt rekey --data`; put back the "
