@@ -57,6 +57,7 @@ from memd.store.layout import (
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, scan_records
 from memd.store.log.journal import payloads_in
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
+from memd.store.tools.export import active_bytes
 
 Waiting = Callable[[Path, LocalDisk], int]
 """How many messages of a journal are in no log yet."""
@@ -210,11 +211,7 @@ class _BackupRun:
             if not data.startswith(before):
                 self._add_finding(path, f"differs from {source.folder / name}, which was changed or cut; it was kept")
                 return
-            if data == before:
-                self.report.kept += 1
-            else:
-                replace_file(files, path, data)
-                self._count_copy(len(data))
+            self._put(path, data)
             last = data.splitlines()[-1] if data else last
         head = head_of(last)
         if head is not None:
@@ -240,13 +237,12 @@ class _BackupRun:
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files
         journal = self._journal(source.hot)
-        active = self._complete_appends(source.active)
-        number = self._segment_id(source.active, active)
+        active, number = self._active(source)
         if files.is_directory(source.segments):
             # If a power cut undid the rename, the daemon would append to the file that is linked here.
             files.sync_directory(source.segments)
         numbers = segments_before(files, source, active, number)
-        before = self._segment_id(target.active, self._complete_appends(target.active))
+        before = self._active(target)[1]
         ahead = {*target.segment_ids(files), *([before] if before is not None else [])} - {*numbers, number}
         if ahead:
             self._add_finding(
@@ -260,13 +256,10 @@ class _BackupRun:
         for segment_id in numbers:
             self._segment(source, target, segment_id)
         if active is not None:
-            self._replace_active(target, active)
+            self._keep_if_diverged(target, active)
+            self._put(target.active, active)
         if journal is not None:
-            if files.size(target.hot) is not None and files.read(target.hot) == journal:
-                self.report.kept += 1
-            else:
-                replace_file(files, target.hot, journal)
-                self._count_copy(len(journal))
+            self._put(target.hot, journal)
         if files.size(source.former_names) is not None:
             replace_file(files, target.former_names, files.read(source.former_names))
         self._torn_tails(source, target)
@@ -278,20 +271,16 @@ class _BackupRun:
         data = self._files.read(path)
         return data[: scan_records(data).end]
 
-    def _complete_appends(self, path: Path) -> bytes | None:
-        """An `active.bin` up to its last complete append; None if there is none."""
-        try:
-            data = self._files.read(path)
-        except StoreError:
-            if self._files.size(path) is None:
-                return None
-            data = self._files.read(path)  # the daemon has just rotated it and begun the next
-        return data[: read_log_file(data, name=str(path), dimension=None).whole_end]
+    def _active(self, layout: TopicLayout) -> tuple[bytes | None, int | None]:
+        """An `active.bin` up to its last complete append, and the number in its header.
 
-    def _segment_id(self, path: Path, data: bytes | None) -> int | None:
-        """The number in the header of an `active.bin`; None if there is no file or the header is damaged."""
-        header = read_log_file(data, name=str(path), dimension=None).header if data is not None else None
-        return header.segment_id if header is not None else None
+        None, if there is no file, and if the header is damaged.
+        """
+        data = active_bytes(self._files, layout)
+        if data is None:
+            return None, None
+        found = read_log_file(data, name=str(layout.active), dimension=None)
+        return data[: found.whole_end], None if found.header is None else found.header.segment_id
 
     def _file_segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
         """Repeat what the daemon has done to this file since the last backup: fill it, then rotate it."""
@@ -353,13 +342,13 @@ class _BackupRun:
         put_in_place(files, temporary, target)
         self._count_copy(written.bytes)
 
-    def _replace_active(self, target: TopicLayout, active: bytes) -> None:
-        if self._files.size(target.active) is not None and self._files.read(target.active) == active:
+    def _put(self, path: Path, data: bytes) -> None:
+        """Make a file one with these contents."""
+        if self._files.size(path) is not None and self._files.read(path) == data:
             self.report.kept += 1
-            return
-        self._keep_if_diverged(target, active)
-        replace_file(self._files, target.active, active)
-        self._count_copy(len(active))
+        else:
+            replace_file(self._files, path, data)
+            self._count_copy(len(data))
 
     def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
         """Save a copy of the earlier `active.bin` if the present one does not begin with it, but for what was erased.
