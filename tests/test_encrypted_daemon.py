@@ -22,7 +22,7 @@ from memd.cli.main import main
 from memd.errors import WrongKey
 from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import DiskFiles
-from memd.store.encryption.master_key import MasterKey, new_key_file
+from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for
 from memd.store.store import Store
 from memd.store.tools.export import exported_entries

@@ -22,7 +22,7 @@ from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
 from memd.settings.encryption import EncryptionSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.converting import decrypt, encrypt, rekey
-from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.key_files import MasterKey
 from memd.store.encryption.opening import disk_for, encrypted_disk
 from memd.store.erasure.ledger import Erasure
 from memd.store.files import replace_file

@@ -41,7 +41,7 @@ from memd.settings.model import AuditSettings, Config, ListenSettings, UpstreamS
 from memd.store.audit.book import AuditBook, read_book
 from memd.store.audit.chain import Act
 from memd.store.disk import DiskFiles
-from memd.store.encryption.master_key import new_key_file
+from memd.store.encryption.key_files import new_key_file
 from memd.store.erasure.forbidden import ForbiddenText, read_forbidden
 from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper

@@ -55,7 +55,7 @@ def encrypt() -> None:
 def new(file: Path) -> int:
     """Write a new key to FILE, which must not exist yet."""
     check_installed()
-    from memd.store.encryption.master_key import new_key_file
+    from memd.store.encryption.key_files import new_key_file
 
     if file.exists():
         raise BadQuestion(f"{file}: is there already, and a key that is written over is lost; name another file")

@@ -14,7 +14,7 @@ from drafts import DATA_DIR
 
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import DataKey
-from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.key_files import MasterKey
 
 MASTER = MasterKey(bytes(range(1, 33)))
 DIRECTORY_KEY = DataKey(bytes(range(32)))

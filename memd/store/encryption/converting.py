@@ -25,13 +25,13 @@ from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
     KeyMaker,
+    MasterKey,
     State,
     TopicKeyFile,
     new_key,
     read_key_file,
     write_key_file,
 )
-from memd.store.encryption.master_key import MasterKey
 from memd.store.encryption.opening import check_not_lost
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, checksum_of, pieces_of, write_pieces

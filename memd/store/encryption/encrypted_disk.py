@@ -17,8 +17,7 @@ from memd.errors import CorruptFile, StoreError, StoreWriteFailed, WrongKey
 from memd.store.disk import LocalDisk
 from memd.store.encryption.encrypted_file import EncryptedAppender, EncryptedFile, check_header, read_whole
 from memd.store.encryption.frames import DataKey, FrameTable, Random
-from memd.store.encryption.key_files import read_topic_key, write_topic_key
-from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
 from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, replace_file, write_pieces
 from memd.store.layout import (
     AUDIT_NAME,

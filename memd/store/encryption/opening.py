@@ -28,7 +28,7 @@ from memd.wording import counted
 
 if TYPE_CHECKING:
     from memd.store.encryption.encrypted_disk import EncryptedDisk
-    from memd.store.encryption.master_key import MasterKey
+    from memd.store.encryption.key_files import MasterKey
 
 _INSTALL = "encryption needs the cryptography package: pip install 'memd-proxy[encryption]'"
 _PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
@@ -144,7 +144,7 @@ def master_key(settings: EncryptionSettings) -> MasterKey:
         WrongKey: there is none, or the file cannot be one.
     """
     check_installed()
-    from memd.store.encryption.master_key import MasterKey
+    from memd.store.encryption.key_files import MasterKey
 
     if settings.key:
         return MasterKey.parsed(settings.key.encode(), "the key in MEMD_ENCRYPTION_KEY, or on standard input,")

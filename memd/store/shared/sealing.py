@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from memd.errors import CorruptFile
-from memd.store.encryption.master_key import MasterKey
+from memd.store.encryption.key_files import MasterKey
 from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import PAGE_ROWS, News, Stream
 
