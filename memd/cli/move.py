@@ -21,8 +21,8 @@ from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import topic_ids_in
 from memd.store.shared.joining import shared_log
-from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log, topics_in
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
+from memd.store.shared.seam import SharedLog, topics_in
 from memd.wording import counted, for_terminal, sized
 
 _SCHEMES = ("postgresql://", "postgres://")

@@ -185,6 +185,11 @@ class TopicLayout:
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
         return sorted(int(match[1]) for match in found if match is not None and match[2] == "bin")
 
+    def log_files(self, files: Files) -> list[Path]:
+        """Return the files of the log on disk, oldest first."""
+        active = [self.active] if files.size(self.active) is not None else []
+        return [*map(self.bin, self.segment_ids(files)), *active]
+
     def next_segment_id(self, files: Files) -> int:
         """Return the first number that no file has, though it be only an index whose segment is missing."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))

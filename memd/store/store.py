@@ -32,7 +32,6 @@ from memd.store.erasure.ledger import Erasure, ErasureLedger, Erasures, returned
 from memd.store.erasure.wiping import Wiper
 from memd.store.files import Files, replace_file
 from memd.store.layout import (
-    BOOK_NAMES,
     LOCK_NAME,
     TOPIC_KEY_NAME,
     TopicLayout,
@@ -50,7 +49,7 @@ from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.recent import Recent, RecentTopics, read_recent
 from memd.store.shared.joining import join
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.topic import DraftFilter, StoreShared, TopicLog, keep_draft
@@ -59,7 +58,6 @@ __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
 
 MakeErasures = Callable[[LocalDisk, Path], Erasures]
-_PAGE = 10_000
 
 
 def _now_us() -> int:
@@ -211,8 +209,7 @@ class Store:
 
     def has_other_model(self, topic_id: str) -> bool:
         """Whether another embedding model wrote a file of the topic; reads only headers."""
-        layout = TopicLayout(self.data_dir, topic_id)
-        paths = [*map(layout.bin, layout.segment_ids(self.files)), layout.active]
+        paths = TopicLayout(self.data_dir, topic_id).log_files(self.files)
         headers = (read_header(self.files, path) for path in paths)
         return any(header is not None and not self.model.wrote(header) for header in headers)
 
@@ -344,10 +341,7 @@ class Store:
     def topic_ids(self) -> list[str]:
         """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
         if self.kept is not None:
-            found = page = self.kept.topics("", _PAGE)
-            while len(page) == _PAGE:
-                found += (page := self.kept.topics(page[-1], _PAGE))
-            return [name for name in found if name not in BOOK_NAMES]
+            return topics_in(self.kept)
         return topic_ids_in(self.files, self.data_dir)
 
     def has_topic(self, topic_id: str) -> bool:
@@ -384,8 +378,7 @@ def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:
     files = files or DiskFiles()
     found = set()
     for topic_id in topic_ids_in(files, data_dir):
-        layout = TopicLayout(data_dir, topic_id)
-        for path in [*map(layout.bin, layout.segment_ids(files)), layout.active]:
+        for path in TopicLayout(data_dir, topic_id).log_files(files):
             if (header := read_header(files, path)) is not None:
                 found.add(ModelId(header.dimension, header.fingerprint))
     return found

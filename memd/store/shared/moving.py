@@ -17,7 +17,7 @@ import msgspec
 from memd.errors import MoveRefused, StoreError
 from memd.store.disk import LocalDisk
 from memd.store.erasure.forbidden import encode_forbidden, read_forbidden
-from memd.store.layout import BOOK_NAMES, CLUSTER_NAME, LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import CLUSTER_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -29,12 +29,11 @@ from memd.store.log.format import (
 )
 from memd.store.log.journal import Journal, payloads_in, read_journal
 from memd.store.log.recovery import find_damage, read_log_file
-from memd.store.shared.seam import Row, SharedLog, Stream
+from memd.store.shared.seam import Row, SharedLog, Stream, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
 
 _SEGMENT_ENTRIES = 5_000
-_PAGE_TOPICS = 10_000
 
 
 class MovedTopic(msgspec.Struct, frozen=True):
@@ -49,14 +48,6 @@ class MovedTopic(msgspec.Struct, frozen=True):
 
 Step = tuple[int, int, MovedTopic]
 """How many topics are done, of how many, and the last one of them."""
-
-
-def topics_in(kept: SharedLog) -> list[str]:
-    """All topics of a shared log but its books."""
-    found = page = kept.topics("", _PAGE_TOPICS)
-    while len(page) == _PAGE_TOPICS:
-        found += (page := kept.topics(page[-1], _PAGE_TOPICS))
-    return [name for name in found if name not in BOOK_NAMES]
 
 
 def into_folder(
@@ -113,7 +104,7 @@ def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
     journal.rewrite([one for one in payloads if one != b"\xc0"])  # that stands for an empty buffer
     store.close_topic(name)
     layout, files = TopicLayout(store.data_dir, name), store.files
-    for path in _log_files(layout, files):
+    for path in layout.log_files(files):
         with closing(files.append_to(path)) as appender:
             appender.sync()
     return _compared(kept, layout, files)
@@ -176,7 +167,7 @@ class _Sum:
 
 def _groups(layout: TopicLayout, files: LocalDisk) -> Iterator[tuple[int, bytes, bytes]]:
     """The groups of a topic's log: the id of the last entry, the header of the file, and the records."""
-    paths = _log_files(layout, files)
+    paths = layout.log_files(files)
     for path in paths:
         data = files.read(path)
         log_file = read_log_file(data, name=str(path), dimension=None)
@@ -188,11 +179,6 @@ def _groups(layout: TopicLayout, files: LocalDisk) -> Iterator[tuple[int, bytes,
             if not entry.group_left:
                 yield entry.canonical_id, encode_header(log_file.header), data[begin : span.end]
                 begin = None
-
-
-def _log_files(layout: TopicLayout, files: LocalDisk) -> list[Path]:
-    active = [layout.active] if files.size(layout.active) is not None else []
-    return [*map(layout.bin, layout.segment_ids(files)), *active]
 
 
 def _rows(kept: SharedLog, name: str, stream: Stream) -> Iterator[Row]:

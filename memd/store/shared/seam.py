@@ -17,8 +17,11 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from memd.store.layout import BOOK_NAMES
+
 Stream = Literal["log", "hot", "kept"]
 STREAMS: tuple[Stream, ...] = ("hot", "kept", "log")
+_PAGE_TOPICS = 10_000
 PAGE_ROWS = 256
 """Of one stream in one answer: 10 MB of a log in which each group has 20 chunks."""
 
@@ -114,3 +117,11 @@ class SharedLog(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
+
+
+def topics_in(kept: SharedLog) -> list[str]:
+    """All topics of a shared log but its books."""
+    found = page = kept.topics("", _PAGE_TOPICS)
+    while len(page) == _PAGE_TOPICS:
+        found += (page := kept.topics(page[-1], _PAGE_TOPICS))
+    return [name for name in found if name not in BOOK_NAMES]

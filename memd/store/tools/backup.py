@@ -172,8 +172,7 @@ class _BackupRun:
 
     def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
         """Whether a topic of the backup is the one that was erased, and not a later one of its name."""
-        paths = [*map(layout.bin, layout.segment_ids(self._files)), layout.active]
-        for path in (one for one in paths if self._files.size(one) is not None):
+        for path in layout.log_files(self._files):
             for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
                 return entry.canonical_id <= erasure.highest_id
         return False
