@@ -3,7 +3,8 @@
 Rule: pure, and linear in the text, which is untrusted. The prompt has the text as it came; the digest, the stored text
 and the question asked of memory have what was said. A text in which nothing is found is said as it stands. Programs
 wrap a user's words; what a model wrote is its own, and a tool's result, which may be any file, loses no more than what
-stands at its ends, and never all of it.
+stands at its ends, and never all of it. A whole message that a program wrote in the name of the user or of the model
+was said by neither.
 """
 
 from __future__ import annotations
@@ -25,11 +26,19 @@ SEARCHED_CHARACTERS_MAX = 1_000_000
 
 
 class Speech:
-    """Finds what was said, for one list of patterns."""
+    """Finds what was said, by patterns."""
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """`patterns`: `ingest.strip`, regular expressions."""
+    def __init__(self, patterns: Iterable[str] = (), message: Iterable[str] = (), reply: Iterable[str] = ()) -> None:
+        """
+        Args:
+            patterns: regular expressions of text that was not said (`ingest.strip`).
+            message: of whole messages that a program wrote in the user's name.
+            reply: of those that it wrote in the model's.
+        """
         self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._whole = {
+            role: [re.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))
+        }
 
     def heard(self, message: Message) -> Message:
         """The message with `said` found; the message itself where all of its text was said."""
@@ -47,6 +56,9 @@ class Speech:
         if role != "assistant" and len(rest) <= SEARCHED_CHARACTERS_MAX:
             for pattern in self._patterns:
                 rest = _without_at_ends(pattern, rest) if role in RESULT_ROLES else _without(pattern, rest)
+        if role in self._whole and len(rest) <= SEARCHED_CHARACTERS_MAX:
+            words = rest.strip()
+            rest = "" if any(pattern.fullmatch(words) for pattern in self._whole[role]) else rest
         return None if rest == text else rest
 
 

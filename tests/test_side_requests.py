@@ -12,12 +12,13 @@ from test_turn import FACT, daemon_in_process
 
 from memd.proxy.side_requests import SEARCHED_CHARACTERS_MAX, SideRequests
 from memd.settings.model import Config
+from memd.settings.programs import Programs, programs_of
 from memd.wire.anthropic.api import ANTHROPIC
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
 from memd.wire.responses.api import RESPONSES
 
-SIDE_REQUESTS = SideRequests(Config().ingest.ignore, Config().ingest.ignore_system)
+SIDE_REQUESTS = SideRequests(programs_of(Config().ingest))
 
 # The beginnings of the prompts as the projects have them: Open WebUI (backend/open_webui/config.py,
 # utils/middleware.py), opencode (packages/opencode/src/agent/prompt, session/compaction.ts), Codex
@@ -161,7 +162,7 @@ async def test_it_passes_untouched_and_is_not_remembered(tmp_path: Path) -> None
 
 
 def test_a_pattern_with_an_outer_choice_is_searched_for_everywhere() -> None:
-    requests = SideRequests([r"\Aping|pong"], [])
+    requests = SideRequests(Programs(ignore=(r"\Aping|pong",)))
     request = CHAT.parse(json.dumps({"messages": [{"role": "user", "content": "ping? pong!"}]}).encode())
     assert requests.includes(request)
     assert requests.includes(CHAT.parse(b'{"messages": [{"role": "user", "content": "now pong"}]}'))

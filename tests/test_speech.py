@@ -11,15 +11,16 @@ from msgspec import Raw
 
 from memd.errors import ConfigError
 from memd.messages import Message, stored_text
-from memd.settings.clients import STRIPPED_BY_DEFAULT
 from memd.settings.loading import load_config
 from memd.settings.model import Config
+from memd.settings.programs import programs_of
 from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
 from memd.wire.chat.message import parse_message
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.registry import APIS
 
-SPEECH = Speech(Config().ingest.strip)
+PROGRAMS = programs_of(Config().ingest)
+SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply)
 DETAILS = "<environment_details>\n# VSCode Open Tabs\na<b.ts\n\n# Current Time\n10:{minute}\n</environment_details>"
 REMINDER = "<system-reminder>\nThe TodoWrite tool hasn't been used recently.\n</system-reminder>"
 AIDER = (
@@ -153,4 +154,4 @@ def test_a_pattern_that_is_none_is_named_with_its_setting(tmp_path: Path) -> Non
 
 
 def test_the_default_patterns_fit_into_a_line_of_the_settings() -> None:
-    assert all("\n" not in pattern and len(pattern) <= 4096 for pattern in STRIPPED_BY_DEFAULT)
+    assert all("\n" not in pattern and len(pattern) <= 4096 for pattern in PROGRAMS.strip)

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "caching": set[str](),
     "patterns": set[str](),
     "principals": {"errors"},
-    "settings": {"errors", "principals"},
+    "settings": {"errors", "principals", "assets"},
     "assets": set[str](),
     "wire": WORDS,
     "embedding": WORDS | {"assets"},

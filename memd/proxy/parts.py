@@ -69,6 +69,7 @@ from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
+from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.store.bucket.tending import BucketTender
 from memd.store.layout import GRANTS_NAME
@@ -153,6 +154,8 @@ async def make_parts(
     topics = _topics_of(stack, config, store, writer, redactor, counter, tasks, indexer, retriever)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
+    programs = programs_of(config.ingest)
+    speech = Speech(programs.strip, programs.message, programs.reply)
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     return Daemon(
@@ -173,7 +176,7 @@ async def make_parts(
         indexer=indexer,
         receipts=receipts,
         auditor=auditor,
-        reader=RequestReader(config, watch.principals, redactor, speech := Speech(config.ingest.strip)),
+        reader=RequestReader(config, watch.principals, redactor, speech),
         speech=speech,
         events=events,
         metrics=metrics,

@@ -27,6 +27,7 @@ from memd.proxy.side_requests import SideRequests
 from memd.proxy.upstream.affinity import trail_of
 from memd.proxy.upstream.pool import Hints
 from memd.settings.model import Config, LimitsSettings
+from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api, read_request
@@ -172,7 +173,7 @@ class RequestReader:
         self._session_headers = [name for name in (SESSION_HEADER, config.conversation.header) if name]
         self._redactor = redactor
         self._cache = MessageCache(speech=speech)
-        self._side_requests = SideRequests(config.ingest.ignore, config.ingest.ignore_system)
+        self._side_requests = SideRequests(programs_of(config.ingest))
 
     @property
     def cache_bytes(self) -> int:
@@ -270,7 +271,7 @@ class RequestReader:
 
     def _parsed(self, api: Api, body: bytes) -> tuple[ModelRequest, bool]:
         """A request, and whether it is one that a program makes for itself."""
-        request = read_request(api, body, self._cache)
+        request = self._side_requests.by_its_speaker(read_request(api, body, self._cache))
         return request, self._side_requests.includes(request)
 
     def hints(self, client: web.Request, api: Api | None, body: bytes | None) -> Hints:

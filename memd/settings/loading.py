@@ -253,8 +253,9 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
     """Describe the values that a type allows."""
     match kind:
         case msgspec.inspect.UnionType():
-            lines = [member for member in kind.types if isinstance(member, msgspec.inspect.DictType)]
-            single = [_allowed(member) for member in reversed(kind.types) if member not in lines]
+            members = [member for member in kind.types if not isinstance(member, msgspec.inspect.NoneType)]
+            lines = [member for member in members if isinstance(member, msgspec.inspect.DictType)]
+            single = [_allowed(member) for member in reversed(members) if member not in lines]
             return ", or ".join([" or ".join(single), *("lines `name: value` with such values" for _ in lines)])
         case msgspec.inspect.LiteralType():
             return " or ".join(str(value) for value in kind.values)
@@ -342,7 +343,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
     for key in ("ignore", "ignore_system", "strip"):
-        for pattern in getattr(config.ingest, key):
+        for pattern in getattr(config.ingest, key) or ():
             try:
                 re.compile(pattern)
             except (re.error, RecursionError, OverflowError) as error:

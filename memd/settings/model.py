@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta
 
 from memd.settings.backup import BackupSettings
-from memd.settings.clients import IGNORED_BY_DEFAULT, IGNORED_SYSTEM_BY_DEFAULT, STRIPPED_BY_DEFAULT
 from memd.settings.cluster import ClusterSettings
 from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
@@ -249,14 +248,16 @@ class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
 class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that are not remembered, text that is not, and secrets that are replaced."""
 
-    ignore: tuple[Text, ...] = IGNORED_BY_DEFAULT
+    programs: bool = True
+    """The texts of well-known programs (`assets/programs.toml`) are not taken for their user's speech."""
+    ignore: tuple[Text, ...] | None = None
     r"""Regular expressions (Python `re.search`); a request whose last user message matches one is not remembered. `\A`
-    is the beginning of the message."""
-    ignore_system: tuple[Text, ...] = IGNORED_SYSTEM_BY_DEFAULT
+    is the beginning of the message. None: those of well-known programs."""
+    ignore_system: tuple[Text, ...] | None = None
     """The same for the instructions in front of the messages: the system prompt of a request for a title or summary."""
-    strip: tuple[Text, ...] = STRIPPED_BY_DEFAULT
+    strip: tuple[Text, ...] | None = None
     """Regular expressions; their matches are left out of what is stored and asked, never out of the prompt. Of one with
-    a group `said` the group is kept."""
+    a group `said` the group is kept. None: those of well-known programs."""
     redact: bool = False
     """Replace secrets by `[redacted:NAME]` before anything is written to disk; the prompt is not changed."""
     redact_builtin: tuple[RedactionName, ...] = get_args(RedactionName)

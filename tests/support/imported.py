@@ -20,6 +20,7 @@ from memd.ingest.offline import append_and_seal
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import Config
+from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.store.store import Store
 
@@ -30,7 +31,8 @@ class Appending:
     def __init__(self, store: Store, counter: TokenCounter, embed_many: EmbedMany) -> None:
         config = Config()
         self._store = store
-        self._speech = Speech(config.ingest.strip)
+        programs = programs_of(config.ingest)
+        self._speech = Speech(programs.strip, programs.message, programs.reply)
         self._drafter = Drafter(config, counter, embed_many, redactor=Redactor.of(config.ingest))
 
     def post(self, path: str, body: object) -> bytes:
