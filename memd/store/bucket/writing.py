@@ -249,17 +249,24 @@ class BucketWriter:
             return self._alone[mark]
         self._sent += 1
         key = f"{FILES}{folder or '_'}/{piece.name}.{self._generation}-{self._sent:06d}"
-        crc = _RunningCrc(piece.known.crc if piece.known is not None else 0)
-        if piece.end - piece.start <= ALONE_BYTES:
-            self.bucket.put(key, b"".join(map(crc.over, self._looker.read(piece))))
-        else:
-            failed: list[StoreError] = []
+        crc, failed = piece.known.crc if piece.known is not None else 0, list[StoreError]()
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal crc
             try:
-                self.bucket.put(key, crc.through(self._looker.read(piece), failed))
-            except StoreError as error:
-                raise (failed[0] if failed else error) from None
+                for data in self._looker.read(piece):
+                    crc = zlib.crc32(data, crc)
+                    yield data
+            except StoreError as error:  # the library that asks for them makes its own of it
+                failed.append(error)
+                raise
+
+        try:
+            self.bucket.put(key, pieces() if piece.end - piece.start > ALONE_BYTES else b"".join(pieces()))
+        except StoreError as error:
+            raise (failed[0] if failed else error) from None
         extent = Stretch(key, 0, piece.end - piece.start)
-        self._alone[mark] = KnownFile(piece.end, crc.value, piece.changed_at, (extent,))
+        self._alone[mark] = KnownFile(piece.end, crc, piece.changed_at, (extent,))
         return self._alone[mark]
 
     def _flush(self, at: int) -> None:
@@ -390,27 +397,6 @@ class BucketWriter:
                 f"{self.bucket.url}: another daemon has begun to write here; this one writes no more. If two folders "
                 "have become of one, give one of them another prefix and remove its memd.bucket"
             )
-
-
-class _RunningCrc:
-    """The CRC32 of bytes that pass."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def over(self, data: bytes) -> bytes:
-        """The bytes, as they are."""
-        self.value = zlib.crc32(data, self.value)
-        return data
-
-    def through(self, pieces: Iterator[bytes], failed: list[StoreError]) -> Iterator[bytes]:
-        """Yield the pieces; an error of them is kept too, as the library that asks for them makes its own of it."""
-        try:
-            for piece in pieces:
-                yield self.over(piece)
-        except StoreError as error:
-            failed.append(error)
-            raise
 
 
 def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
