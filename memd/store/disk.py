@@ -62,9 +62,6 @@ class LocalDisk(Files, Protocol):
     def changed_at(self, path: Path) -> int:
         """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
 
-    def is_same_file(self, one: Path, other: Path) -> bool:
-        """Whether both paths are names of the same file; False if either does not exist."""
-
     def wipe(self, path: Path) -> bool:
         """Overwrite a file as far as the disk lets one, and remove it; False if its bytes may still be somewhere.
 
@@ -83,14 +80,10 @@ class LocalDisk(Files, Protocol):
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """Let a native library read a file by its path; raises CorruptFile before, unless it is the one expected."""
 
-    def native_directory(self, path: Path) -> str | None:
-        """A directory, created if necessary, for a native library that manages its own files; None: use memory."""
-
     def lock(self, path: Path) -> Lock:
         """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
 
-        Until it is released, all that changes something confirms it first. Only who lets a native library manage its
-        own files does that by himself, with `confirm_lock`.
+        Until it is released, all that changes something confirms it first.
         """
 
     def confirm_lock(self) -> None:
@@ -227,14 +220,6 @@ class DiskFiles:
             except (FileNotFoundError, NotADirectoryError):
                 return 0
 
-    def is_same_file(self, one: Path, other: Path) -> bool:
-        """See LocalDisk."""
-        with reading(one):
-            try:
-                return one.samefile(other)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-
     def remove(self, path: Path) -> None:
         """See Files."""
         if os.path.lexists(path):  # else a read-only disk would refuse even that
@@ -300,11 +285,6 @@ class DiskFiles:
         check_file(self, path, expected)
         with reading(path):
             load(str(path))
-
-    def native_directory(self, path: Path) -> str | None:
-        """See LocalDisk."""
-        self.make_directory(path)
-        return str(path)
 
     def lock(self, path: Path) -> Lock:
         """See LocalDisk."""

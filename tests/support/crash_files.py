@@ -192,9 +192,6 @@ class CrashFiles:
         inode = self._live.get(path)
         return 0 if inode is None else inode.changed_at
 
-    def is_same_file(self, one: Path, other: Path) -> bool:
-        return one in self._live and self._live[one] is self._live.get(other)
-
     def wipe(self, path: Path) -> bool:
         if path in self._live:
             inode = self._file(path)
@@ -232,9 +229,6 @@ class CrashFiles:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "native").write_bytes(self.read(path))
             load(f"{folder}/native")
-
-    def native_directory(self, path: Path) -> str | None:
-        return None
 
     def lock(self, path: Path) -> Lock:
         if path in self._locks:

@@ -132,7 +132,7 @@ class EncryptedDisk:
         self._lock = threading.Lock()
         # Names, locks and the disk itself are those of the disk below.
         self.identity, self.names, self.is_directory = disk.identity, disk.names, disk.is_directory
-        self.changed_at, self.is_same_file, self.may_write = disk.changed_at, disk.is_same_file, disk.may_write
+        self.changed_at, self.may_write = disk.changed_at, disk.may_write
         self.make_directory, self.remove_directory = disk.make_directory, disk.remove_directory
         self.link, self.sync_directory = disk.link, disk.sync_directory
         self.lock, self.confirm_lock, self.is_locked = disk.lock, disk.confirm_lock, disk.is_locked
@@ -278,10 +278,6 @@ class EncryptedDisk:
                 if not self._file(path, key).read_into(self.plain_files, raw_size, view):
                     raise problem
             load(memory.name)
-
-    def native_directory(self, path: Path) -> str | None:
-        """See LocalDisk. None for what is a topic's."""
-        return self.plain_files.native_directory(path) if self._folder(path) is None else None
 
     def damage_of(self, path: Path) -> str | None:
         """See Files."""

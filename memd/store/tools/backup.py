@@ -371,8 +371,8 @@ class _BackupRun:
                     save_torn_copy(self._files, copy / stem, self._files.read(directory / name))
 
     def _is_same(self, one: Path, other: Path) -> bool:
-        files = self._files
-        if files.is_same_file(one, other):
+        files, identity = self._files, self._files.identity(one)
+        if identity is not None and identity == files.identity(other):
             return True
         size = files.size(one)
         if size is None or size != files.size(other):
@@ -423,7 +423,7 @@ def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting
 def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) -> bool:
     """Whether the segment of the source begins with a log file, but for what was erased there since."""
     full = source.bin(number)
-    if files.is_same_file(path, full):
+    if files.identity(path) == files.identity(full):
         return True
     # Once it is full it is no longer the active one: looked for in this order, it is not missed.
     is_active = files.size(source.active) is not None and _number(files, source.active) == number
