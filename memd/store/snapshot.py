@@ -309,34 +309,18 @@ class Snapshot:
         """The segments whose entries an index finds, so that their vectors are not in memory by themselves."""
         return frozenset(number for view in self.indexes for number in view.index.segment_ids if number in self.views)
 
-    def hits_at(
-        self,
-        queries: Floats,
-        places: Iterable[Place],
-        entries: Mapping[Place, Entry] | None = None,
-        *,
-        least: float = 0.0,
-        most: int | None = None,
-    ) -> dict[Place, Hit]:
+    def hits_at(self, queries: Floats, places: Iterable[Place]) -> dict[Place, Hit]:
         """Return hits for the entries at these places, with their exact cosines.
 
         Entries that were embedded with another model or cannot be read are absent.
-
-        Args:
-            entries: those that the caller has read already.
-            least: without hits of a lower score.
-            most: only so many of the highest scores, and what ties with the lowest of them; None: all.
         """
         places = list(dict.fromkeys(places))
         if not places:
             return {}
-        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places, entries or {})
+        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places)
         records = self._records_at(at := np.array(places, dtype=np.intp))
         multiplier = multipliers(records["utility_steps"], self.utility)
-        score = scores_of(cosine, multiplier)
-        known = np.flatnonzero(score >= least)  # not those without a cosine
-        if most is not None:
-            known = known[_contenders(score[known], most)]
+        known = np.flatnonzero(~np.isnan(cosine))
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
 
@@ -479,9 +463,7 @@ class Snapshot:
             records[own] = self.views[segment_id].rows[rows[own]]
         return records
 
-    def _cosines_at(
-        self, queries: Floats, places: Sequence[Place], entries: Mapping[Place, Entry]
-    ) -> NDArray[np.float64]:
+    def _cosines_at(self, queries: Floats, places: Sequence[Place]) -> NDArray[np.float64]:
         """The best cosine of each place, shape (n,); NaN where it is not known."""
         found = np.full(len(places), np.nan)
         segment_ids, rows = np.array(places, dtype=np.intp).T
@@ -490,8 +472,7 @@ class Snapshot:
                 own = np.flatnonzero(segment_ids == segment_id)
                 found[own] = cosines(matrix[rows[own]], queries)
         indexed = [one for one, place in enumerate(places) if place[0] in self.indexed_segments]
-        if missing := [places[one] for one in indexed if places[one] not in entries]:
-            entries = {**entries, **self.read_many(missing)}
+        entries = self.read_many(places[one] for one in indexed)
         known = (one for one in indexed if places[one] in entries)
         vectors = {one: vector for one in known if (vector := entries[places[one]].vector)}
         if vectors:

@@ -280,7 +280,7 @@ class TopicLog:
                 dead = self._snapshot.views[segment_id].dead
                 searched = SealedIndex(self._files, file, [sealed], dead=dead)
                 searched.use(index)
-                self._complete_growing(growing, lambda: None)
+                self._complete_growing(growing)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
                 self._snapshot = after_seal(self._snapshot, sealed, uuid_index, searched)
@@ -320,7 +320,7 @@ class TopicLog:
         growing = sum(len(one.columns.lacking) for one in segments if isinstance(one, GrowingSegment))
         return growing + sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
 
-    def complete_words(self, give_way: Callable[[], None] = lambda: None) -> None:
+    def complete_words(self) -> None:
         """Make the columns of words that are missing. Very slow for a log of an old version; all else goes on.
 
         Raises:
@@ -330,22 +330,21 @@ class TopicLog:
             Wiper(self._files).wipe_folder(self._layout.lexical)
         for view in self._snapshot.views.values():
             if isinstance(view.segment, GrowingSegment):
-                self._complete_growing(view.segment, give_way)
+                self._complete_growing(view.segment)
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
                 count = self._shared.line_tokens or (lambda entry: 0)
                 parts = [
                     read_words(self._files, self._layout.words(one.segment_id, one.segment_id), [one])
-                    or columns_from_log(one, count, give_way)
+                    or columns_from_log(one, count)
                     for one in index.segments
                 ]
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
                     if any(view.index is index for view in self._snapshot.indexes):
                         self._publish_words(index, parts)
 
-    def _complete_growing(self, segment: GrowingSegment, give_way: Callable[[], None]) -> None:
+    def _complete_growing(self, segment: GrowingSegment) -> None:
         while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
-            give_way()
             entries = segment.read_many(segment.rows[rows])
             with self._state:
                 for row, entry in zip(rows, entries, strict=True):

@@ -362,11 +362,10 @@ class HeardErasures(Protocol):
 class ErasureFollower:
     """Looks once a second."""
 
-    def __init__(self, erasures: HeardErasures, eraser: Eraser, *, is_told: bool = False) -> None:
-        """`is_told`: it has been said that the database cannot be asked."""
+    def __init__(self, erasures: HeardErasures, eraser: Eraser) -> None:
         self._erasures = erasures
         self._eraser = eraser
-        self._is_troubled = is_told
+        self._is_troubled = False
         self._resume_at = 0
 
     async def tend(self) -> None:

@@ -55,13 +55,8 @@ class StoredObject(msgspec.Struct, frozen=True):
 class Bucket:
     """The objects under one prefix. Any thread may use it."""
 
-    def __init__(self, store: ObjectStore, url: str, group: str = "backup") -> None:
-        """
-        Args:
-            url: what to call it.
-            group: of the settings that it comes from.
-        """
-        self._group = group
+    def __init__(self, store: ObjectStore, url: str) -> None:
+        """`url`: what to call it."""
         self._store = store
         self._has_versions = url.startswith("s3://")  # a folder or memory calls other things so
         self.url = url
@@ -82,11 +77,8 @@ class Bucket:
         return self._troubles.get(True) or self._troubles.get(False)
 
     @classmethod
-    def of(cls, settings: BackupSettings, env: Mapping[str, str], group: str = "backup") -> Bucket:
+    def of(cls, settings: BackupSettings, env: Mapping[str, str]) -> Bucket:
         """Return the bucket of the settings; nothing is asked of it yet.
-
-        Args:
-            group: of the settings that they come from, which errors name.
 
         Raises:
             BucketError: the package is not there, or the settings contradict each other.
@@ -117,9 +109,9 @@ class Bucket:
             )
         except Exception as error:
             raise BucketError(
-                f"{settings.bucket}: {_first_line(error)}; correct {group}.bucket and what goes with it"
+                f"{settings.bucket}: {_first_line(error)}; correct backup.bucket and what goes with it"
             ) from None
-        return cls(store, settings.bucket.rstrip("/"), group)
+        return cls(store, settings.bucket.rstrip("/"))
 
     def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
         """Write an object: all of it, or none.
@@ -239,8 +231,7 @@ class Bucket:
             remedy = f"there are no credentials; set {_KEYS}"
         else:
             remedy = "see whether backup.endpoint is right and the server can be reached"
-        named = remedy.replace("backup.", f"{self._group}.").replace("_BACKUP_", f"_{self._group.upper()}_")
-        return BucketError(f"{self.url}: {code or _first_line(error)}: {named}")
+        return BucketError(f"{self.url}: {code or _first_line(error)}: {remedy}")
 
 
 def at_url(settings: BackupSettings, url: str) -> BackupSettings:

@@ -117,7 +117,6 @@ class EncryptedDisk:
         self,
         disk: LocalDisk,
         rings: Sequence[KeyRing],
-        random: Random = secrets.token_bytes,
         master: MasterKey | None = None,
     ) -> None:
         """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
@@ -126,7 +125,6 @@ class EncryptedDisk:
         self.plain_files = disk
         """The disk below."""
         self.rings = tuple(rings)
-        self._random = random
         self._files: OrderedDict[Path, EncryptedFile] = OrderedDict()
         self._folders: dict[Path, tuple[KeyRing, Path] | None] = {}
         self._lock = threading.Lock()
@@ -196,7 +194,7 @@ class EncryptedDisk:
         key = self._key(path, writing=True)
         self._forget(path)
         inner = self.plain_files.create(path)
-        return inner if key is None else EncryptedAppender(inner, key, None, self._random)
+        return inner if key is None else EncryptedAppender(inner, key, None, secrets.token_bytes)
 
     def append_to(self, path: Path) -> Appender:
         """See Files."""
@@ -206,7 +204,7 @@ class EncryptedDisk:
         self._forget(path)
         table = self._whole_table(path, key)
         inner = self.plain_files.append_to(path)
-        return EncryptedAppender(inner, key, table, self._random, lambda size: self._cut(path, key, size))
+        return EncryptedAppender(inner, key, table, secrets.token_bytes, lambda size: self._cut(path, key, size))
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""

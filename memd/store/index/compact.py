@@ -166,16 +166,6 @@ class CompactIndex:
         found[known] = self._arrays.heads[at] @ self._arrays.axes + residuals
         return found
 
-    def products(self, rows: Rows, vectors: Floats) -> Floats:
-        """Return the products with `vectors` (m, dimension) to about 1e-4, shape (n, m); zeros as in `stored`."""
-        found: Floats = np.zeros((len(rows), len(vectors)), dtype=np.float32)
-        at = self._positions[rows]
-        known = np.flatnonzero(at < len(self._arrays.labels))
-        at = at[known]
-        residuals = self._arrays.scales[at, None] * (self._arrays.codes[at].astype(np.float32) @ vectors.T)
-        found[known] = self._arrays.heads[at] @ (self._arrays.axes @ vectors.T) + residuals
-        return found
-
     def _nearest(self, queries: Floats, k: int, hidden: Bits, visible: Rows) -> tuple[Rows, NDArray[np.float64]]:
         plain, added = parted(queries, self._arrays.axes.shape[1])
         found = [self._nearest_to(query, k, hidden, visible) for query in plain]

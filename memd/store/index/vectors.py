@@ -155,11 +155,6 @@ class VectorIndex:
         found: Floats = self.matrix[rows]
         return found
 
-    def products(self, rows: Rows, vectors: Floats) -> Floats:
-        """Return the products of these rows with `vectors` (m, dimension), shape (n, m)."""
-        found: Floats = self.matrix[rows] @ vectors.T
-        return found
-
     def _best(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
         rows = np.flatnonzero(wanted)
         if 2 * len(rows) < len(self.matrix):

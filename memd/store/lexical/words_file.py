@@ -88,9 +88,7 @@ def read_words(files: Files, path: Path, segments: Sequence[SealedSegment]) -> S
     return SealedColumns(**columns, length_sum=stored.length_sum, mean_count=stored.mean_count)
 
 
-def columns_from_log(
-    segment: SealedSegment, count_tokens: Callable[[Entry], int], give_way: Callable[[], None]
-) -> SealedColumns:
+def columns_from_log(segment: SealedSegment, count_tokens: Callable[[Entry], int]) -> SealedColumns:
     """Make the columns of a segment from its records; slow where those are of an old version, and lack their terms."""
     terms: list[ChunkTerms | None] = []
     tokens: list[int] = []
@@ -99,7 +97,6 @@ def columns_from_log(
     follows = np.zeros(len(segment.rows), np.bool_)
     last = None
     for start in range(0, len(segment.rows), READ_AT_ONCE):
-        give_way()
         for entry in segment.read_many(segment.rows[start : start + READ_AT_ONCE]):
             stream = None if entry is None else place_in_stream(entry)
             follows[len(terms)] = stream is not None and stream == last
