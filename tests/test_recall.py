@@ -158,6 +158,19 @@ def test_each_sentence_that_asks_is_a_part_and_so_are_its_clauses_the_ends_and_t
     assert parts_of(message)[: len(parts)] == parts
 
 
+def test_a_question_that_is_wrapped_is_one_part_and_code_is_not_unwrapped() -> None:
+    question = "In which of the two harbours did we want to leave the boat over the winter, and\nwho has the key?"
+    assert parts_of(f"{CODE}\n\n{question}")[0] == question.replace("\n", " ")
+    assert parts_of(f"{CODE}\nWho has the key?")[0] == "Who has the key?"
+
+
+def test_of_a_long_question_the_end_is_a_part_too() -> None:
+    before = "After all that we have tried with the pump, the filter and the two valves behind the boiler, "
+    message = f"{before * 4}where is the spare key?"
+    assert parts_of(message)[1].endswith("where is the spare key?") and len(parts_of(message)[1]) <= 200
+    assert parts_of("会" * 300 + "？")[1] == "会" * 199 + "？"
+
+
 def test_a_message_has_few_short_parts_whatever_it_is() -> None:
     for message in ("x" * 1_000_000, "a? " * 500, "会" * 300_000, "\n" * 100_000, "- item\n" * 10_000, "\ud83d?" * 9):
         parts = parts_of(message)

@@ -24,19 +24,26 @@ _ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])(?<!\b\d\.)(?<!\b\d\d\.)\s+|(?<=[。
 _CLAUSES = re.compile(r"(?:(?<=\w)[,;:]\s+|[，；：])")
 CLAUSE_CHARACTERS_MIN = 16
 """Of a sentence that asks for several things each is a part; a shorter clause names nothing to look for."""
+_WRAPPED = re.compile(r"(?m)^(\S.{48,}[\w,])\n(?=\w)")
+"""The end of a line that goes on in the next: a long one, without a mark at its end or an indent behind it."""
+TAIL_CHARACTERS_MIN, TAIL_PART_CHARACTERS = 250, 200
+"""A longer sentence that asks is two parts, for the model reads the beginning and the question may stand at the end."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 
 def parts_of(message: str) -> list[str]:
-    """The sentences that ask and their clauses, the last and the first sentence, the items of a list: at most
-    `PARTS_MAX`, each once."""
+    """The sentences that ask with their clauses and the ends of long ones, the last and the first sentence, the items
+    of a list: at most `PARTS_MAX`, each once."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
+    message = _WRAPPED.sub(r"\1 ", message)
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
     asking = [one for one in sentences if one[-1] in _ASKING][-PARTS_MAX:]
+    tails = (one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN)
+    tails = (one.partition(" ")[2] or one for one in tails)
     clauses = (some for one in asking for some in _clauses(one))
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
-    chosen = itertools.chain(asking, sentences[-1:], clauses, sentences[:1], items)
+    chosen = itertools.chain(asking, tails, sentences[-1:], clauses, sentences[:1], items)
     return list(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen))[:PARTS_MAX]
 
 
