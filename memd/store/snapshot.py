@@ -56,14 +56,8 @@ class SegmentView:
         return np.ascontiguousarray(self.rows["canonical_id"], dtype=np.uint64)
 
     @functools.cached_property
-    def deprecated(self) -> frozenset[bytes]:
-        """The uuids of the chunks that have a Deprecated entry here; one that was erased was not taken out."""
-        rows = self.rows[(self.rows["status"] == Status.DEPRECATED) & (self.rows["is_erased"] == 0)]
-        return frozenset(uuid_bytes(row["uuid_high"], row["uuid_low"]) for row in rows)
-
-    @functools.cached_property
     def taken_out(self) -> UInts:
-        """The first halves of the uuids in `deprecated`."""
+        """The first halves of the uuids of chunks with a Deprecated entry; one that was erased was not taken out."""
         gone = (self.rows["status"] == Status.DEPRECATED) & (self.rows["is_erased"] == 0)
         return np.ascontiguousarray(self.rows["uuid_high"][gone], dtype=np.uint64)
 
@@ -197,13 +191,10 @@ class Snapshot:
 
     def count_upto(self, canonical_id: int) -> int:
         """Return the number of entries up to this one, of whatever status."""
-        return sum(len(view.rows) for view in self.views.values()) - self.count_after(canonical_id)
+        after = sum(len(rows) for _, rows in self.rows_after(canonical_id))
+        return sum(len(view.rows) for view in self.views.values()) - after
 
-    def count_after(self, canonical_id: int) -> int:
-        """Return the number of entries after this one, of whatever status."""
-        return sum(len(rows) for _, rows in self.rows_after(canonical_id))
-
-    def search(self, queries: Floats, k: int, known: dict[int, NDArray[np.float64]] | None = None) -> list[Hit]:
+    def search(self, queries: Floats, k: int) -> list[Hit]:
         """Return the best `k` live chunks by score, best first; of equal scores the higher canonical_id first.
 
         Exact, but for chunks with multiplier 1 in sealed segments, where an index finds them (recall@50 above 0.98) and
@@ -212,23 +203,18 @@ class Snapshot:
         Args:
             queries: float32 of shape (q, dimension), unit vectors, or as `cosines` takes them; a chunk's cosine is the
                 best over them.
-            known: the cosine of each row of the scanned segments, by segment, as far as an earlier search with the same
-                queries found them out; those that this one does are put in.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if k < 1 or not len(queries):
             return []
         started = time.perf_counter()
-        known = {} if known is None else known
-        growing = [(segment.segment_id, view) for segment, view in self._growing if view.matrix is not None]
-        fresh = {number: view.cosines(queries) for number, view in growing if number not in known}
-        known |= fresh
-        found = [view.best(known[number], k, self.utility) for number, view in growing]
+        growing = [view for _, view in self._growing if view.matrix is not None]
+        found = [view.best(view.cosines(queries), k, self.utility) for view in growing]
         scanned = time.perf_counter()
         all_loaded = all(view.index.is_loaded for view in self.indexes)
         found += [part for view in self.indexes for part in view.search(queries, k, self.utility)]
         fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
-        self.times.observe(sum(map(len, fresh.values())), scanned - started, fan_out_seconds)
+        self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -379,11 +365,6 @@ class Snapshot:
         """
         place = self._newest_place(uuid)
         return None if place is None else self._read(*place)
-
-    def deprecated(self, uuids: Collection[bytes]) -> list[bytes]:
-        """Return those of some chunks that an Update has taken out and nothing has brought back."""
-        named = {uuid for view in self.views.values() for uuid in view.deprecated.intersection(uuids)}
-        return [uuid for uuid in named if not any(self.is_live(place) for place in self.places(uuid))]
 
     def fingerprint_of(self, uuid: bytes) -> str | None:
         """Return the fingerprint of the model that embedded the newest entry; None if the topic has none."""

@@ -44,14 +44,6 @@ class _LoadedIndex(msgspec.Struct, frozen=True):
     extra_matrix: Floats
     extra_steps: NDArray[np.int8]
 
-    def with_extras(self, labels: Rows, found: Floats, of_extras: Floats) -> Floats:
-        """Put the rows of the extras among `labels` into `found`."""
-        if len(self.extras):
-            at = np.minimum(self.extras.searchsorted(labels), len(self.extras) - 1)
-            own = self.extras[at] == labels
-            found[own] = of_extras[at[own]]
-        return found
-
 
 class SealedIndex:
     """One index and its extras. Any thread may search; an append marks what it supersedes."""
@@ -212,7 +204,12 @@ class SealedIndex:
         Those in a merged index are exact to about 1e-4. The index must be loaded.
         """
         loaded = self._loaded
-        return loaded.with_extras(labels, loaded.index.stored(labels), loaded.extra_matrix)
+        found = loaded.index.stored(labels)
+        if len(loaded.extras):
+            at = np.minimum(loaded.extras.searchsorted(labels), len(loaded.extras) - 1)
+            own = loaded.extras[at] == labels
+            found[own] = loaded.extra_matrix[at[own]]
+        return found
 
     def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
