@@ -23,9 +23,8 @@ from pathlib import Path
 import phonenumbers
 from phonenumbers import PhoneNumberFormat, PhoneNumberType
 
-from memd.ingest.redaction.national_ids import KINDS
-from memd.ingest.redaction.persons import personal
-from memd.ingest.redaction.spans import Find
+from memd.ingest.redaction.persons import KINDS, personal
+from memd.ingest.redaction.shapes import Find
 from memd.settings.model import IngestSettings
 
 HERE = Path(__file__).parent
@@ -113,14 +112,14 @@ def lines_of_all_countries() -> None:
 def examples_of_stdnum() -> Iterator[tuple[str, str, str]]:
     """A number, a name of it, and a country, for each example in the documentation."""
     for kind in KINDS:
-        for module in kind.check.split("+"):
+        for module in kind.checks:
             loaded = importlib.import_module(f"stdnum.{module}")
             documented = (loaded.__doc__ or "") + "".join(
                 getattr(loaded, name).__doc__ or "" for name in dir(loaded) if callable(getattr(loaded, name))
             )
             for number in dict.fromkeys(re.findall(r"'([\w .+/-]{8,25})'", documented)):
                 if loaded.is_valid(number):
-                    yield number, kind.names.split("|")[0], kind.countries.split()[0]
+                    yield number, kind.names[0], kind.countries[0]
 
 
 def ids_of_all_countries() -> None:

@@ -38,12 +38,6 @@ AHEAD_US = 1_000_000
 """Entries of one append are some microseconds ahead of the clock."""
 CORRECTION_STEPS_MAX = 10
 
-REDACTED_AS = "redacted_as"
-"""The key of a type's `Meta.extra` that says how redaction treats its text: "name" (a pseudonym in place of a secret,
-equal ones stay equal), "role" (the same, the usual roles aside), "identifier" (left as it is); without it, as text."""
-Name = Annotated[str, Meta(extra={REDACTED_AS: "name"})]
-Identifier = Annotated[str, Meta(extra={REDACTED_AS: "identifier"})]
-
 WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
 """The roles in the content of an entry without `speakers`, and whatever else begins a line like that."""
 
@@ -60,10 +54,10 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     offset: int
     """In characters (Unicode code points)."""
-    role: Annotated[str, Meta(extra={REDACTED_AS: "role"})]
+    role: str
     continues: bool = False
     """The stretch goes on with a message that an earlier chunk begins, so that no role is written in front of it."""
-    name: Name = ""
+    name: str = ""
     """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
 
 
@@ -89,7 +83,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     The log, `memd export`, `memd import` and redaction take their fields from here. A field that is added later has the
     type `… | UnsetType` and the default `UNSET`: it is written where it is set, and records and lines from before it
-    read on. Text in a field is redacted unless its type says otherwise; see `REDACTED_AS`.
+    read on. Text in a field is redacted unless `redactor.py`
+    names the field.
     """
 
     uuid: bytes
@@ -103,15 +98,15 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     utility_steps: int
     created_at: int
     """Microseconds since the epoch at which the *chunk* was first written; copied by corrections."""
-    roles: tuple[Annotated[str, Meta(extra={REDACTED_AS: "role"})], ...] = ()
+    roles: tuple[str, ...] = ()
     """The distinct roles that speak in `content`, in the order of their first words."""
     digests: tuple[bytes, ...] = ()
     """The 16-byte digests of the messages whose text is (partly) in `content`, in order."""
-    kind: Name = "turn"
+    kind: str = "turn"
     source: str | None = None
     supersedes: tuple[bytes, ...] = ()
     """The uuids that the Update which created this chunk replaced."""
-    action: Name | None = None
+    action: str | None = None
     reason: str | None = None
     speakers: tuple[Speaker, ...] | UnsetType = UNSET
     """The speakers of the stretches of `content`, by ascending offset; empty for a text that is no message's (a
@@ -126,10 +121,10 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     asked_by: bytes | UnsetType = UNSET
     """The 16-byte digest of the request whose correction wrote this entry: it is not applied again when the request is
     sent again after a restart."""
-    author: Name | UnsetType = UNSET
+    author: str | UnsetType = UNSET
     """The principal who said or wrote the chunk's text; its later entries keep it. UNSET: the owner, or nobody is told
     apart. Never in a prompt."""
-    action_by: Name | UnsetType = UNSET
+    action_by: str | UnsetType = UNSET
     """The principal whose correction wrote this entry."""
     part: Section | UnsetType = UNSET
     """Of a note or document."""
@@ -197,7 +192,7 @@ class Draft(ChunkState, frozen=True, kw_only=True):
 
     status: Status = Status.ACTIVE
     utility_steps: int = 0
-    public_id: Identifier | None = None
+    public_id: str | None = None
     """None for a new chunk; for another entry of a known chunk the id that it already has."""
     origin_id: int | None = None
     """None for a new chunk (its own canonical_id); else the canonical_id of the chunk's first entry."""
@@ -230,7 +225,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 class Entry(ChunkState, frozen=True, kw_only=True):
     """One record of the log."""
 
-    public_id: Identifier
+    public_id: str
     canonical_id: int
     origin_id: int
     """The canonical_id of the chunk's first entry."""

@@ -17,8 +17,8 @@ from effort import in_time, long
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, BufferEvent, Forked, Opened, Placed
+from memd.conversation.conversation import Buffered, Line
+from memd.conversation.events import Appended, BufferEvent, Departed, Forked, Opened, Placed, Returned
 from memd.entries import Draft, Speaker, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look, redacted_drafts
@@ -118,6 +118,7 @@ LEFT_ALONE = [
     "at 1712345678901 ms, hash a4111111111111111b, sums 4,111,111 and 4 111 111",
     "4111 1111 1111 1112",
     "0.4111111111111111",
+    "4111 ١١١١ 1111 1111",
     "PWD=/srv/shop",
     "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
     "set tokenizer llama3-8b",
@@ -391,6 +392,11 @@ def test_events_keep_their_digests_and_lose_their_secrets() -> None:
     ]
     assert kept[3] is events[3]
     assert [NO_REDACTION.event(event) for event in events] == events
+
+
+def test_messages_and_lines_that_come_into_the_prompt_later_lose_their_secrets_in_the_journal_too() -> None:
+    events = [Returned("one", 1, {0: Message("user", f"it is {SECRET}")}), Departed("one", [1], {2: Line(SECRET, 3)})]
+    assert SECRET.encode() not in msgspec.msgpack.encode([REDACTOR.event(event) for event in events])
 
 
 def test_no_text_of_an_entry_keeps_a_secret() -> None:

@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Noted, Opened, Placed
-from memd.entries import REDACTED_AS, Draft, Speaker, Vector
+from memd.entries import Draft, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.persons import personal
-from memd.ingest.redaction.shapes import BUILT_IN, matches
-from memd.ingest.redaction.spans import Find, Span
-from memd.messages import LEADING_ROLES, Message, ToolCall
-from memd.notes import Note
+from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
+from memd.messages import LEADING_ROLES
 from memd.settings.model import IngestSettings
 
 MARK_OPENING = "[redacted:"
@@ -38,18 +35,11 @@ _USUAL_ROLES = LEADING_ROLES | {"user", "assistant", "tool", "function"}
 _PASSES_MAX = 4
 """After so many passes, a text in which a user's pattern still finds something is replaced as a whole."""
 
-
-def _treatment(type_: Any) -> str | None:
-    """The `REDACTED_AS` of a type or of a part of it."""
-    marks = (one.extra[REDACTED_AS] for one in getattr(type_, "__metadata__", ()) if one.extra)
-    return next(marks, None) or next(filter(None, map(_treatment, get_args(type_))), None)
-
-
-_TREATMENTS = {
-    field.name: _treatment(field.type) or "text"
-    for field in msgspec.structs.fields(Draft)
-    if field.name not in ("content", "speakers")  # they are redacted together
-}
+_Kept = TypeVar("_Kept", bound=msgspec.Struct)
+_AS_NAME = {"author", "action", "action_by", "id", "kind", "name", "session", "tool_call_id"}
+_AS_IT_IS = {"conversation", "parent", "public_id", "shown_id", "topic_id"}
+"""Fields of messages, notes, events and drafts: a name has a pseudonym in place of a secret, equal ones stay equal;
+memd's own ids have none. Every other field is text, one that is added later too."""
 
 
 class Redactor:
@@ -99,69 +89,33 @@ class Redactor:
             return name
         return PSEUDONYM_OPENING + hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
-    def message(self, message: Message) -> Message:
-        """A message as it may be kept."""
-        if not self._patterns:
-            return message
-        calls = tuple(
-            ToolCall(self.identifier(call.id), self.identifier(call.name), self.arguments(call.arguments))
-            for call in message.tool_calls
-        )
-        kept = msgspec.structs.replace(
-            message,
-            role=self._role(message.role),
-            text=self.text(message.text),
-            own_words=UNSET if message.own_words is UNSET else self.text(message.own_words),
-            tool_calls=calls,
-            tool_call_id=self.identifier(message.tool_call_id),
-            name=self.identifier(message.name),
-            author=self.identifier(message.author) if message.author else UNSET,
-        )
-        return message if kept == message else kept
+    def message(self, value: _Kept) -> _Kept:
+        """A message as it may be kept, a note, or a change of the hot buffer as it may be journalled."""
+        return cast("_Kept", self._within(value))
 
-    def note(self, note: Note) -> Note:
-        """A note as it may be kept."""
-        if not self._patterns:
-            return note
-        source = None if note.source is None else self.text(note.source)
-        tags = tuple(map(self.text, note.tags))
-        kept = msgspec.structs.replace(
-            note,
-            content=self.text(note.content),
-            title=self.text(note.title),
-            tags=tags,
-            source=source,
-            author=self.identifier(note.author),
-        )
-        return note if kept == note else kept
+    note = event = message
 
-    def event(self, event: BufferEvent) -> BufferEvent:
-        """A change of the hot buffer as it may be journalled."""
-        if not self._patterns:
-            return event
-        if isinstance(event, Appended):
-            return msgspec.structs.replace(event, messages=self._buffered(event.messages))
-        if isinstance(event, Branched):
-            way = msgspec.structs.replace(event.rewriting, added=self._buffered(event.rewriting.added))
-            session = None if event.session is None else self.identifier(event.session)
-            return msgspec.structs.replace(event, rewriting=way, session=session)
-        if isinstance(event, Noted):
-            return msgspec.structs.replace(event, note=self.note(event.note))
-        if isinstance(event, Heard):
-            texts = {position: self.message(message) for position, message in event.messages.items()}
-            return msgspec.structs.replace(event, messages=texts)
-        if isinstance(event, Placed):
-            block = msgspec.structs.replace(event.block, text=self.text(event.block.text))
-            return msgspec.structs.replace(event, block=block)
-        if isinstance(event, Opened) and event.session is not None:
-            return msgspec.structs.replace(event, session=self.identifier(event.session))
-        return event
-
-    def _buffered(self, items: Sequence[Buffered]) -> list[Buffered]:
-        return [
-            item if item.message is None else msgspec.structs.replace(item, message=self.message(item.message))
-            for item in items
-        ]
+    def _within(self, value: Any, field: str = "") -> Any:
+        """The value of a field without the secrets in it; where there is none, the very same object."""
+        if not self._patterns or field in _AS_IT_IS:
+            return value
+        if isinstance(value, str):
+            if field in ("role", "roles"):
+                return value if value in _USUAL_ROLES else self.identifier(value)
+            treat = {"arguments": self.arguments}.get(field, self.identifier if field in _AS_NAME else self.text)
+            return treat(value)
+        if isinstance(value, msgspec.Struct):
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            kept = {name: self._within(one, name) for name, one in fields.items()}
+            changed = {name: one for name, one in kept.items() if one is not fields[name]}
+            return msgspec.structs.replace(value, **changed) if changed else value
+        if isinstance(value, dict):
+            kept = {key: self._within(one, field) for key, one in value.items()}
+            return value if all(kept[key] is one for key, one in value.items()) else kept
+        if isinstance(value, list | tuple):
+            several = type(value)(self._within(one, field) for one in value)
+            return value if all(map(operator.is_, value, several)) else several
+        return value
 
     def draft(self, draft: Draft) -> Draft:
         """An entry as it may be stored, but with the vector of the content that it had."""
@@ -170,20 +124,13 @@ class Redactor:
         speakers = () if draft.speakers is UNSET else draft.speakers
         content, offsets = self._replaced(draft.content, [speaker.offset for speaker in speakers])
         moved = {  # of messages that begin within one secret the last one remains: its text follows
-            offset: Speaker(offset, self._role(speaker.role), speaker.continues, self.identifier(speaker.name))
+            offset: msgspec.structs.replace(speaker, offset=offset)
             for offset, speaker in zip(offsets, speakers, strict=True)
             if offset < len(content) or content == draft.content
         }
-        treat: dict[str, Callable[[str], str]] = {
-            "text": self.text,
-            "name": self.identifier,
-            "role": self._role,
-            "identifier": str,
-        }
-        fields = {name: _mapped(getattr(draft, name), treat[how]) for name, how in _TREATMENTS.items()}
-        if draft.speakers is not UNSET:
-            fields["speakers"] = tuple(moved.values())
-        kept = msgspec.structs.replace(draft, content=content, **fields)
+        fields = {"content": "", "speakers": UNSET if draft.speakers is UNSET else tuple(moved.values())}
+        kept = self._within(msgspec.structs.replace(draft, **fields))  # the content is not looked at twice
+        kept = msgspec.structs.replace(kept, content=content)
         return draft if kept == draft else kept
 
     def marks(self, texts: Sequence[str]) -> Counter[str]:
@@ -206,9 +153,6 @@ class Redactor:
         """The number of secrets that were replaced in stored text, by name."""
         with self._lock:
             return {name: self._counts[name] for name in self.names if self._counts[name]}
-
-    def _role(self, role: str) -> str:
-        return role if role in _USUAL_ROLES else self.identifier(role)
 
     def _replaced(self, text: str, offsets: Sequence[int]) -> tuple[str, Sequence[int]]:
         """Return `text` with its secrets replaced, and the new positions of the characters at `offsets`."""
@@ -275,21 +219,7 @@ def last_look(redactor: Redactor) -> Callable[[Draft], Draft]:
 
 
 def _texts(draft: Draft) -> list[str]:
-    values = [draft.content, *(getattr(draft, name) for name, how in _TREATMENTS.items() if how == "text")]
-    return [value for value in values if isinstance(value, str)]
-
-
-def _mapped(value: Any, treat: Callable[[str], str]) -> Any:
-    """Return `value` with the function applied to every text in it."""
-    if isinstance(value, str):
-        return treat(value)
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(one, treat) for one in value)
-    if isinstance(value, dict):
-        return {name: _mapped(one, treat) for name, one in value.items()}
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(value, **_mapped(msgspec.structs.asdict(value), treat))
-    return value
+    return [text for text in (draft.content, draft.source, draft.reason) if text is not None]
 
 
 def _moved(offset: int, spans: Sequence[Span], mark_length: int) -> int:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 
-from memd.ingest.redaction.spans import Find, Span, apart
-from memd.ingest.redaction.unescaped import in_unescaped
+from memd.ingest.redaction.shapes import Find, Span, apart, in_unescaped
 from memd.store.lexical.languages import fold
 
 _UNSEEN = "\u00ad\u200b-\u200f\u2060\ufeff"
@@ -23,20 +22,9 @@ _RUN_ON = (  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han, Hangul
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
 _LAST_MARK = 0x1E94A  # no combining mark is behind it but variation selectors
-
-
-def _ranges(codes: Iterable[int]) -> str:
-    """The codes as ranges of a character class."""
-    ranges: list[list[int]] = []
-    for code in codes:
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
-
-
-_MARKS = _ranges(code for code in range(0x300, _LAST_MARK + 1) if unicodedata.category(chr(code))[0] == "M") + _UNSEEN
+_CODES = (code for code in range(0x300, _LAST_MARK + 1) if unicodedata.category(chr(code))[0] == "M")
+_RANGES = [[code for _, code in run] for _, run in groupby(enumerate(_CODES), lambda at: at[1] - at[0])]
+_MARKS = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in _RANGES) + _UNSEEN
 _WORD = re.compile(rf"[^\W_{_RUN_ON}](?:[^\W_{_RUN_ON}]|[{_MARKS}])*+")
 _BETWEEN = re.compile(r"[\s_'’.,>#*/|‐‑–-]{0,40}")
 """Between the words of a phrase: white space, a line's end in a comment or a quotation, hyphens."""
@@ -58,77 +46,48 @@ def _folded(word: str) -> str:
 
 def listed_words(words: Iterable[str]) -> Find:
     """The finder of these words and phrases; an entry without a letter or digit finds nothing."""
-    phrases: dict[str, set[int]] = {}
-    """The first word of an entry, and of how many words the entries are that begin with it."""
-    entries: set[str] = set()
+    phrases: set[tuple[str, ...]] = set()
+    lengths: dict[str, list[int]] = {}  # of the phrases that begin with a word, in words, the longest first
     runs: set[str] = set()
+    sizes: dict[str, list[int]] = {}  # of the runs that begin with one or two characters
     for word in words:
         if re.search(f"[{_RUN_ON}]", word):
             runs.add("".join(map(_folded, _CLUSTER.findall(word))))
-        elif parts := [_folded(part) for part in _WORD.findall(word)]:
-            entries.add(" ".join(parts))
-            phrases.setdefault(parts[0], set()).add(len(parts))
-    return _finder(phrases, entries, runs)
-
-
-def _finder(phrases: dict[str, set[int]], entries: set[str], runs: set[str]) -> Find:
-    longest_first = {first: sorted(lengths, reverse=True) for first, lengths in phrases.items()}
-    sizes: dict[str, list[int]] = {}
-    for entry in sorted(runs, key=len, reverse=True):
-        if len(entry) not in sizes.setdefault(entry[:2], []):
-            sizes[entry[:2]].append(len(entry))
+        else:
+            phrases.add(tuple(map(_folded, _WORD.findall(word))))
+    for phrase in sorted(filter(None, phrases), key=len, reverse=True):
+        if len(phrase) not in lengths.setdefault(phrase[0], []):
+            lengths[phrase[0]].append(len(phrase))
+    for run in sorted(runs, key=len, reverse=True):
+        if len(run) not in sizes.setdefault(run[:2], []):
+            sizes[run[:2]].append(len(run))
 
     def of_words(text: str) -> Iterator[Span]:
-        found = _WORD.finditer(text)
-        ahead: list[tuple[str, int, int]] = []  # words that were read but not yet tried as the first
-        while ahead or (ahead := _next(found)):
-            lengths = longest_first.get(ahead[0][0])
-            length = next((one for one in lengths if _has(text, ahead, found, one, entries)), 0) if lengths else 0
-            if length:
-                yield ahead[0][1], ahead[length - 1][2]
-            del ahead[: length or 1]
+        places = [*_WORD.finditer(text)] if lengths else []
+        read = [_folded(place[0][:_FOLDED_MAX]) for place in places]
+        done = 0
+        for at, first in enumerate(read):
+            for length in lengths.get(first, ()) if at >= done else ():
+                parts = places[at : at + length] if tuple(read[at : at + length]) in phrases else []
+                if parts and all(_BETWEEN.fullmatch(text, one.end(), other.start()) for one, other in pairwise(parts)):
+                    done = at + length
+                    yield parts[0].start(), parts[-1].end()
+                    break
 
     def of_runs(text: str) -> Iterator[Span]:
-        return (span for run in _RUN.finditer(text) for span in _in_run(run, runs, sizes))
+        for run in _RUN.finditer(text):
+            clusters = [(sign, one) for one in _CLUSTER.finditer(text, *run.span()) for sign in _folded(one[0])]
+            signs, at = "".join(sign for sign, _ in clusters), 0
+            while at < len(signs):
+                tried = [*sizes.get(signs[at : at + 2], ()), *sizes.get(signs[at], ())]
+                size = next((one for one in tried if signs[at : at + one] in runs), 0)
+                if size:
+                    yield clusters[at][1].start(), clusters[at + size - 1][1].end()
+                at += size or 1
 
     def find(text: str) -> Iterator[Span]:
         # As it stands too: \t in a path of Windows is no tab, but the beginning of \tomasz.
-        spans = [*of_words(text), *in_unescaped(of_words)(text)] if "\\" in text else [*of_words(text)]
-        if runs:
-            spans += in_unescaped(of_runs)(text)
-        yield from apart(spans)
+        spans = [*of_words(text), *(in_unescaped(of_words)(text) if "\\" in text else ())]
+        yield from apart([*spans, *(in_unescaped(of_runs)(text) if runs else ())])
 
     return find
-
-
-def _next(found: Iterator[re.Match[str]]) -> list[tuple[str, int, int]]:
-    """The next word of a text, folded, and its place; none at the end."""
-    word = next(found, None)
-    return [] if word is None else [(_folded(word[0][:_FOLDED_MAX]), word.start(), word.end())]
-
-
-def _has(
-    text: str, ahead: list[tuple[str, int, int]], found: Iterator[re.Match[str]], length: int, entries: set[str]
-) -> bool:
-    """Whether an entry of `length` words stands where `ahead` begins, which gets the words that this reads."""
-    while len(ahead) < length and (read := _next(found)):
-        ahead += read
-    if " ".join(word for word, _, _ in ahead[:length]) not in entries:
-        return False
-    return all(_BETWEEN.fullmatch(text, one[2], other[1]) for one, other in pairwise(ahead[:length]))
-
-
-def _in_run(run: re.Match[str], runs: set[str], sizes: dict[str, list[int]]) -> Iterator[Span]:
-    folded, starts, ends = [], [], []
-    for cluster in _CLUSTER.finditer(run[0]):
-        for character in _folded(cluster[0]):
-            folded.append(character)
-            starts.append(run.start() + cluster.start())
-            ends.append(run.start() + cluster.end())
-    characters, at = "".join(folded), 0
-    while at < len(characters):
-        tried = [*sizes.get(characters[at : at + 2], ()), *sizes.get(characters[at], ())]
-        size = next((one for one in tried if characters[at : at + one] in runs), 0)
-        if size:
-            yield starts[at], ends[at + size - 1]
-        at += size or 1
