@@ -88,7 +88,7 @@ def main() -> None:
         erasure = Erasure(id=store.new_id(), kind="topic", topic_id="bench", at=1, by="bench", chunks=asked.entries)
         store.ledger.write(erasure)
         started, wiper = time.perf_counter(), Wiper(store.files)
-        store.retire("bench", wiper)
+        store.retire("bench")
         moved = store.put_topic_aside(erasure, ForbiddenText())
         aside = time.perf_counter() - started
         store.wipe_aside(moved, wiper)

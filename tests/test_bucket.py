@@ -367,7 +367,7 @@ def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
     before = source.back_up()
     erasure = Erasure(id=source.store.new_id(), kind="topic", topic_id="other", at=source.clock(), by="ann", chunks=7)
     source.store.ledger.write(erasure)
-    source.store.retire("other", Wiper(source.disk))
+    source.store.retire("other")
     moved = source.store.put_topic_aside(erasure, ForbiddenText())
     source.store.wipe_aside(moved, Wiper(source.disk))
     source.store.ledger.write(msgspec.structs.replace(moved, is_moved=False, done_at=source.clock()))

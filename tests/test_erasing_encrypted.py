@@ -60,7 +60,7 @@ def erased(store: Store, erasure: Erasure) -> None:
     """All steps of the eraser."""
     if not erasure.is_moved:
         banned = ForbiddenText() if store.is_aside(erasure) else BANNED
-        store.retire("talk", Wiper(store.files))
+        store.retire("talk")
         erasure = store.put_topic_aside(erasure, banned)
     store.wipe_aside(erasure, Wiper(store.files))
     store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))

@@ -304,7 +304,7 @@ def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:
 
 def erased(store: Store, erasure: Erasure) -> None:
     if not erasure.is_moved:
-        store.retire(erasure.topic_id, Wiper(store.files))
+        store.retire(erasure.topic_id)
         erasure = store.put_topic_aside(erasure, ForbiddenText())
     store.wipe_aside(erasure, Wiper(store.files))
     store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))

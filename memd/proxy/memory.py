@@ -235,7 +235,7 @@ def forget_blocks(received: Received) -> None:
         received.topic.buffer.place(prompt.conversation, prompt.turn_digest, NO_BLOCK)
 
 
-def without_blocks(received: Received, shown: SettledPrompt) -> SettledPrompt:
+def without_blocks(shown: SettledPrompt) -> SettledPrompt:
     """The same prompt as it is without its blocks, which the upstream did not take."""
     tokens = shown.prompt_tokens - shown.block_tokens
     return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")

@@ -151,7 +151,7 @@ async def make_parts(
     stack.callback((encoder := Encoder(embedder)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
-    topics = _topics_of(stack, config, store, writer, redactor, counter, tasks, indexer, retriever)
+    stack.push_async_callback((topics := Topics(store, config, writer, redactor, counter.count)).close)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     programs = programs_of(config.ingest)
@@ -159,7 +159,7 @@ async def make_parts(
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     return Daemon(
-        retention=_retention(config, store, topics, indexer, events, receipts, retriever, encoder, auditor),
+        retention=_retention(config, store, topics, indexer, events, receipts, encoder, auditor),
         addresses=addresses,
         config=config,
         token_watch=watch,
@@ -185,23 +185,6 @@ async def make_parts(
     )
 
 
-def _topics_of(
-    stack: AsyncExitStack,
-    config: Config,
-    store: Store,
-    writer: ThreadPoolExecutor,
-    redactor: Redactor,
-    counter: TokenCounter,
-    tasks: Tasks,
-    indexer: Indexer,
-    retriever: Retriever,
-) -> Topics:
-    """The topics, which are closed with the stack."""
-    topics = Topics(store, config, writer, redactor, counter.count)
-    stack.push_async_callback(topics.close)
-    return topics
-
-
 def _retention(
     config: Config,
     store: Store,
@@ -209,7 +192,6 @@ def _retention(
     indexer: Indexer,
     events: Events,
     receipts: Receipts,
-    retriever: Retriever,
     encoder: Encoder,
     auditor: Auditor,
 ) -> Retention:

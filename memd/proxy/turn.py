@@ -386,7 +386,7 @@ class Forwarding:
             if body in refused_bodies and placement is not None:  # an API may know one placement only
                 continue
             if placement is None and shown.chunks:
-                shown = without_blocks(self._received, shown)
+                shown = without_blocks(shown)
             as_came, sent = asked.sent(body)
             headers = as_came.copy()
             headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`

@@ -271,10 +271,10 @@ class Store:
         layout, rows = TopicLayout(self.data_dir, erasure.topic_id), _rows_of(self.topic(erasure.topic_id))
         return bool(returned([erasure], layout, rows))
 
-    def retire(self, topic_id: str, wiper: Wiper) -> None:
+    def retire(self, topic_id: str) -> None:
         """Close a topic for good once nothing is being written or read of it; see `TopicLog.retire`. May be slow."""
         if topic := self._topics.get(topic_id):
-            topic.retire(wiper)
+            topic.retire()
 
     def put_topic_aside(self, erasure: Erasure, forbidden: ForbiddenText) -> Erasure:
         """Put the folder of a topic aside that was retired; the next call of `topic` begins another one.

@@ -445,7 +445,7 @@ class TopicLog:
         forget_entries()
         return count
 
-    def retire(self, wiper: Wiper) -> None:
+    def retire(self) -> None:
         """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
         with self._merging, self._sealing, self._state:
             self._closed = True

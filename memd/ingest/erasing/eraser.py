@@ -272,11 +272,11 @@ class Eraser:
     async def _topic(self, erasure: Erasure, wiper: Wiper) -> Erasure:
         await asyncio.to_thread(self._blank_receipts, _concern(erasure, lambda: ()), wiper)
         if not erasure.is_moved:
-            erasure = await self._put_aside(erasure, wiper)
+            erasure = await self._put_aside(erasure)
         await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
         return erasure
 
-    async def _put_aside(self, erasure: Erasure, wiper: Wiper) -> Erasure:
+    async def _put_aside(self, erasure: Erasure) -> Erasure:
         forbidden = ForbiddenText()
         if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
             async with self._held(erasure.topic_id) as topic:
@@ -286,7 +286,7 @@ class Eraser:
                     )
                     forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
         # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
-        await asyncio.to_thread(self.store.retire, erasure.topic_id, wiper)
+        await asyncio.to_thread(self.store.retire, erasure.topic_id)
         return await self.topics.end(erasure.topic_id, partial(self.store.put_topic_aside, erasure, forbidden))
 
     @asynccontextmanager
