@@ -130,8 +130,16 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a note or document."""
     tags: tuple[str, ...] | UnsetType = UNSET
     """Of a note."""
+    completes: tuple[bytes, ...] | UnsetType = UNSET
+    """The digests of the messages of which the log has all with this entry, where those are not `digests`: none while a
+    long message is appended bit by bit, all that were cut with it in its last bit."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
+
+    @property
+    def completed(self) -> tuple[bytes, ...]:
+        """The digests of the messages of which the log has all, once it has this."""
+        return self.digests if self.completes is UNSET else self.completes
 
     @property
     def said(self) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from archiver_stage import COUNTER, Stage, live_entries
-from histories import talk
+from archiver_stage import COUNTER, HashEmbedder, Stage, live_entries
+from crash_files import LOSSES
+from histories import digest_at, talk
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
@@ -19,7 +20,7 @@ from memd.errors import EmbeddingError, StoreError
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
-from memd.settings.model import ChunkingSettings
+from memd.settings.model import ChunkingSettings, Config
 from memd.store.lexical import analyzer
 from memd.store.lexical.analyzer import analyze, analyze_query
 
@@ -125,6 +126,70 @@ async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_s
     await stage.tasks.finish(60)
     whole = topic.unstored()
     assert sum(map(len, whole.chunks(until=late))) > 500 and not whole.is_partial
+
+
+LONG = BOOK[:60_000]
+
+
+def held_embedding(stage: Stage, monkeypatch: pytest.MonkeyPatch, *, batches: int) -> list[int]:
+    """Let the model fail behind so many batches of a long text until the list is cleared; what was embedded."""
+    seen: list[int] = []
+    embed = stage.embedder.embed_many
+
+    def embed_many(texts: Sequence[str]) -> NDArray[np.float32]:
+        if len(seen) >= batches and any(text in LONG for text in texts):
+            raise EmbeddingError("the model is not there")
+        seen.append(len(texts))
+        return embed(texts)
+
+    monkeypatch.setattr(stage.embedder, "embed_many", embed_many)
+    monkeypatch.setattr(stage.embedder, "batch_texts", 1_000)
+    return seen
+
+
+async def test_turns_behind_a_long_message_and_corrections_of_its_chunks_do_not_wait_for_all_of_it(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_embedding(stage, monkeypatch, batches=2)
+    book = talk(topic.buffer, f"u:{LONG}", "a:A long one.")
+    talk(topic.buffer, f"u:{LONG}", "a:A long one.", "u:Where is the spare lamp?", "a:On the second landing.")
+    talk(topic.buffer, "u:When does the last ferry leave?", "a:At ten past nine.", session="other")
+    assert not await stage.archiver.store(topic, book, len(book))
+    contents = [one.content for one in live_entries(topic)]
+    assert any("second landing" in one for one in contents)
+    assert any(one in LONG for one in contents) and book.stored == 0
+    monkeypatch.setattr(stage.embedder, "embed_many", HashEmbedder().embed_many)
+    waiting = [chunk for run in topic.unstored().chunks() for chunk in run if "night 700 " in chunk.draft.content]
+    await stage.archiver.store_named(topic, [waiting[0].draft.uuid])
+    assert waiting[0].draft.uuid in {one.uuid for one in live_entries(topic)}
+    assert len(live_entries(topic)) == len(contents) + 1, "that one, and no others"
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4])
+async def test_a_long_message_of_which_a_part_was_stored_when_memd_was_killed_is_stored_once_and_whole(
+    batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(Config())
+    topic = await stage.topics.get("talk")
+    history = f"u:{LONG}", "a:A long one."
+    conversation = talk(topic.buffer, *history)
+    held_embedding(stage, monkeypatch, batches=batches)
+    assert not await stage.archiver.store(topic, conversation, 2)
+    await topic.save(sync=True)
+    stored = len(live_entries(topic))
+    files = stage.files.after_power_cut(next(iter(LOSSES)))
+    await stage.close()
+
+    stage = Stage(Config(), files)
+    topic = await stage.topics.get("talk")
+    [conversation] = topic.buffer.conversations()
+    assert 0 < len(live_entries(topic)) == stored
+    assert not topic.log.has_digest(digest_at(history[:1])), "only whole messages are known"
+    assert await stage.archiver.store(topic, conversation, 2)
+    texts = [one.content for one in live_entries(topic)]
+    assert "".join(texts) == f"{LONG}\nA long one."
+    assert topic.log.has_digest(digest_at(history[:1])) and topic.log.has_digest(digest_at(history))
+    await stage.close()
 
 
 def test_each_piece_of_a_book_is_a_step_and_a_step_may_end_it() -> None:

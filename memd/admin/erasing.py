@@ -157,6 +157,7 @@ class ErasingRoutes:
             plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
             remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
             for topic in mine:
+                await self._archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
                 digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
                 remains += self._live_prompts(topic, digests, forbid=body.forbid)
             remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]

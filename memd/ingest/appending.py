@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.tokens import TokenCounter
@@ -20,7 +20,7 @@ from memd.errors import MadeAnew
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import Part, newly_said
+from memd.ingest.unstored import Batch, Part, newly_said
 from memd.settings.model import Config
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
@@ -52,48 +52,53 @@ class TopicAppender:
         self._metrics = metrics
         self._events = events
 
-    async def append_parts(self, topic: Topic, parts: Sequence[Part], conversation: Conversation | None = None) -> None:
-        """Append parts of a conversation, or a part of any."""
+    async def append_parts(
+        self,
+        topic: Topic,
+        parts: Sequence[Part],
+        conversation: Conversation | None = None,
+        named: Collection[bytes] = (),
+    ) -> bool:
+        """Append the next chunks of parts of a conversation, of a part of any, or of a note; True if that was the last.
+
+        `named`: the uuids of chunks that go before all others of a long part.
+        """
+        named = named if sum(part.characters for part in parts) > BATCH_CHARACTERS else ()
         shown = topic.buffer.injected_uuids()
         talks = topic.buffer.conversations()
         lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
-        named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+        lines_named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+        is_note = any(part.note is not None for part in parts)
         messages = [] if conversation is None else conversation.messages[:]
         new = functools.cache(lambda: newly_said(topic.log, messages))
 
         def is_shown(uuid: bytes) -> bool:
-            return uuid in shown or uuid.hex().startswith(named)
+            return is_note or uuid in shown or uuid.hex().startswith(lines_named)
 
         def is_new(digest: bytes) -> bool:
             return conversation is None or digest in new()
 
+        batch: Batch | None = None
+
         def made() -> tuple[Sequence[Draft], int]:
-            cut = topic.cutter.cut_as_shown(parts, is_shown, self._encoder.give_way)
-            drafts = [draft for part in cut for draft in part.drafts]
-            tokens = sum(self._counter.count(chunk.draft.content) for part in cut for chunk in part.chunks)
-            digests = [digest for part in cut for digest in part.digests]
-            return self._drafter.embedded(topic.log, drafts, digests, is_shown=is_shown, is_new=is_new), tokens
+            nonlocal batch
+            give_way = self._encoder.give_way
+            batch = topic.cutter.next_batch(parts, is_shown, BATCH_CHARACTERS, named, give_way)
+            digests = batch.digests if batch.is_first else ()
+            drafts = self._drafter.embedded(topic.log, batch.drafts, digests, is_shown=is_shown, is_new=is_new)
+            return batch.completing(drafts), sum(self._counter.count(draft.content) for draft in batch.new)
 
         topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
         try:
             topic.note_chunks(await self._append(topic, made))
         finally:
             topic.being_stored = frozenset()
-
-    async def append_of_note(self, topic: Topic, part: Part) -> bool:
-        """Append the next chunks of a note; True if it has no others."""
-        assert part.note is not None, "a note's part"
-        cut, give_way, is_last = topic.cutter.next_of_note, self._encoder.give_way, False
-
-        def make(drafter: Drafter) -> Sequence[Draft]:
-            nonlocal is_last
-            drafts, is_last = cut(part, BATCH_CHARACTERS, give_way)
-            return drafter.embedded(topic.log, drafts, (), is_shown=lambda _: True)
-
-        await self.append_made(topic, make)
-        if is_last:
-            topic.buffer.settle_note(part.note[0])
-        return is_last
+        assert batch is not None, "it was made"
+        batch.done()
+        if batch.is_last:
+            for note_id, _ in (part.note for part in parts if part.note is not None):
+                topic.buffer.settle_note(note_id)
+        return batch.is_last
 
     async def append_made(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append the drafts that `make` returns; it is called in the ingesting thread."""

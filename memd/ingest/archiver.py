@@ -35,6 +35,7 @@ from memd.ingest.unstored import (
     each_part,
     first_batch,
     has_changed,
+    lacks,
     note_parts,
     owed_parts,
     repeated,
@@ -152,26 +153,27 @@ class Archiver:
             is_stored = await self._store_batch(topic, conversation, upto, closing=closing)
         return is_stored
 
-    async def store_named(self, topic: Topic, uuids: Iterable[bytes]) -> None:
-        """Store pending chunks at once, each with the part of a conversation that it is in: somebody corrects them.
+    async def store_named(self, topic: Topic, uuids: Iterable[bytes], *, whole: bool = False) -> None:
+        """Store pending chunks at once, before all else: somebody corrects them.
 
         Args:
             uuids: those of chunks that are not pending are ignored.
+            whole: all that was said with them is stored, too.
 
         Raises:
             EmbeddingError, StoreError: not all were stored.
         """
-        for uuid in uuids:
-            if await self._part_with(topic, uuid) is None:
-                continue  # without waiting for what is being stored
-            async with topic.storing.first():
-                part = await self._part_with(topic, uuid)
-                if part is None:
-                    continue
-                if part.note is None:
-                    await self._appender.append_parts(topic, [part])  # the marks follow when its conversation is stored
-                while part.note is not None and not await self._appender.append_of_note(topic, part):
-                    pass
+        wanted = frozenset(uuids)
+        for uuid in wanted:
+            while (
+                await self._part_with(topic, uuid, whole=whole) is not None
+            ):  # without waiting for what is being stored
+                async with topic.storing.first():
+                    part = await self._part_with(topic, uuid, whole=whole)
+                    named = () if whole else wanted
+                    # The marks follow when its conversation is stored.
+                    if part is None or await self._appender.append_parts(topic, [part], named=named) or not whole:
+                        break
 
     def store_notes_later(self, topic: Topic) -> None:
         """Store the topic's notes in the background; where that fails, `tend` tries again."""
@@ -249,22 +251,31 @@ class Archiver:
     async def tend_topic(self, topic: Topic) -> None:
         """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
         await topic.before_storing()
-        conversations = topic.buffer.conversations()
-        surplus = len(conversations) - self._config.conversation.max_open
-        for index, conversation in enumerate(conversations):
-            closing = index < surplus
-            if topic.is_others(conversation.id):
-                continue
-            end = self._due_end(conversation, closing=closing)
-            if conversation.abandoned and (conversation.is_answered or closing):
-                if end == conversation.wanted_end:
-                    await self._settle(topic, conversation)
-            elif conversation.stored < end or conversation.owed:
-                await self.store(topic, conversation, end)
-            if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
-                topic.buffer.close(conversation)
         self.store_notes_later(topic)
-        if any(not topic.buffer.is_open(conversation) for conversation in conversations[: max(0, surplus)]):
+        has_closed, has_others, failed = False, True, set[Conversation]()
+        while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
+            has_others = False
+            conversations = topic.buffer.conversations()
+            surplus = len(conversations) - self._config.conversation.max_open
+            for index, conversation in enumerate(conversations):
+                closing = index < surplus
+                if topic.is_others(conversation.id) or conversation in failed:
+                    continue
+                end = self._due_end(conversation, closing=closing)
+                is_stored: bool | None = True
+                if conversation.abandoned and (conversation.is_answered or closing):
+                    if end == conversation.wanted_end:
+                        is_stored = await self._settle(topic, conversation)
+                elif conversation.stored < end or conversation.owed:
+                    whole = end >= conversation.wanted_end
+                    is_stored = await self._store_batch(topic, conversation, end, closing=whole)
+                has_others = has_others or is_stored is None
+                if is_stored is False:
+                    failed.add(conversation)
+                if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
+                    topic.buffer.close(conversation)
+                has_closed = has_closed or (closing and not topic.buffer.is_open(conversation))
+        if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
         if not topic.unstored():
             topic.cutter.forget_but(())
@@ -339,13 +350,17 @@ class Archiver:
             if self._attempts.are_waiting(topic):
                 return False
             try:
-                await self._appender.append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
+                is_whole = await self._appender.append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
+                if not is_whole and batch:
+                    behind = each_part(conversation, upto, begin=batch[-1].end, closing=closing)
+                    short = (one for one in behind if one.characters <= BATCH_CHARACTERS and lacks(topic.log, one))
+                    await self._appender.append_parts(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
                 return False
             self._attempts.succeeded(topic)
-            if has_changed(conversation, begun, batch):
-                return None  # the client has sent again what the log had lost
+            if not is_whole or has_changed(conversation, begun, batch):
+                return None  # or the client has sent again what the log had lost
             settled = conversation.settled
             end = batch[-1].end if batch else begun
             repeats = repeated(topic.log, conversation, range(begun, end))
@@ -365,7 +380,7 @@ class Archiver:
                     if self._attempts.are_waiting(topic):
                         return
                     try:
-                        is_stored = await self._appender.append_of_note(topic, part)
+                        is_stored = await self._appender.append_parts(topic, [part])
                     except MemdError as error:
                         self._attempts.failed(topic, error)
                         return
@@ -373,12 +388,13 @@ class Archiver:
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
 
-    async def _part_with(self, topic: Topic, uuid: bytes) -> Part | None:
-        """The part that is to be stored and has the chunk with this uuid; None if the log has it, or nobody."""
+    async def _part_with(self, topic: Topic, uuid: bytes, *, whole: bool) -> Part | None:
+        """The part that is to be stored and has the chunk with this uuid; None if nobody has it, or the log has it
+        (`whole`: all of the part)."""
         log_, unstored = topic.log, topic.unstored()
 
         def found() -> Part | None:
-            return None if log_.snapshot().knows(uuid) else unstored.part_with(uuid)
+            return None if not whole and log_.snapshot().knows(uuid) else unstored.part_with(uuid)
 
         return await asyncio.get_running_loop().run_in_executor(None, found)
 
@@ -411,21 +427,25 @@ class Archiver:
             return conversation.wanted_end
         return max(departed, compaction.finished_end(conversation))
 
-    async def _settle(self, topic: Topic, conversation: Conversation) -> None:
-        """Store what an abandoned branch alone has, and close it: the others see to what they share with it."""
+    async def _settle(self, topic: Topic, conversation: Conversation) -> bool | None:
+        """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
+        `_store_batch`."""
         async with topic.storing:
             if self._attempts.are_waiting(topic):
-                return
+                return False
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = each_part(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
             try:
-                await self._appender.append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
+                is_whole = await self._appender.append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
-                return
+                return False
             self._attempts.succeeded(topic)
+            if not is_whole:
+                return None
             if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
+        return True
 
 
 class Attempts:

@@ -67,10 +67,15 @@ class Part(msgspec.Struct, frozen=True, dict=True):
         return self.end - len(self.messages)
 
     @cached_property
+    def characters(self) -> int:
+        """Of all its texts."""
+        texts = (message.text for _, message in self.messages if message is not None)
+        return sum(map(len, texts if self.note is None else (self.note[1].content,)))
+
+    @property
     def is_long(self) -> bool:
         """Whether cutting it takes longer than a search has time."""
-        texts = (message.text for _, message in self.messages if message is not None)
-        return sum(map(len, texts if self.note is None else (self.note[1].content,))) > _LONG_CHARACTERS
+        return self.characters > _LONG_CHARACTERS
 
     @cached_property
     def key(self) -> tuple[bytes, ...]:
@@ -123,7 +128,36 @@ class CutPart(msgspec.Struct, frozen=True):
     """Of all messages that are remembered with it, those included whose text the log has already."""
     drafts: tuple[Draft, ...] = ()
     """Of the chunks, and in their midst what the log has and may be stored again nevertheless: that is known only when
-    all that was said before is stored. Of a note none."""
+    all that was said before is stored."""
+    done: set[bytes] = msgspec.field(default_factory=set)
+    """The uuids of those drafts that a former batch has seen to."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Chunks that are embedded and appended at once."""
+
+    drafts: list[Draft]
+    digests: tuple[bytes, ...]
+    """Of the messages and notes that the log has whole then; none where there are others of their chunks."""
+    is_last: bool
+    is_first: bool
+    cut: list[CutPart]
+
+    @property
+    def new(self) -> list[Draft]:
+        """Those that the log did not have when they were cut."""
+        return [draft for draft in self.drafts if any(draft.uuid in one.chunks.uuids for one in self.cut)]
+
+    def completing(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """Those of the drafts that are appended, as they say of which messages the log has all then."""
+        if self.is_first and self.is_last:
+            return list(drafts)
+        return [msgspec.structs.replace(draft, completes=self.digests) for draft in drafts]
+
+    def done(self) -> None:
+        """Note that it was appended, as far as the log did not have it."""
+        for part in self.cut:
+            part.done.update(draft.uuid for draft in self.drafts)
 
 
 class KeptParts:
@@ -291,6 +325,14 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
     ]
 
 
+def lacks(log: TopicLog, part: Part) -> bool:
+    """Whether the log does not have a message of a part that is to be stored."""
+    return any(
+        message is not None and compaction.is_stored_kind(message) and not log.has_digest(digest)
+        for digest, message in part.messages
+    )
+
+
 def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
     """The digests of those of a conversation's messages that its client says, and does not only send again.
 
@@ -318,7 +360,7 @@ def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part],
     batch: list[Part] = []
     characters = 0
     for part in parts:
-        characters += sum(len(message.text) for _, message in part.messages if message is not None)
+        characters += part.characters
         if batch and characters > characters_max:
             return batch, True
         batch.append(part)
@@ -393,7 +435,7 @@ class PartCutter:
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
         of them is cut anew. Called in the writer thread, before anybody is told of the append."""
-        stored = {digest for draft in drafts for digest in draft.digests}
+        stored = {digest for draft in drafts for digest in draft.completed}
         for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
         self._known.forget(self._known.having(stored))
@@ -411,7 +453,7 @@ class PartCutter:
     def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
         """The part as it is stored: what was shown of its beginning, or of it with what follows in a branch, and the
         rest of it."""
-        if part.instructions or not part.has_others_than(()):
+        if part.note is not None or part.instructions or not part.has_others_than(()):
             return self.cut([part], step=step)
         digests = [digest for digest, _ in part.messages]
         shown = {
@@ -458,18 +500,35 @@ class PartCutter:
         """A note in chunks, also those that the log has. For `step` see `cut`."""
         return self._cutter.in_steps(step).cut_note(self._log.topic_id, note_id, note)
 
-    def next_of_note(
-        self, part: Part, characters_max: int, step: Callable[[], None] = lambda: None
-    ) -> tuple[list[Draft], bool]:
-        """The next chunks of a note that the log does not have, at least one if there is one; whether they are the
-        last. For `step` see `cut`."""
+    def next_batch(
+        self,
+        parts: Iterable[Part],
+        is_shown: Callable[[bytes], bool],
+        characters_max: int,
+        named: Collection[bytes] = (),
+        step: Callable[[], None] = lambda: None,
+    ) -> Batch:
+        """The next chunks of these parts that are to be stored, at least one if there is one.
+
+        Args:
+            is_shown: see `cut_as_shown`; what is stored of a part stays as it was cut, too.
+            named: the uuids of chunks that go before all others; then none of the others are in the batch.
+            step: see `cut`.
+        """
         knows = self._log.snapshot().knows
-        drafts = [
-            chunk.draft for cut in self.cut([part], step=step) for chunk in cut.chunks if not knows(chunk.draft.uuid)
-        ]
-        sizes = itertools.accumulate(len(draft.content) for draft in drafts)
-        count = max(1, sum(size <= characters_max for size in sizes))
-        return drafts[:count], count >= len(drafts)
+        cut = self.cut_as_shown(parts, lambda uuid: is_shown(uuid) or knows(uuid), step)
+        drafts = [draft for one in cut for draft in one.drafts if draft.uuid not in one.done]
+        known = self._log.snapshot().known([draft.uuid for draft in drafts])
+        left = [draft for draft in drafts if draft.uuid not in known]
+        if named:
+            batch = [draft for draft in left if draft.uuid in named]
+        else:
+            sizes = itertools.accumulate(len(draft.content) for draft in left)
+            batch = left[: max(1, sum(1 for _ in itertools.takewhile(characters_max.__ge__, sizes)))]
+        is_first = len(left) == sum(len(one.drafts) for one in cut)
+        is_last = len(batch) == len(left)
+        digests = tuple(digest for one in cut for digest in one.digests) if is_last else ()
+        return Batch(batch, digests, is_last, is_first, cut)
 
     def _new(self, part: Part, step: Callable[[], None]) -> CutPart:
         if part.note is not None:
@@ -489,7 +548,7 @@ class PartCutter:
         knows, has_copy = self._log.snapshot().knows, self._log.has_live_copy
         cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note, step)
         drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
-        return CutPart(self._pending(drafts, step), (note_id,))
+        return CutPart(self._pending(drafts, step), (note_id,), tuple(drafts))
 
     def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> PendingRun:
         table = table_of(self._log.fingerprint)

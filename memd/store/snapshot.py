@@ -416,7 +416,7 @@ class Snapshot:
             yield from (entry for entry in entries if entry.source == source)
 
     def has_digest(self, word: int) -> bool:
-        """Whether an entry came from a message with this `digest_word`; may include the append after the snapshot."""
+        """Whether a message with this `digest_word` is stored; may include the append after the snapshot."""
         return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
     def _ranked(self, found: Sequence[Candidates], k: int) -> list[Hit]:

@@ -236,7 +236,7 @@ class TopicLog:
         return self._snapshot
 
     def has_digest(self, digest: bytes) -> bool:
-        """Whether the message with this digest is stored, wholly or in part, or never to be stored again."""
+        """Whether the message with this digest is stored, or never to be stored again."""
         return self.forbidden.has_digest(digest) or self._snapshot.has_digest(digest_word(digest))
 
     def has_live_copy(self, draft: Draft) -> bool:

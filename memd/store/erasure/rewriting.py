@@ -108,6 +108,7 @@ def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
         status=Status.DEPRECATED,
         roles=(),
         digests=(),
+        completes=UNSET,
         source=None,
         action=None,
         reason=None,

@@ -65,7 +65,7 @@ class UuidIndex:
         return [_place(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
 
     def has_digest(self, digest: int) -> bool:
-        """Whether any entry came from a message whose digest begins with these 8 bytes."""
+        """Whether a message is stored whose digest begins with these 8 bytes."""
         return len(_equal(self._digests, np.uint64(digest))) > 0
 
     def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:

@@ -153,6 +153,7 @@ class GrowingSegment(LogSegment):
         self._by_uuid: dict[bytes, tuple[int, ...]] = {}
         self._by_text: dict[int, tuple[int, ...]] = {}
         self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
+        self._completed: dict[int, None] = {}
         self._said: list[frozenset[int]] = []
         self.columns = GrowingColumns()
         """Words, tokens and neighbours of its rows."""
@@ -178,6 +179,7 @@ class GrowingSegment(LogSegment):
             self._said.append(frozenset(map(digest_word, entry.digests)))
             for word in self._said[-1]:
                 self._digests[word] = (*self._digests.get(word, ()), row)
+            self._completed.update(dict.fromkeys(map(digest_word, entry.completed)))
         self.columns.extend(entries)
         self.count = added.stop
         return added
@@ -199,8 +201,8 @@ class GrowingSegment(LogSegment):
 
     @property
     def digests(self) -> UInts:
-        """The first word of every message digest, each once."""
-        return np.fromiter(self._digests, dtype=np.uint64, count=len(self._digests))
+        """The first word of the digest of every message that it completes, each once."""
+        return np.fromiter(self._completed, dtype=np.uint64, count=len(self._completed))
 
     @property
     def uuids(self) -> list[bytes]:
@@ -220,8 +222,8 @@ class GrowingSegment(LogSegment):
         return self._by_text.get(key, ())
 
     def has_digest(self, word: int) -> bool:
-        """Whether an entry came from a message with this `digest_word`."""
-        return word in self._digests
+        """Whether it completes a message with this `digest_word`."""
+        return word in self._completed
 
     def rows_of_messages(self, words: Set[int]) -> list[int]:
         """Return the rows that came from messages, and from none but those with these `digest_word`s."""

@@ -30,7 +30,7 @@ from memd.settings.model import UTILITY_STEPS_LIMIT
 _ID_MAX = (1 << 53) - (1 << 40)
 """The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LEFT_OUT = {"vector", "digests", "group_left", "asked_by", "line_tokens", "terms", "erased", "unknown"}
+_LEFT_OUT = {"vector", "digests", "completes", "group_left", "asked_by", "line_tokens", "terms", "erased", "unknown"}
 EXPORTED_RATIO = 1.5
 """Of `utility_multiplier` in a line, whatever `utility.step_ratio` is: an import makes steps of it again."""
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
