@@ -146,7 +146,7 @@ def test_a_person_gets_a_line_per_check_and_the_remedies_below(place: Place) -> 
     at = next(number for number, text in enumerate(lines) if text.startswith("failed   upstream"))
     assert "does not answer: Connection refused" in lines[at]
     assert lines[at + 1].lstrip().startswith("→ start it there")
-    assert lines[-1] == "1 failed, 0 warnings: memd is not ready"
+    assert lines[0] == "memd is not ready: 1 failed (upstream), 0 warnings"
 
 
 def test_what_others_said_does_nothing_to_a_terminal() -> None:
@@ -450,6 +450,26 @@ def test_a_template_that_takes_no_developer_message_is_found_out(template: str, 
     assert separate["placement"][0]["mark"] == "warning"
     assert "injection.role to auto" in separate["placement"][0]["remedy"]
     assert merged["placement"][0]["mark"] == "ok"
+
+
+@pytest.mark.llama
+def test_a_model_without_a_chat_template_is_told_at_the_start_and_by_check(
+    tmp_path: Path, make_daemon: MakeDaemon
+) -> None:
+    from tiny_model import write_scripted_model
+
+    model = tmp_path / "base.gguf"
+    write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template="")
+    with running_llama(model, context=WINDOW, log=tmp_path / "llama.log") as url:
+        found = Place(tmp_path, {"upstream": {"url": url}}).check()[1]["model"]
+        daemon = make_daemon(url).start()
+        told = daemon.run("check", "--live", "--config", str(daemon.config)).stdout
+    assert (
+        found[1]["mark"] == "warning"
+        and "has no chat template" in found[1]["said"]
+        and "Instruct" in found[1]["remedy"]
+    )
+    assert "has no chat template" in told and "has no chat template" in daemon.log.read_text()
 
 
 # A conversation with the model

@@ -133,7 +133,10 @@ def test_digits_that_a_waiting_chunk_has_and_a_stored_one_of_another_topic_too_a
     assert "is not in the log yet" in commanded(waiting, "show", meant["id"], "--topic", "home")
     assert "is not in the log yet" in commanded(waiting, "related", meant["uuid"][:12], code=2)
     done = commanded(waiting, "correct", meant["uuid"][:12], "--deprecate")
-    assert re.fullmatch(rf"appended entry \d+: Update \[mem:{meant['id']}\] in topic home: user: {MEANT} .*\n", done)
+    assert re.fullmatch(
+        rf"{meant['id']} is no longer shown in topic home; memd undo {meant['id']} takes it back\n  user: {MEANT} .*\n",
+        done,
+    )
     assert [one for one in waiting.export(settled=False) if one["topic_id"] == "work"] == before
     assert "is taken out" in commanded(waiting, "show", meant["uuid"])
 

@@ -77,11 +77,9 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     done = out(
         told, "correct", chunk["id"], "--update", "We moved the bookings to SQLite in May.", "--reason", "simpler"
     )
-    assert done.count("appended entry") == 2
-    [replacement] = re.findall(
-        r"^appended entry \d+: replacement \[mem:([0-9a-f]+)\] in topic work: We moved", done, re.MULTILINE
-    )
-    assert f": Update [mem:{chunk['id']}] in topic work: user: For the booking" in done
+    [replacement] = re.findall(r"^([0-9a-f]+) is shown in its place in topic work\n  We moved", done, re.MULTILINE)
+    back = f"memd undo {chunk['id']} takes it back"
+    assert f"{chunk['id']} is no longer shown in topic work; {back}\n  user: For the booking" in done
     assert "We moved the bookings to SQLite in May." in out(told, "show", replacement)
     shown = out(told, "log", "--limit", "2")
     assert "because: simpler" in shown and "bookings to SQLite" in shown
@@ -92,7 +90,8 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     replayed = out(told, "turn", latest_turn(told), "--replay")
     assert f"- {chunk['id']}" in replayed and "SQLite" in replayed.partition("The same question now")[2]
     entry = next(event for event in events(told) if event["event"] == "Update")["canonical_id"]
-    assert out(told, "undo", str(entry), "--reason", "no, we did not").count("appended entry") == 2
+    undone = out(told, "undo", str(entry), "--reason", "no, we did not")
+    assert f"{replacement} is no longer shown" in undone and f"{chunk['id']} is shown again" in undone
     story = out(told, "show", chunk["id"])
     assert "is live" in story.splitlines()[0] and "Its place was taken by" not in story
     assert "nothing is different" in out(told, "turn", latest_turn(told), "--replay")
@@ -110,6 +109,17 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     chunk = events(told)[0]
     out(told, "correct", chunk["uuid"], "--deprecate", "--topic", "work", "--reason", "wrong")
     assert "is taken out" in out(told, "show", chunk["id"])
+    assert f"{chunk['id']} is shown again" in out(told, "undo", chunk["id"])
+    assert "is live" in out(told, "show", chunk["id"])
+    other = events(told)[-1]["id"]
+    assert f"chunk {other} was not corrected" in told.run("undo", other).stderr
+
+
+def test_a_search_in_an_empty_memory_says_that_nothing_is_stored(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    found = make_daemon(upstream.url).start().run("search", QUESTION)
+    assert found.returncode == 1 and "Nothing is stored yet" in found.stdout and "memd add PATH" in found.stdout
 
 
 def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
@@ -134,7 +144,7 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
     assert FACTS[0] in shown and "is not in the log yet" in shown
     assert json.loads(out(daemon, "show", found["uuid"], "--json", *config))["versions"][0]["event"] == "pending"
     assert "no chunk has the id" in daemon.run("show", "ffffffffffff", *config).stderr
-    assert "Helpful" in out(daemon, "correct", found["id"], "--helpful", *config)
+    assert "counts for more" in out(daemon, "correct", found["id"], "--helpful", *config)
     assert "is live" in out(daemon, "show", found["id"], *config)
 
 
@@ -205,7 +215,7 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
         (["turn", "../x"], "no turn's id"),
         (["turn", "zzzz"], "no turn's id"),
         (["show", "zzzz"], "no chunk's id"),
-        (["undo", "a3f9"], "no entry's number; `memd log`"),
+        (["undo", "zzzz"], "no chunk's id"),
     ):
         refused = told.run(*arguments)
         assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments

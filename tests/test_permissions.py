@@ -49,6 +49,18 @@ def test_files_and_backups_are_their_user_s_alone(told: DaemonProcess, tmp_path:
     assert open_to_others(told.data_dir) == open_to_others(backup) == []
 
 
+def test_a_folder_without_a_memory_becomes_private_when_the_first_daemon_begins_in_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url)
+    daemon.data_dir.mkdir(0o755)
+    (daemon.data_dir / ".gitkeep").touch(0o644)
+    assert "other users" not in daemon.run("check", "--config", str(daemon.config)).stdout
+    daemon.start()
+    assert daemon.data_dir.stat().st_mode & 0o777 == 0o700
+    assert "other users" not in daemon.run("check", "--config", str(daemon.config)).stdout
+
+
 def test_check_warns_of_older_files_with_the_command_that_fixes_them(told: DaemonProcess) -> None:
     def warnings() -> list[str]:
         found = json.loads(told.run("check", "--json", "--config", str(told.config)).stdout)["checks"]

@@ -30,6 +30,15 @@ from memd.wording import counted, for_terminal, name_for_terminal
 INDENT = 2
 TEXT_CHARACTERS = 100
 """Of a corrected chunk that are shown, so that it is seen which it was."""
+CHUNK_DIGITS = range(4, 13)
+"""A decimal number of so many digits is a chunk's id, any other one an entry's, which is a time in microseconds."""
+_DONE = {
+    "Helpful": "counts for more",
+    "Unhelpful": "counts for less",
+    "Update": "is no longer shown",
+    "replacement": "is shown in its place",
+}
+"""The outcome of an entry; an undo's depends on the chunk."""
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 Lines = list[RenderableType]
 
@@ -128,20 +137,17 @@ def correct(
 
 @click.command()
 @settings_flags
-@click.option("--topic", help="The topic of the entry. Default: the one that has it.")
+@click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
 @click.option("--reason", default="", help="Why; kept in the log.")
-@click.argument("canonical_id", metavar="CANONICAL_ID")
-def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, canonical_id: str) -> int:
-    """Take back the correction in entry CANONICAL_ID.
+@click.argument("id_", metavar="ID")
+def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, id_: str) -> int:
+    """Take back the latest correction of the chunk ID.
 
-    `memd log` shows the numbers of entries.
+    ID may also be the number of an entry; `memd log` shows them.
 
-    Example: memd undo 1790300000000001
+    Example: memd undo 9ada
     """
-    config = config_of_existing(config_path, data_dir)
-    if not (canonical_id.isascii() and canonical_id.isdigit()):
-        raise BadQuestion(f"{canonical_id[:60]!r} is no entry's number; `memd log` and `memd show ID` show those")
-    print_lines(_undo(config, int(canonical_id), topic, reason))
+    print_lines(_undo(config_of_existing(config_path, data_dir), id_, topic, reason))
     return 0
 
 
@@ -206,31 +212,35 @@ def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[C
         return answer, _appended(daemon, topic, answer)
 
 
-def _undo(config: Config, canonical_id: int, topic: str | None, reason: str) -> Lines:
-    """Take back what an entry did; return the appended entries as text."""
+def _undo(config: Config, id_: str, topic: str | None, reason: str) -> Lines:
+    """Take back what an entry did, or the latest one of a chunk; return the appended entries as text."""
     with daemon_for(config) as daemon:
-        if topic is None:
-            page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
-            if not page.events or page.events[0].canonical_id != canonical_id:
-                raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
-            topic = page.events[0].topic_id
+        if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
+            canonical_id = int(id_)
+            topic = topic or _topic_of_entry(daemon, canonical_id)
+        else:
+            told = daemon.get(f"/memd/chunks/{checked_digits(id_)}", topic=topic)
+            story = msgspec.json.decode(told, type=ChunkStory)
+            topic, canonical_id = story.topic_id, story.versions[-1].canonical_id
+            if len(story.versions) == 1:
+                raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
         told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason})
         return _appended(daemon, topic, msgspec.json.decode(told, type=CorrectionAnswer))
 
 
 def _appended(daemon: RunningDaemon, topic: str, answer: CorrectionAnswer) -> Lines:
-    """Return a line for each appended entry: they are one group, so nothing lies between them in the topic's log."""
+    """Return the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
     if not answer.applied:
         return []
     told = daemon.get("/memd/log", topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
     events = reversed(msgspec.json.decode(told, type=LogPage).events)
-    return [
-        Text(
-            f"appended entry {one.canonical_id}: {one.event} [mem:{one.id}] in topic {one.topic_id}: "
-            + name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
-        )
-        for one in events
-    ]
+    lines: Lines = []
+    for one in events:
+        done = _DONE.get(one.event, "is shown again" if one.live else "is no longer shown")
+        takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
+        text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
+        lines += [Text(f"{one.id} {done} in topic {one.topic_id}{takes_back}"), Text(f"  {text}")]
+    return lines
 
 
 def time_of(microseconds: int) -> str:
@@ -240,6 +250,13 @@ def time_of(microseconds: int) -> str:
 
 def _topic_of_chunk(daemon: RunningDaemon, chunk_id: str) -> str:
     return msgspec.json.decode(daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}"), type=ChunkStory).topic_id
+
+
+def _topic_of_entry(daemon: RunningDaemon, canonical_id: int) -> str:
+    page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
+    if not page.events or page.events[0].canonical_id != canonical_id:
+        raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
+    return page.events[0].topic_id
 
 
 def _event(event: LogEvent) -> RenderableType:

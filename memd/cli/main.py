@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "turn": ("turns", "Show what memory did in a turn, and why."),
         "log": ("history", "Show what happened to the memory, newest first."),
         "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
-        "undo": ("history", "Take back the correction in entry CANONICAL_ID."),
+        "undo": ("history", "Take back the latest correction of the chunk ID."),
     },
     "Look": {
         "show": ("history", "Show the versions of the chunk ID, and where it was shown."),

@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from memd.admin.history import LogPage
 from memd.admin.queries import PAGE_MAX
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.running import daemon_for
@@ -25,6 +26,10 @@ from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
 INDENT = 2
+NOTHING_STORED = (
+    "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
+    "something in."
+)
 _PARAMETERS = {"since": "from"} | {f"{name}s": name for name in ("role", "kind", "source", "tag", "author")}
 
 
@@ -63,18 +68,20 @@ def search(
     if not question.strip():
         raise BadQuestion("the question is empty; say what to search for")
     config = config_of_existing(config_path, data_dir)
-    answer = _search(config, question, topics, as_of, choice)
+    answer, is_empty = _search(config, question, topics, as_of, choice)
     if as_json:
         click.echo(msgspec.json.encode(answer))
     else:
-        print_lines(_lines(answer, topics, explain=explain, is_filtered=any(choice.values())))
+        print_lines(
+            [NOTHING_STORED] if is_empty else _lines(answer, topics, explain=explain, is_filtered=any(choice.values()))
+        )
     return 0 if answer.tokens else FOUND_SOMETHING
 
 
 def _search(
     config: Config, question: str, topic_ids: Sequence[str], as_of: str | None, choice: Mapping[str, Any]
-) -> SearchAnswer:
-    """Search these topics, or all if there are none.
+) -> tuple[SearchAnswer, bool]:
+    """Search these topics, or all if there are none; also return whether nothing at all is stored.
 
     Args:
         as_of: search the log up to this time; see `memd.wanted.moment`.
@@ -86,13 +93,17 @@ def _search(
     with daemon_for(config) as daemon:
         given = {_PARAMETERS.get(name, name): value for name, value in choice.items() if value not in (None, ())}
         told = daemon.get("/memd/search", q=question, topic=list(topic_ids), as_of=as_of, **given)
-    return msgspec.json.decode(told, type=SearchAnswer)
+        answer = msgspec.json.decode(told, type=SearchAnswer)
+        is_empty = not answer.chunks and not msgspec.json.decode(daemon.get("/memd/log", limit=1), type=LogPage).events
+        return answer, is_empty
 
 
 def _lines(answer: SearchAnswer, topics: Sequence[str], *, explain: bool, is_filtered: bool) -> list[RenderableType]:
     """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
     shown: list[RenderableType] = [_chunk(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)]
+    if shown:
+        shown.insert(0, Text("score  id    topic  said", "dim"))
     if not answer.chunks:
         where = "found" if answer.note is not None else "stored, of what was chosen," if is_filtered else "stored"
         shown.append(f"Nothing is {where} that has to do with it.")

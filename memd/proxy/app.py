@@ -45,7 +45,7 @@ from memd.proxy.relay import Relayed
 from memd.proxy.stopping import Signals
 from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import Upstream
-from memd.proxy.upstream.facts import ASK_SECONDS, window_unknown
+from memd.proxy.upstream.facts import ASK_SECONDS, NO_TEMPLATE, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
@@ -263,6 +263,8 @@ def _announce(daemon: Daemon, seconds: float) -> None:
         log.info("listening", extra={"version": __version__, **where, **upstream, "ready_seconds": seconds})
         if facts.reachable and not facts.window:
             log.warning(window_unknown(facts))
+        if facts.lacks_template:
+            log.warning(NO_TEMPLATE)
         return
     lines = [
         f"memd {__version__}: listening on {daemon.base_url} (ready in {seconds:.1f} s)",
@@ -286,7 +288,9 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
     if server.is_up:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
         line = f"  upstream               {server.url}  ({facts.model or 'model unknown'}, {window})"
-        return [line] if facts.window else [line, f"                         {window_unknown(facts)}"]
+        notes = [] if facts.window else [window_unknown(facts)]
+        notes += [NO_TEMPLATE] if facts.lacks_template else []
+        return [line, *(f"                         {note}" for note in notes)]
     if facts.is_slow:
         told = f"did not answer within {ASK_SECONDS:g} s: it is asked again in the background"
     else:

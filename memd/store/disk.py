@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -190,6 +190,9 @@ class DiskFiles:
             self.confirm_lock()
             with writing(path):
                 path.mkdir(DIRECTORY_MODE, exist_ok=True)
+        elif all(below.name.startswith(".") for below in path.iterdir()):
+            with suppress(OSError):  # another user's; `memd check` tells it
+                path.chmod(DIRECTORY_MODE)
 
     def rename(self, old: Path, new: Path) -> None:
         """See Files."""

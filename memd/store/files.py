@@ -73,7 +73,7 @@ class Files(Protocol):
         """Open an existing file."""
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory unless it exists. Its parent must exist."""
+        """Create a directory unless it exists; an empty one becomes its user's alone. Its parent must exist."""
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename atomically, replacing `new`."""

@@ -396,7 +396,7 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
     """
     has_started = files.size(data_dir / LOCK_NAME) is not None
     for directory in reversed([data_dir, *data_dir.parents]):
-        if not files.is_directory(directory):
+        if not files.is_directory(directory) or (directory == data_dir and not has_started):
             files.make_directory(directory)
             files.sync_directory(directory.parent)
         elif not has_started:

@@ -57,7 +57,7 @@ def write_scripted_model(
         marker: Any text; it becomes one token.
         reply, reply_seen: The pieces that are generated, one token each; all distinct within and across both.
         trained_context: The largest window the model claims to support, in tokens.
-        template: Jinja chat template.
+        template: Jinja chat template; empty: none.
         sliding_window: Tokens that the first layer sees; None: all layers see all.
     """
     if len({*reply, *reply_seen}) != len(reply) + len(reply_seen):
@@ -140,7 +140,8 @@ def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_cont
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(template)
+    if template:
+        writer.add_chat_template(template)
 
 
 def _write_weights(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, *, gemma: bool) -> None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from click.shell_completion import get_completion_class
 
 from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
+
+if TYPE_CHECKING:
+    from memd.cli.check.result import CheckResult
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -31,17 +35,21 @@ def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, .
     Example: memd check --live
     """
     from memd.cli.check.report import line, outcomes, summary
+    from memd.cli.ingest import progress
 
     logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
-    found = []
     flags = {"data_dir": data_dir, **servers_of(upstream)}
     given = {name: value for name, value in flags.items() if value is not None}
-    for outcome in outcomes(config_path, os.environ, given, live=live):
-        found.append(outcome)
-        if not as_json:
-            click.echo(line(outcome))
+    with progress("checking") as advanced:  # to the end: its first line is whether all is well
+        found: list[CheckResult] = []
+        for outcome in outcomes(config_path, os.environ, given, live=live):
+            found.append(outcome)
+            advanced(len(found), len(found) + 1)
     is_ready = all(outcome.mark != "failed" for outcome in found)
-    click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}) if as_json else f"\n{summary(found)}")
+    if as_json:
+        click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}))
+    else:
+        click.echo("\n".join([summary(found), "", *map(line, found)]))
     return 0 if is_ready else FOUND_SOMETHING
 
 

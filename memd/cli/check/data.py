@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,9 +73,11 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
 
 
 def permissions(data_dir: Path) -> Iterator[CheckResult]:
-    """Warn of files that other users of the machine may read, as earlier versions left them."""
+    """Warn of files that other users of the machine may read, as earlier versions left them; not of a folder without
+    anything of memd's, which becomes private when the first daemon begins in it."""
     try:
-        found = list(_open_to_others(data_dir))
+        is_used = data_dir.is_dir() and any(not path.name.startswith(".") for path in data_dir.iterdir())
+        found = list(_open_to_others(data_dir)) if is_used else []
     except OSError as error:
         yield failed(DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders in it")
         return
@@ -188,7 +191,8 @@ def _open_to_others(path: Path) -> Iterator[Path]:
     with contextlib.suppress(
         FileNotFoundError, NotADirectoryError
     ):  # yet to be created, or removed by a running daemon a moment ago
-        if path.stat().st_mode & OTHERS:
+        status = path.stat()
+        if status.st_mode & OTHERS and (status.st_size or not stat.S_ISREG(status.st_mode)):
             yield path
         for below in sorted(path.iterdir()) if path.is_dir() else ():
             yield from _open_to_others(below)

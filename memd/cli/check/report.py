@@ -1,6 +1,6 @@
 """`memd check`: is everything ready, and if not, what to do.
 
-Rule: this module has only the order of the checks and their output. Each result is shown as soon as it is there.
+Rule: this module has only the order of the checks and their output; the first line says whether all is well.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def line(outcome: CheckResult) -> str:
 
 
 def summary(found: list[CheckResult]) -> str:
-    """Return the last line."""
+    """Return the first line: whether all is well, and what is not."""
     count = {mark: sum(outcome.mark == mark for outcome in found) for mark in _COLOUR}
     if count["failed"]:
-        return f"{count['failed']} failed, {counted(count['warning'], 'warning')}: memd is not ready"
+        names = ", ".join(dict.fromkeys(outcome.check for outcome in found if outcome.mark == "failed"))
+        return f"memd is not ready: {count['failed']} failed ({names}), {counted(count['warning'], 'warning')}"
     return "memd is ready" + (f"; {counted(count['warning'], 'warning')}" if count["warning"] else "")
 
 

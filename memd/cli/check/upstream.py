@@ -15,6 +15,7 @@ from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
+from memd.proxy.upstream.facts import NO_TEMPLATE
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of
 from memd.settings.model import Config
@@ -114,6 +115,7 @@ def _server(
     return probe, [
         ok(UPSTREAM, f"{probe.url} answers"),
         _window(config, probe),
+        *_template(probe),
         *_counts(probe),
         _placement(config, probe),
     ]
@@ -149,6 +151,11 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
         return warning(WINDOW, f"{said} the prompt", f"set upstream.api_key ({KEY_VARIABLE}), or upstream.window")
     said = f"{name}; the server does not tell its window: nothing leaves the prompt until it is known"
     return warning(WINDOW, said, SET_WINDOW)
+
+
+def _template(probe: UpstreamProbe) -> Iterator[CheckResult]:
+    if probe.lacks_template:
+        yield warning(WINDOW, *NO_TEMPLATE.split("; "))
 
 
 def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
@@ -237,7 +244,6 @@ def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
         said = f"the model server wants a key {told}, which memd check has not"
         return warning(LIVE, said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
     if answer.status != 200:
-        return failed(
-            LIVE, f"the model server answered {answer.status}: {answer.text}", "look at the model server's log"
-        )
+        remedy = NO_TEMPLATE if "chat template" in answer.text.lower() else "look at the model server's log"
+        return failed(LIVE, f"the model server answered {answer.status}: {answer.text}", remedy)
     return None

@@ -12,6 +12,12 @@ import msgspec
 
 from memd.proxy.upstream.window_answers import is_router
 
+_STAND_IN = bytes.fromhex("73c374cad16f317212d596b51d344012")
+"""The digest of the plain ChatML template that llama-server takes, and tells as the model's, where that has none."""
+NO_TEMPLATE = (
+    "this model has no chat template: a base model goes on with a text and does not chat; take its version for chats "
+    "(Instruct, it), or give llama-server the right template (--chat-template)"
+)
 ASK_SECONDS = 2.0
 """The longest that a request waits for what a server tells."""
 
@@ -33,6 +39,11 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     """The 16-byte digest of the chat template; empty if unknown."""
     shows_separate: bool | None = None
     """Whether this model's template renders a separate memory message in its place; None if not probed."""
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether the model has no chat template of its own; False if the server does not tell."""
+        return self.template == _STAND_IN
 
 
 def window_unknown(facts: UpstreamFacts) -> str:

@@ -53,6 +53,8 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     wants_key: bool = False
     model: str = ""
     """Empty: unknown."""
+    lacks_template: bool = False
+    """It has no chat template of its own."""
     models: tuple[str, ...] = ()
     """Those that it lists; none: unknown."""
     window: int | None = None
@@ -100,6 +102,7 @@ async def _probe(config: Config) -> UpstreamProbe:
             is_loading=health.status == LOADING,
             wants_key=facts.wants_key or models.status in REFUSED,
             model=model,
+            lacks_template=facts.lacks_template,
             models=tuple(sorted(models_of(models.value))),
             window=window.tokens,
             window_source=window.source,
