@@ -190,6 +190,28 @@ def test_what_the_key_of_another_topic_encrypted_is_refused_and_left_alone() -> 
     assert damaged.contents() == before
 
 
+@pytest.mark.parametrize("name", ["hot.log", "active.bin"])
+def test_damage_to_the_only_frame_of_a_file_costs_what_is_in_it_and_not_the_topic(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = disk()
+    monkeypatch.setattr(files, "link", lambda old, new: files.raw.put(new, files.raw.read(old)) is None)
+    open_journal(TOPIC / "hot.log", files)[0].rewrite([b"one", b"two"])
+    replace_file(files, FILE, files.read(FILE))
+    files.flip(TOPIC / name, HEADER_BYTES + 60)
+    damaged = files.raw.read(TOPIC / name)
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    journal, payloads = open_journal(TOPIC / "hot.log", files)
+    assert payloads == ([] if name == "hot.log" else [b"one", b"two"])
+    assert ("user: chunk 11" in live_contents(topic)) == (name == "hot.log")
+    assert files.raw.read(TOPIC / f"{name}.torn") == damaged, "as it was on the disk"
+    [told] = [str(one) for one in (*topic.findings, *journal.findings)]
+    assert name in told and f"{name}.torn" in told
+    topic.append([draft("said later")])
+    journal.append([b"three"])
+    assert open_journal(TOPIC / "hot.log", files)[1] == [*payloads, b"three"]
+
+
 @pytest.mark.parametrize("spoiled", [b"", b"{}", b"flip"])
 def test_a_key_file_of_a_topic_that_is_missing_or_damaged_is_told_and_no_new_one_is_made(spoiled: bytes) -> None:
     files = disk()

@@ -1,7 +1,7 @@
 """Reading and appending to one encrypted file, by plain offsets.
 
-Rule: what cannot be opened reads as zeros, never as other bytes; a file in which nothing can be opened, though there is
-something, is refused: with the wrong key, all that follows would take it for lost.
+Rule: what cannot be opened reads as zeros, never as other bytes. A file in which nothing can be opened, though there is
+something, is refused unless its header names the key: with the wrong one, all that follows would take it for lost.
 """
 
 from __future__ import annotations
@@ -176,14 +176,15 @@ def read_whole(key: DataKey, data: bytes, path: Path) -> bytes:
     """Return the plain bytes of a whole encrypted file.
 
     Raises:
-        CorruptFile: it has frames, and not one of them can be opened.
+        CorruptFile: it has frames, not one of them can be opened, and no header says that this is their key.
+        ForeignFile: see `check_header`.
     """
-    table = FrameTable(key)
+    table, is_its_key = FrameTable(key), check_header(data, key, path)
     table.cover(lambda offset, length: data[offset : offset + length], len(data))
-    if table.salt is None and frame_at(data, HEADER_BYTES) is not None:
+    if not is_its_key and table.salt is None and frame_at(data, HEADER_BYTES) is not None:
         raise CorruptFile(
             f"{path}: nothing in it can be decrypted: it is damaged or another topic's; put the file back, out of a "
-            "backup if need be"
+            "backup if need be, or move it away and go on without what it holds"
         )
     plain = bytearray(table.end + tail_of(table, len(data)))
     for start, end, place, length in table.overlapping(0, table.end):

@@ -34,7 +34,7 @@ from memd.store.log.format import (
     scan_records,
     topic_tag,
 )
-from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, save_torn_copy
+from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, keep_as_torn
 
 
 class SharedMark(msgspec.Struct, frozen=True, tag="shared"):
@@ -110,7 +110,7 @@ class Journal:
         except CorruptFile:
             is_damaged = True
         if is_damaged:
-            kept = save_torn_copy(files, path, data)
+            kept = keep_as_torn(files, path, data)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
             journal = cls(claim, 0, [Finding("damaged", str(path), message)])
             journal.rewrite(payloads, extent)

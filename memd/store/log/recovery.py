@@ -21,6 +21,7 @@ import msgspec
 
 from memd.entries import Entry
 from memd.errors import CorruptFile
+from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -170,10 +171,14 @@ def set_aside(files: Files, path: Path, data: bytes) -> Finding:
 
     Some file systems leave such a file after a power cut: its length is known, its contents are not.
     """
-    kept = save_torn_copy(files, path, data).name if data else None
-    files.remove(path)
+    moved = ""
+    if data:
+        torn = _free_torn_name(files, path)
+        files.rename(path, torn)
+        moved = f" It was moved to {torn.name}."
+    else:
+        files.remove(path)
     files.sync_directory(path.parent)
-    moved = "" if kept is None else f" It was moved to {kept}."
     return Finding("damaged", str(path), f"has no header and no entry: {len(data)} bytes, lost or empty.{moved}")
 
 
@@ -182,16 +187,35 @@ def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
 
     Of those beside one file the last `TORN_KEPT` stay.
     """
+    if (torn := _same_torn(files, path, data)) is None:
+        torn = _free_torn_name(files, path)
+        replace_file(files, torn, data)
+    return torn
+
+
+def keep_as_torn(files: LocalDisk, path: Path, data: bytes) -> Path:
+    """Give a file that reads as `data` and is about to be replaced a `.torn` name, too: an encrypted one stays as it is
+    on the disk, where `data` has zeros for what cannot be decrypted."""
+    torn = _same_torn(files, path, data) or _free_torn_name(files, path)
+    if files.size(torn) is None:
+        if not files.link(path, torn):
+            return save_torn_copy(files, path, data)
+        files.sync_directory(path.parent)
+    return torn
+
+
+def _same_torn(files: Files, path: Path, data: bytes) -> Path | None:
+    found = _torn_copies(files, path).values()
+    return next((torn for torn in found if files.size(torn) == len(data) and files.read(torn) == data), None)
+
+
+def _free_torn_name(files: Files, path: Path) -> Path:
+    """A new name; the oldest files of so many are removed."""
     earlier = _torn_copies(files, path)
-    for torn in earlier.values():
-        if files.size(torn) == len(data) and files.read(torn) == data:
-            return torn
     number = max(earlier, default=0) + 1
-    torn = path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
-    replace_file(files, torn, data)
     for old in sorted(earlier)[: max(0, len(earlier) + 1 - TORN_KEPT)]:
         files.remove(earlier[old])
-    return torn
+    return path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
 
 
 def torn_files(files: Files, directories: Iterable[Path]) -> list[Path]:
