@@ -31,8 +31,7 @@ from store import BASE_SENTENCES, DIMENSION, GROUP, SEGMENT_ENTRIES, K, drafts
 from vectors import embedded, mixed
 
 from memd.embedding.loading import load_embedder
-from memd.settings.encryption import EncryptionSettings
-from memd.settings.model import EmbeddingSettings
+from memd.settings.model import EmbeddingSettings, EncryptionSettings
 from memd.store.encryption.opening import disk_for
 from memd.store.log.columns import Floats
 from memd.store.store import Store, TopicLog

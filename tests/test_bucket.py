@@ -15,7 +15,7 @@ from bucket_server import Clock, S3Server, Source, s3_server, writer_for
 from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
-from memd.settings.encryption import EncryptionSettings
+from memd.settings.model import EncryptionSettings
 from memd.store.bucket.format import FILES, ROUNDS
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.objects import Bucket

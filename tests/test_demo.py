@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from daemon_process import clean_environment
 
-from memd.demo.conversation import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, load_turns
 from memd.demo.fake_model import UNKNOWN, FakeModel
+from memd.demo.play import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, load_turns
 
 
 @pytest.mark.process

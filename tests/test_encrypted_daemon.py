@@ -20,7 +20,7 @@ from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.cli.main import main
 from memd.errors import WrongKey
-from memd.settings.encryption import EncryptionSettings
+from memd.settings.model import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for

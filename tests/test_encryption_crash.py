@@ -19,7 +19,7 @@ from encrypted_files import EncryptedCrashFiles
 from test_store_crash import Witness, flat, ingest, stored
 
 from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
-from memd.settings.encryption import EncryptionSettings
+from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.converting import decrypt, encrypt, rekey
 from memd.store.encryption.key_files import MasterKey

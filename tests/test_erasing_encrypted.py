@@ -36,8 +36,7 @@ from memd.ingest.erasing import retention
 from memd.ingest.erasing.retention import DAY_US, Retention
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
-from memd.settings.encryption import EncryptionSettings
-from memd.settings.model import AuditSettings, Config, ListenSettings, UpstreamSettings
+from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
 from memd.store.audit.book import AuditBook, read_book
 from memd.store.audit.chain import Act
 from memd.store.disk import DiskFiles

@@ -17,7 +17,7 @@ from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
 
 from memd.proxy.connections import SPEAKS_TLS
-from memd.proxy.stopping import AT_ONCE
+from memd.proxy.process import AT_ONCE
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
 

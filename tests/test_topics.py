@@ -13,8 +13,7 @@ from histories import new_buffer, state, talk
 from memd.conversation.events import decode_event
 from memd.errors import BadTopicId, StoreError
 from memd.ingest.topics import Topic
-from memd.settings.model import Config, IngestSettings
-from memd.settings.store import StoreSettings
+from memd.settings.model import Config, IngestSettings, StoreSettings
 
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from test_wire_chat_capture import calls, cuts, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.anthropic.api import ANTHROPIC
-from memd.wire.anthropic.capture import AnthropicCapture, parse_reply
+from memd.wire.anthropic.api import ANTHROPIC, AnthropicCapture, parse_reply
 from memd.wire.capture import Reply, Usage
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.sse import SseEvent

@@ -14,8 +14,7 @@ from openai.types.responses import Response
 from memd.messages import Message, ToolCall
 from memd.wire.capture import Reply, Usage
 from memd.wire.reply_stream import ReplyStream
-from memd.wire.responses.api import RESPONSES
-from memd.wire.responses.capture import ResponsesCapture, parse_reply
+from memd.wire.responses.api import RESPONSES, ResponsesCapture, parse_reply
 from memd.wire.sse import SseEvent
 
 Dialect = Literal["openai", "llama.cpp"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -22,7 +23,6 @@ from pydantic import Field, ValidationError
 from memd import __version__
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.history import ChunkStory, LogEvent
-from memd.admin.mcp_arguments import unknown_arguments, wrong_arguments
 from memd.admin.queries import PAGE_MAX
 from memd.admin.sources import SourceStates
 from memd.admin.status import KnownTopics
@@ -34,6 +34,58 @@ from memd.principals import Right
 from memd.recall.explained import FoundChunk, SearchAnswer
 from memd.recall.neutralising import neutralised
 from memd.wording import counted, erased_for_good, instructing_words
+
+VALUE_CHARACTERS_MAX = 40
+_MEANT = {
+    "missing": "is missing",
+    "string_type": "is no text; give a text",
+    "string_too_short": "is empty; give a text",
+    "list_type": 'is no list; give a list, as ["a3f9"]',
+    "too_short": "is empty; give one or more",
+    "int_type": "is no whole number",
+    "int_parsing": "is no whole number",
+    "int_from_float": "is no whole number",
+    "bool_type": "is neither true nor false",
+    "bool_parsing": "is neither true nor false",
+}
+"""By the type of an error, the words behind the argument's name."""
+_BOUNDS = {
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+    "greater_than_equal": ("ge", "at least"),
+}
+
+
+def wrong_arguments(tool: str, errors: Iterable[Mapping[str, Any]], known: Sequence[str]) -> str:
+    """Return what is wrong with the arguments of a call.
+
+    Args:
+        errors: as of pydantic's `ValidationError.errors()`.
+        known: the arguments that the tool takes.
+    """
+    told = "; ".join(dict.fromkeys(_sentence(error) for error in errors))
+    return f"{tool} was not called: {told}. It takes {', '.join(known) or 'no arguments'}."
+
+
+def unknown_arguments(tool: str, unknown: Iterable[str], known: Sequence[str]) -> str:
+    """Return that a tool has no arguments of these names."""
+    return wrong_arguments(tool, ({"type": "unknown", "loc": (name,), "input": None} for name in unknown), known)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    kind, context = str(error["type"]), error.get("ctx") or {}
+    name = str(error["loc"][0])[:VALUE_CHARACTERS_MAX] if error["loc"] else "an argument"
+    shown = repr(error["input"])
+    shown = shown if len(shown) <= VALUE_CHARACTERS_MAX else f"{shown[:VALUE_CHARACTERS_MAX]} …"
+    if kind == "unknown":
+        return f"there is no argument {name}"
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return f"{name} is {shown}; give {words} {context[bound]}"
+    if kind == "literal_error":
+        return f"{name} is {shown}; give {context['expected']}"
+    return f"{name} {_MEANT.get(kind, f'is {shown}, which it cannot be')}"
+
 
 CHARACTERS_MAX = 1_200
 """Of one chunk in an answer, about 300 tokens."""

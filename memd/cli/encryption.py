@@ -14,7 +14,7 @@ import click
 from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, refuse_cluster, settings_flags
 from memd.errors import BadQuestion, ConfigError
-from memd.settings.encryption import EncryptionSettings
+from memd.settings.model import EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import check_installed, master_key
 from memd.wording import counted

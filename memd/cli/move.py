@@ -16,8 +16,7 @@ import msgspec
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
 from memd.cli.moving_rights import CopiedRights, copy_rights
 from memd.errors import BadQuestion, ConfigError
-from memd.settings.encryption import EncryptionSettings
-from memd.settings.model import Config
+from memd.settings.model import Config, EncryptionSettings
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import topic_ids_in
 from memd.store.shared.joining import shared_log

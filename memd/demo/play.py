@@ -1,27 +1,31 @@
-"""The demo: sends a conversation through a daemon and shows what is remembered.
+"""The demo: an ordinary chat client sends a conversation through a daemon and shows what is remembered.
 
 Rule: every figure and text on the screen was measured or received in this run; a claim that does not come true raises
-`NotShown`, whose text ends the demo.
+`NotShown`, whose text ends the demo. The client knows of memd only `metadata.memory_in`, `memory_out` and the headers.
+An answer that a question expects stands in the conversation exactly once, so that it can only be known by remembering
+that place; `load_turns` checks it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import msgspec
 import uvloop
 from rich.console import Console
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.demo import conversation as script
-from memd.demo.client import ChatAnswer, ChatClient
 from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
 from memd.demo.screen import Screen
 from memd.proxy.app import running
@@ -29,6 +33,130 @@ from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSe
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """The answer to one request."""
+
+    text: str
+    status: str
+    """`X-Memory-Status`."""
+    injected: tuple[dict[str, Any], ...] = ()
+    failed_corrections: tuple[str, ...] = ()
+    recall_ms: float | None = None
+    """The time of finding and inserting the memories, by `Server-Timing`; None if there was no recall."""
+
+
+class ChatClient:
+    """One conversation; `messages` is its history as the client keeps it."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, topic_id: str, system_prompt: str) -> None:
+        self.messages = [{"role": "system", "content": system_prompt}]
+        self._session = session
+        self._url = f"{base_url}/v1/chat/completions"
+        self._topic_id = topic_id
+
+    async def say(
+        self,
+        text: str,
+        *,
+        corrections: list[dict[str, Any]] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> ChatAnswer:
+        """Send the history with one more message, and append the streamed reply to it.
+
+        Raises:
+            aiohttp.ClientResponseError: the answer is an error.
+        """
+        self.messages.append({"role": "user", "content": text})
+        memory_in: dict[str, Any] = {"topic_id": self._topic_id}
+        if corrections:
+            memory_in["corrections"] = corrections
+        body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
+        async with self._session.post(self._url, json=body, headers=headers, raise_for_status=True) as response:
+            pieces, memory_out = await _read(response)
+            answer = ChatAnswer(
+                text="".join(pieces),
+                status=response.headers.get("X-Memory-Status", ""),
+                injected=tuple(memory_out.get("injected_chunks", ())),
+                failed_corrections=tuple(
+                    signal["chunk_id"]
+                    for signal in memory_out.get("signals", ())
+                    if signal["type"] == "correction_failed"
+                ),
+                recall_ms=_recall_ms(response.headers.get("Server-Timing", "")),
+            )
+        self.messages.append({"role": "assistant", "content": answer.text})
+        return answer
+
+
+async def _read(response: aiohttp.ClientResponse) -> tuple[list[str], dict[str, Any]]:
+    """The pieces of the reply, and `memory_out`."""
+    pieces: list[str] = []
+    memory_out: dict[str, Any] = {}
+    async for line in response.content:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[len(b"data: ") :])
+        memory_out = chunk.get("memory_out", memory_out)
+        pieces += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+    return pieces, memory_out
+
+
+def _recall_ms(server_timing: str) -> float | None:
+    spans = dict(re.findall(r"(\w+);dur=([0-9.]+)", server_timing))
+    parts = [float(spans[name]) for name in ("embed", "search", "inject") if name in spans]
+    return sum(parts) if parts else None
+
+
+SYSTEM_PROMPT = "You are a careful coding assistant. Answer briefly."
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One exchange between the developer and the assistant."""
+
+    user: str
+    assistant: str
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Something the developer asks long after it was said."""
+
+    text: str
+    expects: str
+    """The words that a right answer contains."""
+
+
+QUESTIONS = (
+    Question("Which error code does the API answer when a stand is already taken?", "ERR_7421"),
+    Question("After how many hours do the login tokens expire?", "36 hours"),
+    Question("Which database are we using instead of SQLite?", "PostgreSQL 16"),
+    Question("How does Marta want to get her messages?", "text messages and never e-mail"),
+)
+"""Asked at the end of the long conversation."""
+
+QUESTION_IN_NEW_CHAT = Question("On which port should the API listen?", "7340")
+
+CHANGED = Question("When does the reminder for customers go out?", "18:00 on the evening before")
+"""Asked before the decision changes."""
+CHANGED_AGAIN = "And when exactly does the reminder for customers go out now?"
+CORRECTION = "Decision changed: the reminder for customers goes out three hours before the appointment."
+CORRECTION_REASON = "customers forgot the appointment overnight"
+CORRECTED_EXPECTS = "three hours before the appointment"
+
+
+def load_turns() -> list[Exchange]:
+    """The conversation, oldest turn first."""
+    text = files("memd.demo").joinpath("bike_workshop.txt").read_text(encoding="utf-8")
+    _, *exchanges = text.split("\n> ")
+    turns = []
+    for exchange in exchanges:
+        user, _, assistant = exchange.partition("\n< ")
+        turns.append(Exchange(user.strip(), assistant.strip()))
+    for question in (*QUESTIONS, QUESTION_IN_NEW_CHAT, CHANGED):
+        assert text.count(question.expects) == 1, f"{question.expects!r} must be said exactly once"
+    return turns
+
 
 WINDOW_TOKENS = 4096
 TOPIC = "spokebook"
@@ -60,7 +188,7 @@ def main(fast: bool) -> int:
 
 
 async def _play(screen: Screen, pause_seconds: float) -> None:
-    turns = script.load_turns()
+    turns = load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
     standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
@@ -73,7 +201,7 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
                 retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
             )
             async with running(config) as daemon, aiohttp.ClientSession() as session:
-                chats = partial(ChatClient, session, daemon.base_url, TOPIC, script.SYSTEM_PROMPT)
+                chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
                 stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
                 screen.opening(WINDOW_TOKENS, len(turns), daemon.base_url)
                 chat = await stage.long_conversation(turns)
@@ -105,7 +233,7 @@ class _Stage:
         self._said_tokens = 0
         self._recall_ms: list[float] = []
 
-    async def long_conversation(self, turns: list[script.Exchange]) -> ChatClient:
+    async def long_conversation(self, turns: list[Exchange]) -> ChatClient:
         """All turns, the whole history with each; returns the chat, still open."""
         self._screen.act("A long conversation", "The client sends its whole history every time, as clients do.")
         chat = self._new_chat()
@@ -135,7 +263,7 @@ class _Stage:
     async def questions(self, chat: ChatClient) -> None:
         """Facts from the first turns, asked in the same chat when those turns have long left the prompt."""
         self._screen.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
-        for position, question in enumerate(script.QUESTIONS):
+        for position, question in enumerate(QUESTIONS):
             answer, shown = await self._asked(chat, question.text, question.expects)
             if position == 0:
                 self._screen.prompt(shown, len(chat.messages) - 1, question.expects)
@@ -144,7 +272,7 @@ class _Stage:
 
     async def another_chat(self) -> None:
         """The same topic, nothing in the history: with memory and, for comparison, without."""
-        question = script.QUESTION_IN_NEW_CHAT
+        question = QUESTION_IN_NEW_CHAT
         self._screen.act("A new chat, empty history", "First with X-Memory-Mode: off, then as usual.")
         without = await self._new_chat().say(question.text, headers={"X-Memory-Mode": "off"})
         if without.text != UNKNOWN:
@@ -159,30 +287,30 @@ class _Stage:
         """A decision changes: the caller replaces the chunk it was told from, and asks again in a new chat."""
         self._screen.act("A correction", "memd never decides what is out of date. Whoever asks can.")
         chat = self._new_chat()
-        before, shown = await self._asked(chat, script.CHANGED.text, script.CHANGED.expects)
-        self._screen.answer(script.CHANGED.text, before.text, script.CHANGED.expects, before.recall_ms)
+        before, shown = await self._asked(chat, CHANGED.text, CHANGED.expects)
+        self._screen.answer(CHANGED.text, before.text, CHANGED.expects, before.recall_ms)
         await self._pause()
-        named = _chunk_that_says(shown, script.CHANGED.expects)
+        named = _chunk_that_says(shown, CHANGED.expects)
         if named not in {chunk["id"] for chunk in before.injected}:
             raise NotShown(f"chunk {named} was shown to the model but is not in memory_out")
         correction: dict[str, object] = {
             "chunk_ids": [named],
             "action": "Update",
-            "reason": script.CORRECTION_REASON,
-            "content": f"user: {script.CORRECTION}",
+            "reason": CORRECTION_REASON,
+            "content": f"user: {CORRECTION}",
         }
         self._screen.correction(correction)
         await self._pause()
-        answer = await self._say(chat, script.CORRECTION, corrections=[correction])
+        answer = await self._say(chat, CORRECTION, corrections=[correction])
         if answer.failed_corrections:
             raise NotShown(f"the correction failed for {answer.failed_corrections}")
         later = self._new_chat()
-        after, shown = await self._asked(later, script.CHANGED_AGAIN, script.CORRECTED_EXPECTS)
+        after, shown = await self._asked(later, CHANGED_AGAIN, CORRECTED_EXPECTS)
         if any(f"[mem:{named}]" in block for block in shown.blocks):
             raise NotShown(f"chunk {named} is still shown although it was replaced")
-        self._screen.answer(script.CHANGED_AGAIN, after.text, script.CORRECTED_EXPECTS, after.recall_ms)
+        self._screen.answer(CHANGED_AGAIN, after.text, CORRECTED_EXPECTS, after.recall_ms)
         await self._pause()
-        self._screen.prompt(shown, len(later.messages) - 1, script.CORRECTED_EXPECTS)
+        self._screen.prompt(shown, len(later.messages) - 1, CORRECTED_EXPECTS)
         self._screen.replaced(named)
 
     def figures(self) -> None:

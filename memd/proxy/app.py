@@ -36,13 +36,13 @@ from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topics import Topics
 from memd.principals import Principals
-from memd.proxy import malloc
+from memd.proxy import process
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.header_bytes import keep_header_bytes
 from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
+from memd.proxy.process import Signals
 from memd.proxy.relay import Relayed
-from memd.proxy.stopping import Signals
 from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.facts import ASK_SECONDS, NO_TEMPLATE, window_unknown
@@ -218,8 +218,8 @@ def serve(config: Config, model: Path | None = None, auth_source: AuthSource | N
     """
     configure_logging(config.log, Redactor.of(config.ingest).text)
     descriptors.raise_limit()
-    malloc.keep_small()
-    malloc.starting()
+    process.keep_small()
+    process.starting()
     uvloop.run(_serve(config, model, auth_source))
     return 0
 
@@ -240,7 +240,7 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
     try:
         async with running(config, model, auth_source=auth_source) as daemon:
             starting = False
-            malloc.started()
+            process.started()
             _announce(daemon, time.perf_counter() - started)
             if config.auth.is_short:
                 log.warning(f"auth.token has only {counted(len(config.auth.token), 'character')}: {REMEDY_IF_SHORT}")

@@ -12,13 +12,72 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from memd.settings.backup import BackupSettings
-from memd.settings.cluster import ClusterSettings
-from memd.settings.encryption import EncryptionSettings
 from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
-from memd.settings.store import StoreSettings
 from memd.settings.tokens import AuthSettings
 from memd.settings.url import basic_authorization, without_credentials
+
+BucketUrl = Annotated[str, Meta(pattern=r"^(?:s3://[A-Za-z0-9][A-Za-z0-9.-]*(?:/[A-Za-z0-9._-]+)*/?)?$")]
+
+
+class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The continuous backup to a bucket."""
+
+    bucket: BucketUrl = ""
+    """Where it goes: s3://BUCKET/PREFIX; empty: nowhere."""
+    endpoint: str = ""
+    """The server's address, where it is not Amazon's (MinIO, Garage, Ceph, R2); empty: what AWS_ENDPOINT_URL says."""
+    region: str = ""
+    """The bucket's region; empty: what AWS_REGION says."""
+    access_key: str = ""
+    """The id of the key; empty: AWS_ACCESS_KEY_ID, or what the machine's role gives."""
+    secret_key: str = ""
+    """The key itself, better in MEMD_BACKUP_SECRET_KEY than in a file; empty: AWS_SECRET_ACCESS_KEY."""
+    seconds: Annotated[float, Meta(ge=0.1, le=3_600)] = 10.0
+    """How often what has changed is written to it: what a lost disk costs at most."""
+    keep_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
+    """How far back `memd restore --until` reaches."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a bucket."""
+        return bool(self.bucket)
+
+
+class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Encryption of the data directory."""
+
+    key_file: str = ""
+    """The file with the master key, which nobody but its owner may read; empty: the data directory is plain text."""
+    key: str = ""
+    """The master key itself, never in a settings file: from MEMD_ENCRYPTION_KEY or standard input. It goes before
+    `key_file`."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a key."""
+        return bool(self.key or self.key_file)
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The open topics that are kept in memory."""
+
+    topic_idle_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 600.0
+    """A topic without a request for this long is closed; its next request reads it from disk."""
+    memory_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 4 << 30
+    """Above this the least recently used topics are closed sooner; never one in use."""
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The log that several daemons share."""
+
+    database: str = ""
+    """The PostgreSQL database that has it, postgresql://USER@HOST/DATABASE; empty: `data_dir` has all topics."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this daemon is one of many, and `data_dir` a copy."""
+        return bool(self.database)
+
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
 PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]

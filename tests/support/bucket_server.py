@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
 
 from memd.errors import BucketError
-from memd.settings.backup import BackupSettings
+from memd.settings.model import BackupSettings
 from memd.store.bucket.noting_disk import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import BucketWriter

@@ -17,7 +17,7 @@ import msgspec
 
 from memd.clock import steady_now
 from memd.errors import BucketError, ConfigError, ObjectMissing
-from memd.settings.backup import BackupSettings
+from memd.settings.model import BackupSettings
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memd.errors import StoreError, WrongKey
-from memd.settings.encryption import EncryptionSettings
-from memd.settings.model import Config
+from memd.settings.model import Config, EncryptionSettings
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.layout import (
     KEY_NAME,

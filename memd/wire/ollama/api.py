@@ -1,24 +1,138 @@
 """Ollama's `POST /api/chat`: parses its body, and encodes it again with the least possible change.
 
-Rule: as in `wire/chat/api.py`, which it follows in all that is not named here.
+Rule: as in `wire/chat/api.py`, which it follows in all that is not named here. Replies are lines of JSON
+(https://docs.ollama.com/api/chat, /api/streaming), which do not depend on how the bytes were split; the bytes kept of
+an unfinished one are bounded. A line that is not Ollama's is read as a chunk of chat completions: llama-server answers
+so at this path (tools/server/server.cpp).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from memd.messages import Message
-from memd.wire.capture import Reply
+from memd.wire.capture import Reply, Usage, count_of, error_text
+from memd.wire.chat import capture as chat
 from memd.wire.chat.api import ChatApi
-from memd.wire.lenient_json import decode_or_none
+from memd.wire.chat.capture import ChatCapture, assistant_message
+from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
-from memd.wire.ollama.capture import OllamaCapture, parse_reply
-from memd.wire.ollama.lines import LineParser
 from memd.wire.ollama.message import encode_message, parse_message
 from memd.wire.reply_stream import ReplyStream
 from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
 from memd.wire.sideband import MemoryOut
+from memd.wire.sse import EVENT_BYTES_MAX, SseEvent
+
+
+class _Line(msgspec.Struct):
+    """The members of a stream's line, or of a whole answer, that memd reads."""
+
+    message: Raw
+    done: Any = None
+    done_reason: Any = None
+    prompt_eval_count: Any = None
+    eval_count: Any = None
+    error: Any = None
+
+    @property
+    def usage(self) -> Usage | None:
+        prompt_tokens = count_of(self.prompt_eval_count)
+        return None if prompt_tokens is None else Usage(prompt_tokens, count_of(self.eval_count))
+
+
+_line_decoder = msgspec.json.Decoder(_Line)
+_delta_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class OllamaCapture(ChatCapture):
+    """Captures a stream of lines; each call comes whole, in one line."""
+
+    def take(self, event: SseEvent) -> bool:
+        """See `Capture.take`: `memory_out` belongs in a line that has a message."""
+        line = decode_or_none(_line_decoder, event.data)
+        if line is None:
+            return super().take(event)
+        self.usage = line.usage or self.usage
+        self.error = self.error or error_text(line.error)
+        if line.done is True:
+            self.done = True
+            self.finish_reason = text_or_empty(line.done_reason) or self.finish_reason
+        delta = decode_or_none(_delta_decoder, line.message)
+        if delta is None:
+            return False
+        calls = delta.pop("tool_calls", None)
+        self._take_delta(delta)
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, dict):
+                self._take_call({**call, "id": "", "index": len(self._calls)})
+        return True
+
+    def take_run(self, lines: bytes) -> bool:
+        """See `Capture.take_run`: there are no runs of lines."""
+        return False
+
+
+def parse_reply(body: bytes) -> Reply:
+    """See `Api.parse_reply`."""
+    answer = decode_or_none(_line_decoder, body)
+    if answer is None:
+        return chat.parse_reply(body)
+    return Reply(
+        assistant_message(answer.message, parse_message),
+        answer.usage,
+        text_or_empty(answer.done_reason) or None,
+        error_text(answer.error),
+    )
+
+
+_FIELD = b"data:"
+
+
+class LineParser:
+    """Parses one stream; see `EventParser`. A line is an event; one that grows beyond `line_bytes_max` is skipped.
+
+    The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
+    """
+
+    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self.line_bytes_max = line_bytes_max
+        self.skipped = 0
+        self.held_from = 0
+        """Offset of the first byte of the unfinished line."""
+        self._fed = 0  # stream offset of the next byte to be fed
+        self._line: list[bytes] = []  # pieces of the unfinished line
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """Parse the next bytes of the stream, split anywhere; return the lines that they complete, in order."""
+        found: list[SseEvent] = []
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            self._add(data[start:end], self._fed + end)
+            line = b"".join(self._line).rstrip()
+            trailing = self._fed + end - self.held_from - len(line)
+            self._line.clear()
+            if line:
+                found.append(SseEvent(line.removeprefix(_FIELD).lstrip(), b"", self._fed + end - trailing))
+            self._skipping = False
+            start = end + 1
+            self.held_from = self._fed + start
+        self._add(data[start:], self._fed + len(data))
+        self._fed += len(data)
+        return found
+
+    def _add(self, piece: bytes, end: int) -> None:
+        """Append to the unfinished line, unless it has become too long."""
+        if not self._skipping and end - self.held_from > self.line_bytes_max:
+            self._skipping = True
+            self.skipped += 1
+            self._line.clear()
+        if piece and not self._skipping:
+            self._line.append(piece)
+
 
 _options_decoder = msgspec.json.Decoder(dict[str, Raw])
 _count_decoder = msgspec.json.Decoder(int)

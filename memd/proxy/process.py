@@ -1,15 +1,21 @@
-"""Memory of a process that runs for months: malloc keeps little that is freed, the garbage collector scans little.
+"""The daemon's process: the signals that end it, and its memory over months.
 
-Rule: malloc is tuned only where that works (glibc), and never against the environment: whoever sets `MALLOC_…`
-variables has reasons.
+Rule: the first signal lets the daemon finish, a second Ctrl-C ends it at once; nothing is lost by that but replies in
+flight, for what was said is in the journal, as after `kill -9`. malloc keeps little that is freed and is tuned only
+where that works (glibc), never against the environment: whoever sets `MALLOC_…` variables has reasons. The garbage
+collector scans little.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
 import platform
+import signal
+import sys
+from collections.abc import Callable
 
 from memd.embedding.resident import give_back_memory
 
@@ -50,3 +56,37 @@ def started() -> None:
     give_back_memory()
     gc.freeze()
     gc.enable()
+
+
+AT_ONCE = (
+    "memd: ended at once by a second Ctrl-C. Replies in flight were cut off; what was said before is kept, and the next"
+    " start goes on from there.\n"
+)
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of shells for a program that Ctrl-C ended."""
+
+
+class Signals:
+    """Receives SIGINT and SIGTERM from now until the process ends; create it in the main thread, in the event loop.
+
+    They are Python's own handlers and not the loop's, which go with the loop: Ctrl-C in the moment after it would be a
+    traceback.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        """`stop`: called in the loop, once."""
+        self._loop = asyncio.get_running_loop()
+        self._stop = stop
+        self._came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: self._receive(number))
+
+    def _receive(self, number: int) -> None:
+        if not self._came:
+            self._came = True
+            if not self._loop.is_closed():  # else it ends already
+                self._loop.call_soon_threadsafe(self._stop)
+        elif number == signal.SIGINT:
+            sys.stderr.flush()
+            os.write(2, AT_ONCE.encode())
+            os._exit(INTERRUPTED)
