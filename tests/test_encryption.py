@@ -195,7 +195,12 @@ def test_damage_to_the_only_frame_of_a_file_costs_what_is_in_it_and_not_the_topi
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = disk()
-    monkeypatch.setattr(files, "link", lambda old, new: files.raw.put(new, files.raw.read(old)) is None)
+
+    def copied(old: Path, new: Path) -> bool:
+        files.raw.put(new, files.raw.read(old))
+        return True
+
+    monkeypatch.setattr(files, "link", copied)
     open_journal(TOPIC / "hot.log", files)[0].rewrite([b"one", b"two"])
     replace_file(files, FILE, files.read(FILE))
     files.flip(TOPIC / name, HEADER_BYTES + 60)
