@@ -145,7 +145,8 @@ def test_what_a_server_does_wrong_is_named_and_the_key_is_not_shown(server: Reco
     with pytest.raises(EmbeddingError, match=r"vectors of 2 components, and those in the log .* have 16"):
         embedder.embed(KEY)
     data = b'{"data": [{"index": %s, "embedding": %s}]}'
-    odd = (data % (b"0", b'"AAAA"'), data % (b"Infinity", b"[1]"), data % (b"0", b"[%s]" % (b"9" * 400)))
+    beyond = data % (b"0", b"[%s]" % b", ".join([b"1e39"] * 16))
+    odd = (beyond, data % (b"0", b'"AAAA"'), data % (b"Infinity", b"[1]"), data % (b"0", b"[%s]" % (b"9" * 400)))
     for body in (b"<html>", b"[]", b'{"data": []}', *odd):
         server.answer = lambda _, body=body: Response((body,))  # type: ignore[misc]  # a lambda with a default
         with pytest.raises(EmbeddingError, match=r"with something else than vectors|with an array of shape"):
@@ -248,7 +249,9 @@ def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
 ) -> None:
     settings = {"model": "http", "url": server.url, "name": "m", "api_key": SECRET}
-    daemon = make_daemon(upstream.url, {"embedding": settings, "compaction": {"retry_seconds": 0.1}}).start()
+    retrieval = {"recall_budget_ms": 5_000}  # so that a busy machine hears in time that it fails
+    config = {"embedding": settings, "compaction": {"retry_seconds": 0.1}, "retrieval": retrieval}
+    daemon = make_daemon(upstream.url, config).start()
     daemon.chat([{"role": "user", "content": KEY}])
     daemon.wait_stored(KEY)
     checked = daemon.run("check", "--config", str(daemon.config)).stdout
@@ -265,6 +268,19 @@ def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
     daemon.wait_stored(BAKER)
 
 
+def test_a_server_that_answers_later_than_a_recall_waits_is_no_failure(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"embedding": {"model": "http", "url": server.url, "name": "m"}}).start()
+    daemon.chat([{"role": "user", "content": KEY}])
+    daemon.wait_stored(KEY)
+    gate = threading.Event()
+    server.answer = lambda request: openai(request)._replace(gate=gate)
+    answer = daemon.chat([{"role": "user", "content": WHERE}])
+    assert answer.headers["X-Memory-Status"] == "injected" and KEY in upstream.prompts[-1]
+    gate.set()
+
+
 def of_another_model(request: Request) -> Response:
     told = json.loads(openai(request).parts[0])
     for one in told.get("data", ()):
@@ -275,7 +291,11 @@ def of_another_model(request: Request) -> Response:
 def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_with_it(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
 ) -> None:
-    settings = {"embedding": {"model": "http", "url": server.url, "name": "m"}, "compaction": {"retry_seconds": 0.1}}
+    settings = {
+        "embedding": {"model": "http", "url": server.url, "name": "m"},
+        "compaction": {"retry_seconds": 0.1},
+        "retrieval": {"recall_budget_ms": 5_000},
+    }
     daemon = make_daemon(upstream.url, settings).start()
     daemon.chat([{"role": "user", "content": KEY}])
     daemon.wait_stored(KEY)

@@ -210,13 +210,14 @@ class _Server:
                 rows = told["embeddings"]
             else:
                 rows = [one["embedding"] for one in sorted(told["data"], key=lambda one: int(one["index"]))]
-            vectors = np.array(rows, np.float32)
+            with np.errstate(over="ignore"):  # what is out of range is no number below
+                vectors = np.array(rows, np.float32)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise EmbeddingError(f"{self.shown} answers {route} with something else than vectors: {error!r}") from error
         if vectors.ndim != 2 or len(vectors) != len(inputs) or not vectors.shape[1] or not np.isfinite(vectors).all():
             raise EmbeddingError(
                 f"{self.shown} answers {route} with an array of shape {vectors.shape} for {len(inputs)} texts, or with "
-                "values that are no numbers; llama-server needs --embedding and a --pooling that is not none"
+                "values that are no numbers of float32; llama-server needs --embedding and a --pooling that is not none"
             )
         return vectors
 

@@ -299,7 +299,8 @@ class Retriever:
                 read = asked[: len(vectors)]
                 field.read_again(read, vectors)
             except EmbeddingError as error:
-                trouble = error
+                notes.insert(0, f"Searched by words alone: {error}.")
+                trouble = None if self._encoder.works else error  # a server that is late works
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
@@ -308,8 +309,6 @@ class Retriever:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
         rows = scores.order(field, everything=filters.everything)
-        if trouble is not None:
-            notes.insert(0, f"Searched by words alone: {trouble}.")
         if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
         if self.reranker is not None and not scores.is_silent:
