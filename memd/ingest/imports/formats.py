@@ -15,7 +15,8 @@ from msgspec import Raw
 
 from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
 from memd.ingest.dates import Dating
-from memd.ingest.imports import chatgpt, claude, claude_code, codex, librechat, open_webui, openai, sharegpt
+from memd.ingest.imports import claude_code, codex
+from memd.ingest.imports.exports import EXPORTS, OPENAI, Export, thread_in, thread_of_elements
 from memd.ingest.imports.items import Item
 from memd.ingest.imports.threads import Thread
 from memd.wire.lenient_json import UNREADABLE
@@ -39,28 +40,20 @@ class LineReader(Protocol):
         """Yield what was read."""
 
 
-class Format(msgspec.Struct, frozen=True):
-    """One format; exactly one of `thread` and `lines` reads it."""
+class Session(msgspec.Struct, frozen=True):
+    """A format whose values are parts of one conversation."""
 
     name: str
     title: str
-    """The program's, for people."""
     is_one: IsOne
-    thread: Callable[[bytes, Dating], Thread] | None = None
-    """Reads a value that is a conversation."""
-    lines: Callable[[Dating], LineReader] | None = None
-    """Begins a file whose values are parts of one."""
+    begin: Callable[[Dating], LineReader]
 
 
-FORMATS = (
-    Format("chatgpt", "ChatGPT", chatgpt.is_one, chatgpt.thread),
-    Format("claude", "Claude", claude.is_one, claude.thread),
-    Format("open-webui", "Open WebUI", open_webui.is_one, open_webui.thread),
-    Format("librechat", "LibreChat", librechat.is_one, librechat.thread),
-    Format("sharegpt", "ShareGPT", sharegpt.is_one, sharegpt.thread),
-    Format("claude-code", "Claude Code", claude_code.is_one, lines=claude_code.ClaudeCodeSession),
-    Format("codex", "Codex", codex.is_one, lines=codex.CodexSession),
-    Format("openai", "OpenAI messages", openai.is_one, openai.thread),
+FORMATS: tuple[Export | Session, ...] = (
+    *EXPORTS,
+    Session("claude-code", "Claude Code", claude_code.is_one, claude_code.ClaudeCodeSession),
+    Session("codex", "Codex", codex.is_one, codex.CodexSession),
+    OPENAI,
 )
 """The first that fits is taken."""
 NAMES = (*(one.name for one in FORMATS), AIDER, MEMD)
@@ -178,15 +171,16 @@ class _FileReading:
             return [ExportedEntry(item.place, item.data)]
         for one in FORMATS:
             if self._wanted in (None, one.name) and one.is_one(members):
-                if one.thread is not None:
-                    return [(item.place, one.thread(item.data, self._dating))]
-                assert one.lines is not None, "one of the two"
-                self._reader(one.name, one.lines).add(item.data)
+                if isinstance(one, Export):
+                    return [(item.place, thread_in(one, item.data, self._dating))]
+                if one.name not in self._readers:
+                    self._readers[one.name] = one.begin(self._dating)
+                self._readers[one.name].add(item.data)
                 return []
         if self._readers:  # an event of another kind, or an item of a session from before its lines had a frame
             next(reversed(self._readers.values())).add(item.data)
             return []
-        if self._wanted in (None, "openai") and openai.is_message(members):
+        if self._wanted in (None, OPENAI.name) and "role" in members and "payload" not in members:
             if not self._messages:
                 self._array, self._begun = item.array, item.place
             self._messages.append(item.data)
@@ -199,15 +193,10 @@ class _FileReading:
         what = "a conversation" if self._wanted is None else f"of {TITLES[self._wanted]}"
         return f"it is not {what}; its members are {has}"
 
-    def _reader(self, name: str, lines: Callable[[Dating], LineReader]) -> LineReader:
-        if name not in self._readers:
-            self._readers[name] = lines(self._dating)
-        return self._readers[name]
-
     def _end_messages(self) -> Iterator[Found]:
         messages, self._messages = self._messages, []
         if messages:
             try:
-                yield self._begun, openai.thread_of_messages(messages, self._dating)
+                yield self._begun, thread_of_elements(OPENAI, [("", Raw(one)) for one in messages], self._dating)
             except BadImport as error:
                 yield Bad(self._begun, str(error))
