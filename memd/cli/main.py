@@ -24,6 +24,7 @@ from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFoun
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
         "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
+        "setup": ("setup", "Write memd's base URL into the agents that are installed."),
         "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
         "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
         "add": ("sources", "Remember what stands in the files and folders PATH..."),

@@ -67,8 +67,8 @@ def addresses_of(config: Config, listeners: Listeners) -> Addresses:
     host = config.listen.host
     ports = [listener.getsockname()[1] for listener in (listeners.model, listeners.own)]
     scheme = "https" if config.listen.tls_cert else "http"
-    model, own = (f"{scheme}://{_reached(host)}:{port}" for port in ports)
-    return Addresses(model, own, f"{scheme}://{_reached(listeners.own.getsockname()[0])}:{ports[1]}")
+    model, own = (f"{scheme}://{reached(host)}:{port}" for port in ports)
+    return Addresses(model, own, f"{scheme}://{reached(listeners.own.getsockname()[0])}:{ports[1]}")
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
@@ -149,7 +149,7 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
         raise MemdError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
-def _reached(host: str) -> str:
+def reached(host: str) -> str:
     """How a program on this machine calls the host that memd listens on, as it stands in a URL."""
     named = EVERYWHERE.get(host, host)
     return f"[{named}]" if ":" in named else named

@@ -1,0 +1,508 @@
+"""`memd setup`: the base URL of memd in the settings of the agents that are installed.
+
+Rule: nothing is written before its difference was shown and agreed to. A file keeps what others wrote: comments and
+order where its format has comments (TOML, YAML), everything but the layout in JSON. The edited text is read again, and
+unless it says exactly what was meant, the file is left alone and the lines are shown for writing by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import http.client
+import json
+import os
+import re
+import shutil
+import tomllib
+import urllib.request
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import yaml
+
+from memd.cli.flags import FOUND_SOMETHING, config_of, settings_flags
+from memd.cli.running import RunningDaemon
+from memd.entries import checked_topic_id
+from memd.errors import BadQuestion, MemdError
+from memd.proxy.addresses import reached
+from memd.settings.model import Config
+from memd.settings.url import base_of
+from memd.wording import for_terminal
+
+Json = dict[str, Any]
+
+COPY = ".before-memd"
+"""The end of the name of the copy beside a file that `--undo` goes back to; an empty one: there was no file."""
+GLANCE_SECONDS_MAX = 2.0
+CONTEXT = 200_000
+"""Tokens that an agent is told: more than the window, so that it does not shorten its history (docs/clients.md)."""
+
+
+class IfNone(str):
+    """A value that is written only where there is none yet."""
+
+    __slots__ = ()
+
+
+KEY = IfNone("{key}")
+OWN = "memd"
+"""The name of what is memd's own as a whole."""
+
+
+class AgentFile(NamedTuple):
+    """A settings file of an agent, and what memd writes into it.
+
+    In `wanted`, `{url}` (without `/v1`), `{model}`, `{key}` and `{now}` are replaced. An entry of a list is known by
+    its `name`.
+    """
+
+    agent: str
+    binary: str
+    sign: str
+    """The path below the home folder that shows that it is installed, if the binary is not on PATH."""
+    variable: str
+    """The environment variable that names another folder than `folder`; empty: there is none."""
+    folder: str
+    names: tuple[str, ...]
+    """The file's names in `folder`: the first that exists counts, else the last is made."""
+    wanted: Json
+    never_beside: str = ""
+    """A file of an older format in `folder`, which the agent would read no more if this one were made."""
+    then: str = ""
+    """The thing left to do in the agent."""
+
+
+AGENTS = (
+    AgentFile(  # earendil-works/pi: its pages on models and settings
+        "pi", "pi", ".pi", "PI_CODING_AGENT_DIR", ".pi/agent", ("models.json",),
+        {"providers": {"memd": {
+            "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "{key}",
+            "models": [{"name": "memd", "id": "{model}", "contextWindow": CONTEXT}],
+        }}},
+    ),
+    AgentFile(
+        "pi", "pi", ".pi", "PI_CODING_AGENT_DIR", ".pi/agent", ("settings.json",),
+        {"defaultProvider": "memd", "defaultModel": "{model}"},
+    ),
+    AgentFile(  # opencode.ai/docs/config, /docs/providers; version 2 reads version 1's (/docs/migrate-v1)
+        "opencode", "opencode", ".config/opencode", "", ".config/opencode", ("opencode.jsonc", "opencode.json"),
+        {"$schema": IfNone("https://opencode.ai/config.json"), "model": "memd/{model}", "provider": {"memd": {
+            "npm": "@ai-sdk/openai-compatible", "name": "memd",
+            "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
+            "models": {"{model}": {"name": "{model}", "limit": {"context": CONTEXT, "output": 8192}}},
+        }}},
+    ),
+    AgentFile(  # developers.openai.com/codex/config-sample; "responses" is the only wire_api (openai/codex 0.139)
+        "codex", "codex", ".codex", "CODEX_HOME", ".codex", ("config.toml",),
+        {"model_provider": "memd", "model": "{model}", "model_providers": {"memd": {
+            "name": "memd", "base_url": "{url}/v1", "wire_api": "responses", "experimental_bearer_token": "{key}",
+        }}},
+    ),
+    AgentFile(  # code.claude.com/docs: llm-gateway-connect, settings; it appends /v1/messages itself
+        "claude-code", "claude", ".claude", "CLAUDE_CONFIG_DIR", ".claude", ("settings.json",),
+        {"env": {
+            "ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_AUTH_TOKEN": KEY,
+            "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}", "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
+        }},
+    ),
+    AgentFile(  # QwenLM/qwen-code: its pages on model-providers and auth
+        "qwen-code", "qwen", ".qwen", "QWEN_HOME", ".qwen", ("settings.json",),
+        {
+            "modelProviders": {"openai": [{
+                "name": "memd", "id": "{model}", "baseUrl": "{url}/v1", "envKey": "MEMD_KEY",
+                "generationConfig": {"contextWindowSize": CONTEXT},
+            }]},
+            "env": {"MEMD_KEY": "{key}"}, "model": {"name": "{model}"},
+            "security": {"auth": {"selectedType": "openai"}},
+        },
+    ),
+    AgentFile(  # docs.continue.dev/reference, /yaml-migration
+        "continue", "cn", ".continue", "CONTINUE_GLOBAL_DIR", ".continue", ("config.yaml",),
+        {"name": IfNone("Local"), "version": IfNone("0.0.1"), "schema": IfNone("v1"), "models": [{
+            "name": "memd", "provider": "openai", "model": "{model}", "apiBase": "{url}/v1", "apiKey": "{key}",
+            "roles": ["chat", "edit", "apply"], "defaultCompletionOptions": {"contextLength": CONTEXT},
+        }]},
+        never_beside="config.json", then="choose memd in its list of models",
+    ),
+    AgentFile(  # cline/cline: sdk/packages/core/src/types/provider-settings.ts; older ones: in its own settings
+        "cline", "cline", ".cline", "CLINE_DIR", ".cline", ("data/settings/providers.json",),
+        {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": {
+            "settings": {
+                "provider": "openai-compatible", "baseUrl": "{url}/v1", "apiKey": KEY, "model": "{model}",
+            },
+            "updatedAt": IfNone("{now}"), "tokenSource": IfNone("manual"),
+        }}},
+    ),
+    AgentFile(  # aider.chat/docs/config/aider_conf.html, /docs/llms/openai-compat.html
+        "aider", "aider", ".aider.conf.yml", "", "", (".aider.conf.yml",),
+        {"openai-api-base": "{url}/v1", "openai-api-key": KEY, "model": "openai/{model}"},
+    ),
+)  # fmt: skip
+NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
+SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
+"""Model servers and their usual ports."""
+
+
+class Change(NamedTuple):
+    """A file as it is and as it shall be."""
+
+    path: Path
+    before: str
+    after: str
+
+
+class CannotEdit(MemdError):
+    """A file that memd does not write to; the message says why."""
+
+
+@click.command()
+@click.argument("agents", metavar="[AGENT...]", nargs=-1, type=click.Choice(NAMES))
+@click.option("--topic", metavar="TOPIC", help="A memory of its own: the URL gets /t/TOPIC.")
+@click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
+@click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@settings_flags
+def setup(
+    agents: tuple[str, ...],
+    topic: str | None,
+    model: str | None,
+    undo: bool,
+    yes: bool,
+    config_path: Path | None,
+    data_dir: str | None,
+) -> int:
+    """Write memd's base URL into the agents that are installed.
+
+    AGENT...: pi, opencode, codex, claude-code, qwen-code, continue, cline or aider; default: all. Each change is shown
+    first, and a copy of the file is kept beside it. Names the model servers that run at their usual ports, too.
+
+    Example: memd setup codex --topic my-project
+    """
+    config = config_of(config_path, {"data_dir": data_dir})
+    if undo and (topic or model):
+        raise BadQuestion("--undo takes everything back: give it without --topic and --model")
+    base = _base_url(config)
+    values = {"url": base + (f"/t/{checked_topic_id(topic)}" if topic else ""), "key": config.auth.token or "-"}
+    values |= {"now": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}", "model": model or ""}
+    if not undo:
+        listed = _tell_servers(config, base)
+        values["model"] = model or listed or "local"
+        if not (model or listed):
+            click.echo("Nobody tells a model's name: `local` is written, which llama-server takes; else give --model.")
+    rows = [one for one in AGENTS if one.agent in (agents or NAMES)]
+    rows = [one for one in rows if (_copy_of(_path(one)).exists() if undo else _is_installed(one))]
+    if not rows:
+        which = ", ".join(agents or NAMES)
+        click.echo(f"There is nothing to take back for {which}." if undo else f"Not installed: {which}.")
+        return 0
+    left_alone = False
+    for agent in dict.fromkeys(one.agent for one in rows):
+        files = [one for one in rows if one.agent == agent]
+        left_alone |= _agent(files, values, undo=undo, yes=yes)
+    return FOUND_SOMETHING if left_alone else 0
+
+
+def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes: bool) -> bool:
+    """Show the changes of an agent's files, ask, and make them. Returns: whether a file was left alone."""
+    agent, changes, left_alone = files[0].agent, list[Change](), False
+    for row in files:
+        try:
+            changes.append(_taking_back(row, values) if undo else _change(row, values))
+        except (CannotEdit, OSError, UnicodeError) as error:
+            click.echo(f"{agent}: {_path(row)} is left alone: {for_terminal(str(error))}.", err=True)
+            if not undo:
+                kind = _path(row).suffix.lstrip(".")
+                click.echo(f"Write into it by hand:\n{_snippet(_filled(row.wanted, values), kind)}", err=True)
+            left_alone = True
+    different = [one for one in changes if one.before != one.after]
+    for one in different:
+        lines = difflib.unified_diff(one.before.splitlines(), one.after.splitlines(), lineterm="")
+        shown = [f"{agent}: {one.path}", *list(lines)[2:]]
+        click.echo("\n".join(map(for_terminal, shown)))
+    if changes and not different and not undo:
+        click.echo(f"{agent}: nothing to change.")
+    if different and not (yes or click.confirm(f"Change {agent}?")):
+        click.echo(f"{agent} stays as it is.")
+        return left_alone
+    for one in changes:
+        if undo:
+            _write(one)
+            _copy_of(one.path).unlink()
+        elif one.before != one.after:
+            _keep_copy(one.path)
+            _write(one)
+    if different:
+        then = "".join(f"; {row.then}" for row in files if row.then)
+        done = f"{agent} asks memd now{then}. `memd setup --undo` goes back."
+        click.echo(f"memd is out of {agent}." if undo else done)
+    return left_alone
+
+
+# The model servers
+
+
+def _base_url(config: Config) -> str:
+    """The address at which clients reach memd, without a path: that of the running daemon, else of the settings."""
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    told = daemon.health().get("model_url") if daemon else None
+    scheme = "https" if config.listen.tls_cert else "http"
+    return str(told or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
+
+
+def _tell_servers(config: Config, own: str) -> str:
+    """Say which model servers run, and return the model that memd's own lists first; empty: none is known."""
+    places = {name: f"http://127.0.0.1:{port}" for name, port in SERVERS.items()}
+    found = {name: models for name, url in places.items() if url != own and (models := _models(url)) is not None}
+    upstream = base_of(config.upstream.each()[0].url)
+    for name, models in found.items():
+        has = f" with {for_terminal(models[0])}" if models else ""
+        here = places[name] == upstream
+        to_do = "upstream.url is set to it" if here else f"for memd: upstream.url: {places[name]}"
+        click.echo(f"A model server answers at {places[name]}{has}, the usual place of {name}; {to_do}.")
+    if not found:
+        click.echo(f"No model server answers at its usual port ({', '.join(f'{n} {p}' for n, p in SERVERS.items())}).")
+    return next((models[0] for models in (_models(own), _models(upstream), *found.values()) if models), "")
+
+
+def _models(url: str) -> list[str] | None:
+    """The models that a server lists; None: no model server answers there."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/v1/models", timeout=GLANCE_SECONDS_MAX) as answer:
+            told = json.loads(answer.read(1_000_000))
+        return [str(one["id"]) for one in told["data"]]
+    except (OSError, ValueError, http.client.HTTPException, LookupError, TypeError):
+        return None
+
+
+# An agent's files
+
+
+def _path(row: AgentFile) -> Path:
+    folder = Path(os.environ.get(row.variable) or Path.home() / row.folder)
+    paths = [folder / name for name in row.names]
+    return next((one for one in paths if one.exists()), paths[-1])
+
+
+def _is_installed(row: AgentFile) -> bool:
+    return (Path.home() / row.sign).exists() or bool(os.environ.get(row.variable)) or bool(shutil.which(row.binary))
+
+
+def _copy_of(path: Path) -> Path:
+    return path.with_name(path.name + COPY)
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode() if path.exists() else ""
+
+
+def _keep_copy(path: Path) -> None:
+    """Keep the file as it was before the first run; one that is not there is kept as an empty copy."""
+    if _copy_of(path).exists():
+        return
+    _copy_of(path).parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        shutil.copy2(path, _copy_of(path))
+    else:
+        _copy_of(path).touch()
+
+
+def _write(change: Change) -> None:
+    """Replace the file at once, also where a link leads to it; an empty one goes."""
+    path = change.path.resolve()
+    if not change.after:
+        path.unlink(missing_ok=True)
+        return
+    made = path.with_name(f"{path.name}.memd-new")
+    made.write_bytes(change.after.encode())
+    if path.exists():
+        shutil.copymode(path, made)
+    made.replace(path)
+
+
+def _change(row: AgentFile, values: Mapping[str, str]) -> Change:
+    """Raises: CannotEdit: the file cannot be parsed, or not be changed without harm."""
+    path = _path(row)
+    if row.never_beside and not path.exists() and (path.parent / row.never_beside).exists():
+        raise CannotEdit(f"{row.never_beside} would not be read any more beside it")
+    text, wanted, kind = _text(path), _filled(row.wanted, values), path.suffix
+    now = _parsed(text, kind)
+    target = _merged(now, wanted)
+    return Change(path, text, text if target == now else _edited(text, kind, now, target, wanted))
+
+
+def _taking_back(row: AgentFile, values: Mapping[str, str]) -> Change:
+    """Only memd's own values go back; what was changed since stays. Raises: CannotEdit, as `_change`."""
+    path = _path(row)
+    kept, text, wanted, kind = _text(_copy_of(path)), _text(path), _filled(row.wanted, values), path.suffix
+    try:
+        now, before = _parsed(text, kind), _parsed(kept, kind)
+        target = _without(now, before, wanted)
+        return Change(path, text, kept if target == before else _edited(text, kind, now, target, wanted))
+    except CannotEdit as error:
+        raise CannotEdit(f"{error}; as it was before, it is {_copy_of(path)}") from None
+
+
+# What a file says
+
+
+def _filled(wanted: Any, values: Mapping[str, str]) -> Any:
+    """`wanted` with its placeholders replaced; a token of memd's own is written over any other key."""
+    if isinstance(wanted, dict):
+        return {_filled(name, values): _filled(value, values) for name, value in wanted.items()}
+    if isinstance(wanted, list):
+        return [_filled(one, values) for one in wanted]
+    if not isinstance(wanted, str):
+        return wanted
+    text = re.sub(r"\{(url|key|now|model)\}", lambda found: values[found[1]], wanted)
+    is_token = wanted == KEY and values["key"] != "-"
+    return IfNone(text) if isinstance(wanted, IfNone) and not is_token else text
+
+
+def _merged(now: Any, wanted: Any) -> Any:
+    """`now` with what is wanted in it."""
+    if isinstance(wanted, dict):
+        here = now if isinstance(now, dict) else {}
+        return here | {name: _merged(here.get(name), value) for name, value in wanted.items()}
+    if isinstance(wanted, list) and all(isinstance(one, dict) for one in wanted):
+        names = [one["name"] for one in wanted]
+        return [*_plain(wanted), *(one for one in now or () if not _is_named(one, names))]
+    return now if isinstance(wanted, IfNone) and now is not None else _plain(wanted)
+
+
+def _without(now: Json, before: Json, wanted: Json) -> Json:
+    """`now` with what is wanted as it was before."""
+    back = dict(now)
+    for name, value in wanted.items():
+        if name != OWN and isinstance(value, dict) and isinstance(now.get(name), dict):
+            was = before.get(name)
+            back[name] = _without(now[name], was if isinstance(was, dict) else {}, value)
+        elif isinstance(value, list) and isinstance(now.get(name), list):
+            names = [one["name"] for one in value]
+            was = before.get(name) or []
+            back[name] = [one for one in was if _is_named(one, names)]
+            back[name] += [one for one in now[name] if not _is_named(one, names)]
+        elif name in before:
+            back[name] = before[name]
+        if name not in before and (name == OWN or not (back.get(name) and isinstance(value, dict | list))):
+            back.pop(name, None)
+    return back
+
+
+def _is_named(entry: Any, names: list[str]) -> bool:
+    return isinstance(entry, dict) and entry.get("name") in names
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))  # without IfNone, which YAML would write as an object of Python
+
+
+# The text of a file
+
+
+def _parsed(text: str, kind: str) -> Json:
+    try:
+        if kind == ".toml":
+            return tomllib.loads(text)
+        told = (yaml.safe_load(text) or {}) if kind in (".yml", ".yaml") else json.loads(text) if text.strip() else {}
+    except (ValueError, yaml.YAMLError) as error:
+        place = str(error).splitlines()[0]
+        raise CannotEdit(f"memd cannot read it ({place}); comments in JSON are not read either") from None
+    if not isinstance(told, dict):
+        raise CannotEdit("it holds no settings with names")
+    return told
+
+
+def _snippet(wanted: Json, kind: str) -> str:
+    wanted = _plain(wanted)
+    if kind == "toml":
+        return "\n".join([*_pairs({n: v for n, v in wanted.items() if not isinstance(v, dict)}, "="), *_tables(wanted)])
+    if kind in ("yml", "yaml"):
+        return yaml.safe_dump(wanted, sort_keys=False)
+    return json.dumps(wanted, indent=2, ensure_ascii=False)
+
+
+def _edited(text: str, kind: str, now: Json, target: Json, wanted: Json) -> str:
+    """The text with the settings of `target`, which differ from `now` in what is wanted only.
+
+    Raises:
+        CannotEdit: that needs more than lines of its own.
+    """
+    ends = "\r\n" if "\r\n" in text else "\n"
+    unix = text.replace("\r\n", "\n")
+    if kind in (".toml", ".yml", ".yaml"):
+        unix = unix if unix.endswith("\n") or not unix else unix + "\n"
+        edited = _edited_lines(unix, "=" if kind == ".toml" else ":", now, target, wanted)
+    else:
+        found = re.search(r"^([ \t]+)\S", unix, re.MULTILINE)
+        edited = json.dumps(target, indent=found[1] if found else 2, ensure_ascii=False) + "\n" if target else ""
+    try:
+        said = _parsed(edited, kind)
+    except CannotEdit:
+        said = None
+    if said != target:
+        raise CannotEdit("it is laid out so that its lines cannot be changed safely")
+    return edited.replace("\n", ends)
+
+
+def _edited_lines(text: str, sign: str, now: Json, target: Json, wanted: Json) -> str:
+    """TOML (`=`) or YAML (`:`): values of the top level in their lines, tables and entries of lists as blocks."""
+    first_table = re.search(r"^\[", text, re.MULTILINE) if sign == "=" else None
+    cut = first_table.start() if first_table else len(text)
+    head, rest = text[:cut], text[cut:]
+    for name, value in wanted.items():
+        if isinstance(value, dict):  # a table for each of its members
+            for inner in value:
+                table = rf"\n?^\[{name}\.{inner}\]\n(?:[\w-]+ *=.*\n)*"
+                rest = re.sub(table, "", rest, flags=re.MULTILINE)
+            blocks = _tables({name: {inner: target.get(name, {}).get(inner) for inner in value}})
+            rest += "".join(f"\n{block}\n" for block in blocks)
+        elif isinstance(value, list):
+            names = [one["name"] for one in value]
+            entries = [one for one in target.get(name, []) if _is_named(one, names)]
+            head = _with_entries(head, name, names, entries, is_gone=name not in target)
+        elif now.get(name) != target.get(name):
+            line = rf"^{re.escape(name)}([ \t]*{sign}[ \t]*)(?:\"[^\"\n]*\"|'[^'\n]*'|[^#\n]*?)([ \t]+#.*)?\n"
+            [pair] = _pairs({name: target[name]}, sign) if name in target else [""]
+            if not pair:
+                head = re.sub(line, "", head, flags=re.MULTILINE)
+            elif found := re.search(line, head, re.MULTILINE):
+                head = f"{head[: found.start()]}{pair}{found[2] or ''}\n{head[found.end() :]}"
+            else:
+                pairs = [one.end() for one in re.finditer(r"^[\w\"\]}].*\n", head, re.MULTILINE)]
+                at = len(head) if sign == ":" else max(pairs, default=0)
+                head = f"{head[:at]}{pair}\n{head[at:]}"
+    return head + rest
+
+
+def _with_entries(text: str, name: str, names: list[str], entries: list[Json], *, is_gone: bool) -> str:
+    """A YAML list with its entries of these names replaced, at its beginning."""
+    for one in names:
+        text = re.sub(rf"^( *)- name: {one}\n(?:\1 +\S.*\n)*", "", text, flags=re.MULTILINE)
+    key = re.search(rf"^{name}:[ \t]*(?:#.*)?\n", text, re.MULTILINE)
+    if is_gone:
+        return text[: key.start()] + text[key.end() :] if key else text
+    if key is None:
+        text, at = f"{text}{name}:\n", len(text) + len(name) + 2
+    else:
+        at = key.end()
+    sibling = re.match(r"(?:[ \t]*(?:#.*)?\n)*( *)- ", text[at:])
+    indent = sibling[1] if sibling else "  "
+    dumped = yaml.safe_dump(entries, sort_keys=False, width=1_000_000) if entries else ""
+    return text[:at] + re.sub(r"^(?=.)", indent, dumped, flags=re.MULTILINE) + text[at:]
+
+
+def _pairs(values: Json, sign: str) -> Iterator[str]:
+    between = " = " if sign == "=" else ": "
+    return (f"{name}{between}{json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+
+
+def _tables(wanted: Json) -> list[str]:
+    """TOML tables two levels deep."""
+    inner = {f"{outer}.{name}": one for outer, members in wanted.items() if isinstance(members, dict)
+             for name, one in members.items() if one is not None}  # fmt: skip
+    return ["\n".join([f"[{name}]", *_pairs(values, "=")]) for name, values in inner.items()]
