@@ -75,10 +75,14 @@ async def test_what_takes_out_chunks_of_somebody_elses_document_needs_the_right_
             return (await house.ask(name, "/memd/documents/remove", {"topic_id": "team-a", "sources": [source]}))[0]
 
         assert await handed("ann", "a.md", LAMP, VAULT) == 200
-        assert await handed("write", "a.md", LAMP, VAULT) == 200, "as it is already"
-        assert await handed("write", "a.md", ROPE) == 403
-        assert await handed("write", "b.md", ROPE, renamed_from="a.md") == 403
-        assert await removed("write", "a.md") == 403
+        assert await handed("scribe", "a.md", LAMP, VAULT) == 200, "as it is already"
+        assert await handed("scribe", "a.md", ROPE) == 403
+        assert await handed("scribe", "b.md", ROPE, renamed_from="a.md") == 403
+        assert await removed("scribe", "a.md") == 403
         assert set((await authors(house)).values()) == {"ann"}, "and nothing of b.md"
-        assert await handed("write", "b.md", ROPE) == await handed("write", "b.md", "The rope is gone.") == 200
-        assert await removed("write", "b.md") == await removed("bob", "a.md") == 200
+        assert await handed("scribe", "b.md", ROPE) == await handed("scribe", "b.md", "The rope is gone.") == 200
+        assert await removed("write", "a.md") == 404, "who may not read does not hear that somebody has it"
+        assert await handed("write", "a.md", "A crane stands at the quay.") == 200, "beside hers"
+        assert set((await authors(house)).values()) == {"ann", "scribe", "write"}
+        assert await removed("scribe", "b.md") == await removed("write", "a.md") == 200
+        assert await removed("bob", "a.md") == 200

@@ -45,6 +45,7 @@ TOKENS = (
     token("bob", "team-*", "read", "write", "correct"),
     token("chief", "team-*", *RIGHTS),
     token("reader", "team-*", "read"),
+    token("scribe", "team-*", "read", "write"),
     token("house", "*", "admin"),
 )
 

@@ -113,18 +113,20 @@ class DocumentRoutes:
         if (body.document is None) == (body.file is None):
             raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
         async with self._topics.held_or_new(body.topic_id, who) as topic:
-            document = body.document
+            document, is_apart = body.document, not who.may("read", body.topic_id)
             if document is None:
                 assert body.file is not None
-                document = await asyncio.to_thread(_dropped, topic, body.file)
-            return await self._taker.take(topic, document, who.author, partial(check_changes, who))
+                document = await asyncio.to_thread(_dropped, topic, body.file, who.author if is_apart else None)
+            check = partial(check_changes, who)
+            return await self._taker.take(topic, document, who.author, check, is_apart=is_apart)
 
     @post("/memd/documents/remove", "write")
     async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
         """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
         who.check("write", body.topic_id)
         wanted = {source.rstrip("/") for source in body.sources}
-        if back := [source for source in wanted if self._tender.has(body.topic_id, source)]:
+        is_apart = not who.may("read", body.topic_id)
+        if not is_apart and (back := [source for source in wanted if self._tender.has(body.topic_id, source)]):
             raise BadQuestion(
                 f"{back[0][:200]} would come back: `sources` of the settings has it; take it out there, or exclude it"
             )
@@ -138,7 +140,8 @@ class DocumentRoutes:
             gone = 0
             for start in range(0, len(sources), REMOVED_AT_ONCE):
                 some = sources[start : start + REMOVED_AT_ONCE]
-                gone += (await self._taker.remove(topic, some, who.author, partial(check_changes, who))).taken_out
+                check = partial(check_changes, who)
+                gone += (await self._taker.remove(topic, some, who.author, check, is_apart=is_apart)).taken_out
         if not gone:
             raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
         return TakenDocument(0, gone, sources[0])
@@ -153,10 +156,12 @@ def _shown(entry: Entry) -> DocumentChunk:
     return DocumentChunk(entry.public_id, entry.uuid.hex(), entry.content, entry.heading, page, sheet)
 
 
-def _dropped(topic: Topic, file: GivenFile) -> GivenDocument:
-    """A file that was handed over as it is, read; it takes the place of an earlier one, never of a source's."""
+def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument:
+    """A file that was handed over as it is, read; it takes the place of an earlier one (`author`: of his), never of a
+    source's."""
     snapshot, name = topic.log.snapshot(), file.name
-    if any(isinstance(one.part, Section) and one.part.root.hex() != DROPPED for one in chunks_of(snapshot, name)):
+    known = chunks_of(snapshot, name, author)
+    if any(isinstance(one.part, Section) and one.part.root.hex() != DROPPED for one in known):
         name = f"{name}@page"
     digest = hashlib.sha256(file.content).hexdigest()
     with FileReader() as reader:

@@ -74,9 +74,12 @@ class ImportRoutes:
     @post("/memd/import/messages", "write", body_bytes_max=IMPORT_BYTES_MAX)
     async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
         """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
-        made = await self._appended(
-            body.topic_id, who, lambda log, drafter: part_drafts(log, body.part, drafter, self._speech, who.author)
-        )
+        is_apart = not who.may("read", body.topic_id)
+
+        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+            return part_drafts(log, body.part, drafter, self._speech, who.author, is_apart=is_apart)
+
+        made = await self._appended(body.topic_id, who, drafts)
         digests = tuple(digest.hex() for digest in made.digests)
         return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
 

@@ -1,7 +1,7 @@
 """Takes notes: each is durable before anybody is told so, and found from then on, by its words until it is embedded.
 
-Rule: what is live in the topic, from the same source, is not taken again; its ids are told. A note that cannot be made
-durable was not taken.
+Rule: what is live in the topic, from the same author and source, is not taken again; its ids are told. A note that
+cannot be made durable was not taken.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, 
     it has something to store."""
     assert part.note is not None, "a note's part"
     pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
-    said = {(chunk.draft.source, chunk.draft.content): chunk.entry.public_id for chunk in pending}
+    said = {(one.draft.source, one.draft.content, one.draft.author): one.entry.public_id for one in pending}
     drafts, snapshot = topic.cutter.drafts_of(*part.note), topic.log.snapshot()
     copies = {
-        draft.uuid: said.get((draft.source, draft.content)) if copy is None else copy.public_id
+        draft.uuid: said.get((draft.source, draft.content, draft.author)) if copy is None else copy.public_id
         for draft, copy in ((draft, live_copy(snapshot, draft)) for draft in drafts)
     }
     lacking = [draft for draft in drafts if not copies[draft.uuid]]

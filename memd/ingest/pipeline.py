@@ -140,17 +140,22 @@ class Drafter:
         *,
         kind: str = "turn",
         source: str | None = None,
+        is_apart: bool = False,
     ) -> list[Draft]:
         """Cut, redact and embed one batch; a chunk never crosses two runs.
 
         Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say.
+
+        Args:
+            is_apart: nothing is a duplicate.
 
         Raises:
             EmbeddingError: the model failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
         cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source)
-        return self.embedded(topic, [under_new_uuid(topic, draft) for draft in cut], digests)
+        new = [under_new_uuid(topic, draft) for draft in cut]
+        return self.embedded(topic, new, digests, is_shown=lambda uuid: is_apart)
 
     def embedded(
         self,

@@ -21,8 +21,10 @@ their vectors are read from disk."""
 
 
 def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
-    """Return the newest of `live_copies`; None if there is none."""
-    return next(live_copies(snapshot, draft), None)
+    """Return the newest of `live_copies`; None if there is none. A note is a copy of its author's alone: of others' he
+    need not know, nor have theirs stand for his."""
+    copies = live_copies(snapshot, draft)
+    return next((one for one in copies if draft.kind != "note" or one.author == draft.author), None)
 
 
 def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import EmbedMany
 from memd.entries import Draft, Status, Vector
 from memd.ingest.pipeline import Drafter, unstored_runs
-from memd.messages import ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
+from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
 from memd.speech import Speech
 from memd.store.erasure.rewriting import was_erased
 from memd.store.log.columns import uuid_bytes
@@ -105,8 +106,14 @@ class Drafts(msgspec.Struct, frozen=True):
     """Of lines: see `GivenLine.place`."""
 
 
-def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "") -> Drafts:
+def part_drafts(
+    topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
+) -> Drafts:
     """The chunks of a part that the topic does not have, as those of the principal that imports it.
+
+    Args:
+        is_apart: he may not know what others have said: only what he himself has imported is known, and the digests
+            are his own.
 
     Raises:
         EmbeddingError: the model failed on a text.
@@ -114,13 +121,16 @@ def part_drafts(topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Spee
     messages = [speech.heard(one.message(author)) for one in part.messages]
     previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
     leading = leading_count(messages) if part.after is None else 0
-    digests = chain_all((message.content_digest for message in messages[leading:]), previous)
+    contents = [message.content_digest for message in messages[leading:]]
+    if is_apart:
+        contents = [blake2b(one, key=author.encode()[:64], digest_size=DIGEST_BYTES).digest() for one in contents]
+    digests = chain_all(contents, previous)
     stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages[leading:], strict=True))
     if part.question is not None and part.after is not None:
         stretch.insert(0, (previous, speech.heard(part.question.message(author))))
     redactor = drafter.cutter.redactor
     runs = unstored_runs(topic, stretch, redactor)
-    drafts = drafter.drafts(topic, runs, source=part.source)
+    drafts = drafter.drafts(topic, runs, source=part.source, is_apart=is_apart)
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
     return Drafts(drafts, known, redacted, (*[previous] * leading, *digests))

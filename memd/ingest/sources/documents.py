@@ -46,16 +46,23 @@ class CutDocument(msgspec.Struct, frozen=True):
     renamed_from: str | None = None
     author: str = ""
     """The principal that handed it over; empty: the owner."""
+    of_author: str | None = None
+    """The document is that of this author alone, whatever others have under its name; None: that of all."""
 
     @classmethod
     def of(
-        cls, document: GivenDocument, cutter: Cutter, step: Callable[[], None] = lambda: None, author: str = ""
+        cls,
+        document: GivenDocument,
+        cutter: Cutter,
+        step: Callable[[], None] = lambda: None,
+        author: str = "",
+        of_author: str | None = None,
     ) -> CutDocument:
         """Cut a document; `step` is called before each section, and may end it."""
         source = cutter.redactor.text(document.source)
         renamed_from = None if document.renamed_from == source else document.renamed_from
         drafts = cutter.cut_document(document, step, author)
-        return cls(source, bytes.fromhex(document.hash), drafts, renamed_from, author)
+        return cls(source, bytes.fromhex(document.hash), drafts, renamed_from, author, of_author)
 
 
 def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
@@ -63,9 +70,10 @@ def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
     return sorted(_known(snapshot), key=lambda one: one.source)
 
 
-def chunks_of(snapshot: Snapshot, source: str) -> list[Entry]:
-    """Return the chunks of a document, in their order."""
-    found = [entry for entry in snapshot.live_entries_from(source) if entry.kind == KIND]
+def chunks_of(snapshot: Snapshot, source: str, author: str | None = None) -> list[Entry]:
+    """Return the chunks of a document, in their order; those of an author, or of all (None)."""
+    live = snapshot.live_entries_from(source)
+    found = [entry for entry in live if entry.kind == KIND and author in (None, entry.author or "")]
     return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
 
 
@@ -80,9 +88,9 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     Raises:
         StoreError: an entry cannot be read.
     """
-    known = chunks_of(snapshot, document.source)
-    former = chunks_of(snapshot, document.renamed_from) if document.renamed_from is not None else []
-    by = document.author
+    by, of_author, renamed_from = document.author, document.of_author, document.renamed_from
+    known = chunks_of(snapshot, document.source, of_author)
+    former = chunks_of(snapshot, renamed_from, of_author) if renamed_from is not None else []
     kept, new = _arranged(known, document)
     gone = [entry for entry in known if entry.uuid not in kept]
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
@@ -110,9 +118,9 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
     ]
 
 
-def removal_of(snapshot: Snapshot, sources: Iterable[str], by: str = "") -> list[Draft]:
-    """Return the entries by which a principal takes out all chunks of documents."""
-    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source), REMOVED, by)]
+def removal_of(snapshot: Snapshot, sources: Iterable[str], by: str = "", of_author: str | None = None) -> list[Draft]:
+    """Return the entries by which a principal takes out all chunks of documents, or an author's."""
+    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source, of_author), REMOVED, by)]
 
 
 def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:

@@ -57,19 +57,27 @@ class DocumentTaker:
         self._is_stopping = False
 
     async def take(
-        self, topic: Topic, document: GivenDocument, author: str = "", check: Check = lambda log, drafts, author: None
+        self,
+        topic: Topic,
+        document: GivenDocument,
+        author: str = "",
+        check: Check = lambda log, drafts, author: None,
+        *,
+        is_apart: bool = False,
     ) -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written.
 
         Args:
             author: the principal that handed it over (`Principal.author`).
             check: is asked about the entries before they are appended, and may refuse them.
+            is_apart: he may not know what others have, and what he hands over takes no place of theirs.
 
         Raises:
             BadDocument: it is too large.
             EmbeddingError, StoreError: nothing was written.
         """
-        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step, author))
+        own = self._cutter.redactor.identifier(author) if is_apart else None
+        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step, author, own))
         if len(cut.drafts) > CHUNKS_MAX:
             raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
         fingerprint, forbidden = self._encoder.fingerprint, topic.log.forbidden
@@ -98,17 +106,25 @@ class DocumentTaker:
         return _told(await self._archiver.append_drafts(topic, lambda _: made()), cut.source)
 
     async def remove(
-        self, topic: Topic, sources: Sequence[str], by: str = "", check: Check = lambda log, drafts, author: None
+        self,
+        topic: Topic,
+        sources: Sequence[str],
+        by: str = "",
+        check: Check = lambda log, drafts, author: None,
+        *,
+        is_apart: bool = False,
     ) -> TakenDocument:
-        """Take out all chunks of documents, as a principal asks; the log keeps them. For `check` see `take`.
+        """Take out all chunks of documents, as a principal asks; the log keeps them. For `check` and `is_apart` see
+        `take`.
 
         Raises:
             StoreError: nothing was written.
         """
 
         def made() -> list[Draft]:
-            drafts = removal_of(topic.log.snapshot(), sources, by)
-            check(topic.log, drafts, self._cutter.redactor.identifier(by))
+            own = self._cutter.redactor.identifier(by)
+            drafts = removal_of(topic.log.snapshot(), sources, by, own if is_apart else None)
+            check(topic.log, drafts, own)
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
