@@ -536,3 +536,51 @@ async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: st
 async def test_the_same_question_gives_the_same_answer_to_all_who_ask_at_once(topic: TopicLog) -> None:
     found = await asyncio.gather(*(asked(topic, "Who paints the boat house?", EVERYTHING) for _ in range(4)))
     assert all(one.candidates == found[0].candidates for one in found)
+
+
+async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:
+    question, asked_for = "Where does the spare key hang?", embedder.embed("Where does the spare key hang?")
+    away = np.eye(embedder.dimension, dtype=np.float32)
+    store = _store(tmp_path, embedder, entries_max=500)
+    topic = store.topic("default")
+    for number in range(119):
+        vector = asked_for + 0.3 * away[number]
+        vector = (vector / np.linalg.norm(vector)).astype("<f4")
+        plain = _draft(embedder, number, f"The spare key hangs at place {number}.", utility_steps=-5)
+        topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
+    topic.append([_draft(embedder, 120 + number, text) for number, text in enumerate(TALK)])
+    vector = asked_for + 0.7 * away[119]
+    vector = (vector / np.linalg.norm(vector)).astype("<f4")
+    plain = _draft(embedder, 119, "It is behind the bicycle.")
+    topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
+    assert "It is behind the bicycle." in contents(await asked(topic, question))
+    store.close()
+
+
+async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_path: Path, embedder: Embedder) -> None:
+    question = "Where did the key hang on 2026-03-05?"
+    asked_for, away = embedder.embed(question), np.eye(embedder.dimension, dtype=np.float32)
+    said = {True: 1_772_700_000_000_000, False: 1_700_000_000_000_000}
+    drafts: list[Draft] = []
+
+    def add(text: str, source: str, far: float, *, then: bool) -> None:
+        vector = asked_for + far * away[len(drafts)]
+        plain = _draft(embedder, len(drafts), text, source=source, kind="document", roles=("document",))
+        vector = (vector / np.linalg.norm(vector)).astype("<f4")
+        drafts.append(msgspec.structs.replace(plain, vector=vector.tobytes(), said_at=said[then]))
+
+    for number in range(100):
+        add(f"one {number}", "other.md", 0.5, then=True)
+        add(f"two {number}", "wanted.md", 1.0, then=False)
+    add("Behind a bicycle.", "wanted.md", 1.5, then=True)
+    store = _store(tmp_path, embedder, entries_max=101)
+    topic = store.topic("default")
+    topic.append(drafts[:101])
+    topic.append(drafts[101:])
+    topic.append([_draft(embedder, 250, "filler")])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    topic.merge([number for view in topic.snapshot().indexes for number in view.index.segment_ids])
+    found = await asked(topic, question, Filters(wanted=Wanted(sources=("wanted.md",)), everything=True))
+    assert "Behind a bicycle." in by_content(found)
+    store.close()

@@ -81,6 +81,23 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
             assert past.knows(uuid) == (uuid in state)
 
 
+def test_recall_has_the_vectors_and_corrections_of_then(told: Told) -> None:
+    told.log.load()
+    for canonical_id, state in told.states.items():
+        columns = TopicColumns(TopicAsOf(told.log, canonical_id), ["a question"], [], EVERYTHING, (), ())
+        columns.find(QUERIES, DEFAULT_UTILITY)
+        scores: dict[bytes, float] = {}
+        for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
+            entries = columns.entries(list(zip(pool.segment.tolist(), pool.row.tolist(), strict=True)))
+            score = (pool.vectors @ QUERIES[0]) * pool.multiplier
+            scores |= dict(zip((one.uuid for one in entries.values()), score.tolist(), strict=True))
+        live = [entry for entry in state.values() if entry.status is Status.ACTIVE]
+        then = {
+            one.uuid: float(one.embedding @ QUERIES[0]) * DEFAULT_UTILITY.multiplier(one.utility_steps) for one in live
+        }
+        assert scores == pytest.approx(then, abs=1e-3)
+
+
 def test_what_was_said_before_and_after_is_found_in_any_segment(told: Told) -> None:
     snapshot = told.log.snapshot()
     live = [(entry.origin_id, entry.uuid) for entry in told.states[max(told.states)].values()]

@@ -89,6 +89,18 @@ def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
     assert found(again.snapshot()) == expected
 
 
+def test_segments_of_nothing_but_deprecations_are_merged_too() -> None:
+    topic = open_store(CrashFiles(), segment_entries_max=2).topic("talk")
+    entries = topic.append([draft(number) for number in range(6)])
+    topic.append([deprecated(entry) for entry in entries[:4]])
+    topic.append([draft("last")])
+    seal_all(topic)
+    expected = found(topic.snapshot())
+    merge_all(topic)
+    assert len(topic.snapshot().indexes) < len(topic.snapshot().views) - 1
+    assert found(topic.snapshot()) == expected
+
+
 def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() -> None:
     topic, entries = grown(CrashFiles(), 9)
     merge_all(topic)

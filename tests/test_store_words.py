@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -213,6 +214,29 @@ def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
     for number in range(5):
         topic.append([said(f"{number}", f"Lamp number {number}hh stands in the hall.")])
         assert found(topic, f"{number}hh")[0] == f"Lamp number {number}hh stands in the hall."
+
+
+def test_an_append_goes_through_while_its_words_are_asked_for(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=10_000)
+    topic, ended = store.topic("talk"), threading.Event()
+    topic.append([said(f"{number}", f"The boat house has lamp {number}.") for number in range(2_000)])
+
+    def ask() -> None:
+        while not ended.is_set():
+            TopicColumns(topic, ["a lamp for the boat house"], [], EVERYTHING, (), ()).find(nothing, DEFAULT_UTILITY)
+
+    nothing = np.zeros((0, DIMENSION), np.float32)
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    try:
+        for number in range(2_000, 2_300):
+            topic.append([said(f"{number}", f"The boat house has lamp {number}.")])
+    finally:
+        ended.set()
+        for thread in asking:
+            thread.join()
+    assert found(topic, "lamp 2299")[0] == "The boat house has lamp 2299."
 
 
 def _written_at_random(topic: TopicLog, chosen: random.Random, count: int) -> None:

@@ -156,21 +156,24 @@ class ChunkSource:
         return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
 
     def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
-        """The labels nearest to some vectors by meaning, at any time and at those that are spoken of."""
+        """The labels nearest by meaning to some vectors, at any time and at those spoken of. Corrections count,
+        so that what was unhelpful keeps nothing else from being found."""
         if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
             return []
-        found = itertools.product(products(matrix, vectors), self._choices)
-        return [_best(np.where(bits, cosine, -1), FOUND_MAX) for cosine, bits in found]
+        weighed = products(matrix, vectors) * self.multipliers(np.arange(len(matrix)), utility)
+        found = itertools.product(weighed, self._choices)
+        return [_best(np.where(bits, cosine, -np.inf), FOUND_MAX) for cosine, bits in found]
 
-    def worded(self, terms: Terms) -> list[Rows]:
-        """The labels that words find."""
+    def worded(self, terms: Terms, utility: UtilitySettings) -> list[Rows]:
+        """The labels that words find; corrections count."""
         if self.columns is None or not len(terms.keys):
             return []
         postings = self.columns.postings(terms.keys, len(self.counts), POSTINGS_MAX)
         words = self._words = WordScores(postings, terms.weights, len(self.counts))
         self._common = postings.left_out
+        weighed = words.scores * self.multipliers(words.rows, utility)
         found = []
-        for score, bits in itertools.product(words.scores, [one[words.rows] for one in self._choices]):
+        for score, bits in itertools.product(weighed, [one[words.rows] for one in self._choices]):
             best = _best(kept := np.where(bits, score, 0), FOUND_MAX)
             found.append(words.rows[best[kept[best] > 0]])
         return found
@@ -250,7 +253,7 @@ class IndexSource(ChunkSource):
 
     def vectors(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
-        return self._index.vectors_of(labels)
+        return self._views[0].vectors(labels)
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
         """See `ChunkSource`."""
@@ -258,7 +261,7 @@ class IndexSource(ChunkSource):
 
     def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
         """See `ChunkSource`."""
-        return self._index.multipliers_of(labels, utility)
+        return self._views[0].multipliers(labels, utility)
 
 
 class PendingSource(ChunkSource):
@@ -307,7 +310,7 @@ class TopicColumns:
         self.topic_id = self.snapshot.topic_id
         self._parts = parts
         now = chosen(self.snapshot, wanted)
-        then = [chosen(self.snapshot, Wanted(since=since, until=until)) for since, until in spans]
+        then = [chosen(now, Wanted(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = PendingRun.joined(pending) if pending else PendingRun()
         self._sources: list[ChunkSource] = [
@@ -408,7 +411,7 @@ class TopicColumns:
     def find(self, vectors: Floats, utility: UtilitySettings) -> None:
         """Find what competes by these vectors, (n, dimension), beside what was found before; at first also by words."""
         if not self._found:
-            self._found = [source.worded(self.terms) for source in self._sources]
+            self._found = [source.worded(self.terms, utility) for source in self._sources]
         for source, labels in zip(self._sources, self._found, strict=True):
             labels += source.nearest(vectors, utility)
 

@@ -17,7 +17,8 @@ import numpy as np
 from memd.entries import Entry
 from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
-from memd.store.log.columns import Bits, Floats, digest_word, may_be_wanted, superseded
+from memd.store.index.vectors import multipliers
+from memd.store.log.columns import Bits, Floats, Rows, digest_word, may_be_wanted, superseded
 from memd.store.log.segment import GrowingSegment
 from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
@@ -168,3 +169,14 @@ class _ScannedIndexView(IndexView):
     def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
         """See `IndexView.search`."""
         return self.index.scan(queries, k, self.dead, utility)
+
+    def vectors(self, labels: Rows) -> Floats:
+        """See `IndexView.vectors`; zeros for one that cannot be read."""
+        known, vectors, _ = self.index.read_vectors(labels)
+        found = np.zeros((len(labels), vectors.shape[1]), np.float32)
+        found[labels.searchsorted(known)] = vectors
+        return found
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """See `IndexView.multipliers`."""
+        return multipliers(self.index.steps(labels), utility).astype(np.float32)

@@ -104,6 +104,14 @@ class IndexView:
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
             return self.index.scan(queries, k, self.dead, utility)
 
+    def vectors(self, labels: Rows) -> Floats:
+        """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
+        return self.index.vectors_of(labels)
+
+    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+        """Return the utility multipliers of labels that count."""
+        return self.index.multipliers_of(labels, utility)
+
 
 _SCANNED_MIN = 1000
 """Scans of fewer vectors do not count for the scan rate."""

@@ -141,7 +141,7 @@ class SealedIndex:
                 index = VectorIndex.load(
                     self._files, file.path, file.checksum, dimension=dimension, size=size, labels=labels
                 )
-            return self._put_in_memory(index, self._read_vectors)
+            return self._put_in_memory(index, self.read_vectors)
 
     def use(self, index: VectorIndex) -> None:
         """Use an index of one segment that was just built."""
@@ -189,9 +189,9 @@ class SealedIndex:
         now = self._dead
         if now is not dead:  # a row that died since then still counts here
             late = np.setdiff1d(np.flatnonzero(now & ~dead & self._is_active), scanned, assume_unique=True)
-            late, vectors, _ = self._read_vectors(late)
+            late, vectors, _ = self.read_vectors(late)
             scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
-            steps = np.concatenate([steps, self._steps(late)])
+            steps = np.concatenate([steps, self.steps(late)])
         counted = ~now[labels] & ~dead[labels]  # a label may be marked just after it was found
         plain = self._candidates(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
         if not len(scanned):
@@ -213,9 +213,24 @@ class SealedIndex:
 
     def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
-        labels, matrix, _ = self._read_vectors(np.flatnonzero(self._is_active & ~dead))
-        multiplier = multipliers(self._steps(labels), utility)
+        labels, matrix, _ = self.read_vectors(np.flatnonzero(self._is_active & ~dead))
+        multiplier = multipliers(self.steps(labels), utility)
         return [self._candidates(*_scanned(labels, matrix, multiplier, queries, k, dead))]
+
+    def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
+        """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
+        found, vectors, problems = [np.empty(0, dtype=np.intp)], [np.empty((0, self._dimension), np.float32)], []
+        for position, segment in enumerate(self.segments):
+            start, end = self._starts[position : position + 2].tolist()
+            rows, matrix, errors = segment.vectors(labels[(labels >= start) & (labels < end)] - start)
+            found.append(rows + start)
+            vectors.append(matrix)
+            problems += errors
+        return np.concatenate(found), np.concatenate(vectors), problems
+
+    def steps(self, labels: Rows) -> NDArray[np.int8]:
+        """The utility steps in the log, of labels."""
+        return self.column("utility_steps")[labels].astype(np.int8)
 
     @property
     def _loaded(self) -> _LoadedIndex:
@@ -248,22 +263,8 @@ class SealedIndex:
         extras, matrix, problems = vectors_of(np.flatnonzero(extra))
         with self._marking:
             index.mark(np.flatnonzero(self._dead | adjusted))
-            self._in_memory = _LoadedIndex(index, extras, matrix, self._steps(extras))
+            self._in_memory = _LoadedIndex(index, extras, matrix, self.steps(extras))
         return problems
-
-    def _read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
-        """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
-        found, vectors, problems = [np.empty(0, dtype=np.intp)], [np.empty((0, self._dimension), np.float32)], []
-        for position, segment in enumerate(self.segments):
-            start, end = self._starts[position : position + 2].tolist()
-            rows, matrix, errors = segment.vectors(labels[(labels >= start) & (labels < end)] - start)
-            found.append(rows + start)
-            vectors.append(matrix)
-            problems += errors
-        return np.concatenate(found), np.concatenate(vectors), problems
-
-    def _steps(self, labels: Rows) -> NDArray[np.int8]:
-        return self.column("utility_steps")[labels].astype(np.int8)
 
     def _candidates(self, labels: Rows, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> Candidates:
         positions = self._starts.searchsorted(labels, side="right") - 1

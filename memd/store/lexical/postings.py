@@ -177,8 +177,7 @@ class GrowingColumns:
     def __init__(self) -> None:
         self.count = 0
         self._postings: dict[int, array[int]] = {}
-        """Of a term: row << 8 | times, for each row that has it. Copied before use: an array that somebody looks into
-        cannot grow."""
+        """Of a term: row << 8 | times, for each row that has it. See `_copied`."""
         self._lengths = np.zeros(64, np.uint16)
         self._tokens = np.zeros(64, np.uint16)
         self._follows = np.zeros(64, np.bool_)
@@ -224,12 +223,11 @@ class GrowingColumns:
 
     def rows_with(self, keys: Keys) -> Rows:
         """The rows that have all of these terms."""
-        found = [(np.array(self._postings.get(key, ()), np.uint32) >> 8).astype(np.uint32) for key in keys.tolist()]
-        return _in_all(found)
+        return _in_all([_copied(self._postings.get(key, _NONE)) >> np.uint32(8) for key in keys.tolist()])
 
     def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
         """Whether a row has each of these terms."""
-        found = [np.array(self._postings.get(key, ()), np.uint32) >> 8 for key in keys.tolist()]
+        found = [_copied(self._postings.get(key, _NONE)) >> 8 for key in keys.tolist()]
         return np.array([bool((rows == row).any()) for rows in found], np.bool_)
 
     def complete(self, row: int, entry: Entry) -> None:
@@ -266,14 +264,13 @@ class GrowingColumns:
     def postings(self, keys: Keys, count: int, _: int) -> Postings:
         """Where these terms occur in the first `count` rows."""
         found = enumerate(map(self._postings.get, keys.tolist()))
-        packed = [(term, np.array(one, np.uint32)) for term, one in found if one is not None]
+        packed = [(term, _copied(one)) for term, one in found if one is not None]
         if not packed:
             return Postings.joined((), [])
         every = np.concatenate([one for _, one in packed])
         rows, times = (every >> 8).astype(np.uint32), (every & 255).astype(np.float32)
         terms = np.repeat([term for term, _ in packed], [len(one) for _, one in packed])
-        if count < self.count:
-            known = rows < count
+        if not (known := rows < count).all():  # also one that is being added
             rows, times, terms = rows[known], times[known], terms[known]
         norm = K1 * (1 - B) + K1 * B * self.count / max(1, self._length_sum) * self._lengths[rows]
         return Postings(rows, times / (times + norm.astype(np.float32)), terms, [])
@@ -282,9 +279,7 @@ class GrowingColumns:
         """The same as columns that do not change."""
         keys = np.fromiter(self._postings, np.uint32, len(self._postings))
         counts = np.fromiter(map(len, self._postings.values()), np.intp, len(keys))
-        packed = np.concatenate(
-            [np.array(one, np.uint32) for one in self._postings.values()] or [np.empty(0, np.uint32)]
-        )
+        packed = np.concatenate([_copied(_NONE), *map(_copied, self._postings.values())])
         rows, times = (packed >> 8).astype(np.uint32), (packed & 255).astype(np.float32)
         end = int(self._shown_starts[self.count])
         return SealedColumns(
@@ -383,7 +378,7 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
             np.concatenate([*starts, ends[-1:].astype(np.uint32)]),
             np.concatenate([part.shown_uuids for part in parts]),
             sum(part.length_sum for part in parts),
-            np.sum([part.mean_sum for part in parts], axis=0),
+            sum((part.mean_sum for part in parts), np.zeros(1)),
             sum(part.mean_count for part in parts),
         )
 
@@ -455,6 +450,15 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
         at = np.minimum(self.terms.searchsorted(keys), len(self.terms) - 1)
         first = self.starts[at].astype(np.intp)
         return first, np.where(self.terms[at] == keys, self.starts[at + 1].astype(np.intp), first)
+
+
+_NONE = array("I")
+
+
+def _copied(packed: array[int]) -> NDArray[np.uint32]:
+    """The numbers in an array that another thread may append to: it cannot grow while somebody looks into it, and numpy
+    would let others run while it copies; `tobytes` does not."""
+    return np.frombuffer(packed.tobytes(), np.uint32)
 
 
 def _in_all(found: Sequence[NDArray[np.uint32]]) -> Rows:
