@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import subprocess
 import sys
+import threading
+import urllib.request
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -73,3 +79,49 @@ async def test_the_stand_in_answers_in_the_shapes_of_llama_server() -> None:
             assert answer.status == 400
             assert (await answer.json())["error"]["type"] == "exceed_context_size_error"
         assert len(standin.shown) == 2
+
+
+@pytest.mark.process
+@pytest.mark.linux
+def test_at_a_terminal_the_demo_stays_and_answers_what_is_typed() -> None:
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "memd", "demo", "--fast"]
+    with subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=clean_environment()) as demo:
+        os.close(end)
+        too_long = threading.Timer(300, demo.kill)  # reading fails then
+        too_long.start()
+        try:
+            page = re.search(r"http://127\.0\.0\.1:\d+/memd/", _read_until(terminal, "Your turn", "you"))
+            assert page is not None
+            with urllib.request.urlopen(page[0]) as answer:
+                assert answer.status == 200
+            os.write(terminal, b"Which error code does the API answer when a stand is already taken?\n")
+            assert "ERR_7421" in _read_until(terminal, "remembered in", "you")
+            os.write(terminal, b"\n")
+            assert demo.wait(60) == 0
+        finally:
+            too_long.cancel()
+            demo.kill()
+            os.close(terminal)
+
+
+@pytest.mark.llama
+def test_a_real_model_is_asked_with_memory_and_without(tmp_path: Path) -> None:
+    from tiny_model import write_scripted_model  # here: `make quick` does not install what it imports
+
+    model = tmp_path / "model.gguf"
+    write_scripted_model(model, marker="PostgreSQL", reply=["No", " idea"], reply_seen=["It", " says", " PostgreSQL 16"])
+    command = [sys.executable, "-m", "memd", "demo", "--fast", "--model", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean_environment())
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "Of 5 questions it answered 0 without memory and 1 with it." in " ".join(done.stdout.split())
+
+
+def _read_until(terminal: int, *words: str) -> str:
+    """Everything that appears on a terminal until these words have, one after the other."""
+    shown, at = "", 0
+    for word in words:
+        while (found := shown.find(word, at)) < 0:
+            shown += os.read(terminal, 65_536).decode(errors="replace")
+        at = found + len(word)
+    return shown

@@ -61,6 +61,12 @@ def upstream_flag(help_: str) -> Callable[[Command], Command]:
     return click.option("--upstream", metavar="URL", multiple=True, help=help_)
 
 
+def model_flag(help_: str) -> Callable[[Command], Command]:
+    """Add the flag that names a model's file."""
+    file = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+    return click.option("--model", metavar="FILE.gguf", type=file, help=help_)
+
+
 def servers_of(upstream: Sequence[str]) -> dict[str, object]:
     """Return the setting that stands for the model servers of the command line; none if there are none."""
     if len(upstream) > 1:

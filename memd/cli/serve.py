@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.flags import config_of, key_flag, key_of, servers_of, settings_flags, upstream_flag
+from memd.cli.flags import config_of, key_flag, key_of, model_flag, servers_of, settings_flags, upstream_flag
 from memd.settings.loading import load_config, places_of_settings
 
 SWITCH_SECONDS = 0.001
@@ -30,12 +30,7 @@ SWITCH_SECONDS = 0.001
     help="Port of memd's own page. Default: one above --port, 8766.",
 )
 @upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
-@click.option(
-    "--model",
-    metavar="FILE.gguf",
-    type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
-    help="Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).",
-)
+@model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
 @key_flag
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
 def serve(
@@ -82,11 +77,13 @@ def serve(
 
 @click.command()
 @click.option("--fast", is_flag=True, help="Without pauses for reading.")
-def demo(fast: bool) -> int:
-    """Play a long conversation and show what is remembered.
+@model_flag("Ask this model at the end, with memory and without (needs the `llama` extra).")
+@click.option("--stay", is_flag=True, help="Open the page at the end, and stay until Ctrl-C or an empty question.")
+def demo(fast: bool, model: Path | None, stay: bool) -> int:
+    """Play a long conversation and show what is remembered; at a terminal you can ask afterwards.
 
-    Example: memd demo
+    Example: memd demo --model FILE.gguf
     """
     from memd.demo.play import main as play
 
-    return play(fast)
+    return play(fast, model, stay)

@@ -12,7 +12,9 @@ import asyncio
 import json
 import logging
 import re
+import sys
 import tempfile
+import webbrowser
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -171,28 +173,35 @@ class NotShown(Exception):
     """Something that the demo claims did not happen."""
 
 
-def main(fast: bool) -> int:
+def main(fast: bool, model: Path | None, stay: bool) -> int:
     """Play the demo and return the exit code.
 
     Args:
         fast: without pauses for reading.
+        model: a GGUF file that is asked at the end, with and without memory; needs the `llama` extra.
+        stay: open the page and stay until Ctrl-C, also where nobody sits at a terminal.
+
+    Raises:
+        MemdError: the model cannot be used.
     """
     logging.basicConfig(level=logging.ERROR)
     console = Console(highlight=False, width=min(Console().width, 100))
     try:
-        uvloop.run(_play(Screen(console), 0.0 if fast else READING_SECONDS))
+        uvloop.run(_play(Screen(console), 0.0 if fast else READING_SECONDS, model, stay))
     except NotShown as problem:
         console.print(f"\n[bold red]The demo did not show what it should:[/] {problem}")
         return 1
+    except KeyboardInterrupt:
+        console.print()
     return 0
 
 
-async def _play(screen: Screen, pause_seconds: float) -> None:
+async def _play(screen: Screen, pause_seconds: float, model: Path | None, stay: bool) -> None:
     turns = load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
     standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
-        async with standin.running():
+        async with standin.running(), aiohttp.ClientSession() as session:
             config = Config(
                 listen=ListenSettings(port=0),
                 upstream=UpstreamSettings(url=standin.base_url),
@@ -200,7 +209,7 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
                 log=LogSettings(level="error"),
                 retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
             )
-            async with running(config) as daemon, aiohttp.ClientSession() as session:
+            async with running(config) as daemon:
                 chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
                 stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
                 screen.opening(WINDOW_TOKENS, len(turns), daemon.base_url)
@@ -209,6 +218,60 @@ async def _play(screen: Screen, pause_seconds: float) -> None:
                 await stage.another_chat()
                 await stage.correction()
                 stage.figures()
+                if model is None:
+                    await _stay(screen, chats, f"{daemon.own_url}/memd/", stay)
+            if model is not None:
+                screen.act("A real model", f"{model.name}, the same questions in new chats: memory off, then on.")
+                async with running(msgspec.structs.replace(config, upstream=UpstreamSettings()), model) as daemon:
+                    chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
+                    await _ask_model(screen, chats)
+                    await _stay(screen, chats, f"{daemon.own_url}/memd/", stay)
+
+
+async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None:
+    """What a real model knows without memory and with it: nothing is claimed, both are counted."""
+    questions = (*QUESTIONS, QUESTION_IN_NEW_CHAT)
+    known = {"off": 0, "full": 0}
+    for question in questions:
+        for mode in known:
+            answer = await new_chat().say(question.text, headers={"X-Memory-Mode": mode})
+            known[mode] += question.expects.casefold() in answer.text.casefold()
+            asked = question.text if mode == "full" else f"{question.text} (memory off)"
+            screen.answer(asked, answer.text, question.expects, answer.recall_ms)
+    screen.known(len(questions), without=known["off"], remembered=known["full"])
+
+
+async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, stay: bool) -> None:
+    """Let the reader ask, at a terminal until an empty line; with `stay` without one until Ctrl-C."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal and not stay:
+        return
+    screen.staying(page, asks=is_terminal)
+    if stay:
+        webbrowser.open(page)
+    if not is_terminal:
+        await asyncio.Event().wait()
+    chat = new_chat()
+    while question := await _typed(screen):
+        answer = await chat.say(question)
+        screen.answer("", answer.text, "", answer.recall_ms)
+
+
+async def _typed(screen: Screen) -> str:
+    """A line that the reader types; waited for without a thread, which Ctrl-C could not end."""
+    screen.asking()
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def take() -> None:
+        if not line.done():
+            line.set_result(sys.stdin.readline())
+
+    loop.add_reader(sys.stdin, take)
+    try:
+        return (await line).strip()
+    finally:
+        loop.remove_reader(sys.stdin)
 
 
 class _Stage:
@@ -309,8 +372,6 @@ class _Stage:
         if any(f"[mem:{named}]" in block for block in shown.blocks):
             raise NotShown(f"chunk {named} is still shown although it was replaced")
         self._screen.answer(CHANGED_AGAIN, after.text, CORRECTED_EXPECTS, after.recall_ms)
-        await self._pause()
-        self._screen.prompt(shown, len(later.messages) - 1, CORRECTED_EXPECTS)
         self._screen.replaced(named)
 
     def figures(self) -> None:

@@ -5,9 +5,12 @@ Rule: it only shows what it is given; nothing here measures, asks or decides.
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -114,8 +117,9 @@ class Screen:
         self._console.print(Panel(Group(*body), title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
 
     def answer(self, question: str, answer: str, expects: str, recall_ms: float | None) -> None:
-        """A question, the answer, and how long remembering took."""
-        self._say("you", USER, question)
+        """A question, unless the reader typed it, the answer, and how long remembering took."""
+        if question:
+            self._say("you", USER, question)
         text = Text(answer)
         text.highlight_words([expects] if expects else [], "bold reverse")
         self._say("model", MODEL, text)
@@ -160,10 +164,27 @@ class Screen:
         middle = recall_ms[len(recall_ms) // 2]
         table.add_row("remembering took", f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most")
         self._console.print(table)
+        memd = _command()
         self._console.print("Now with a model of yours:\n")
-        self._console.print("  [bold]memd serve --upstream http://127.0.0.1:8080[/]   [dim]in front of llama-server[/]")
-        self._console.print("  [bold]memd serve --model FILE.gguf[/]                  [dim]or let memd start one[/]\n")
+        self._console.print(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
+        self._console.print(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
         self._console.print("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
+
+    def known(self, questions: int, *, without: int, remembered: int) -> None:
+        """How many questions a real model answered."""
+        text = f"[{MEMORY}]▸[/] Of {questions} questions it answered {without} without memory and {remembered} with it."
+        self._console.print(Padding(text, (0, 2, 1, 2)))
+
+    def staying(self, page: str, *, asks: bool) -> None:
+        """Say that the daemon goes on, and how to look into its memory."""
+        self._console.print(Rule("[bold]Your turn[/]", style="blue", align="left"))
+        self._console.print(f"The daemon with this memory still runs. Look into it: [bold]{page}[/]")
+        ends = "Ask it something; an empty line ends the demo." if asks else "Ctrl-C ends the demo."
+        self._console.print(f"[dim]{ends}[/]\n")
+
+    def asking(self) -> None:
+        """The prompt at which the reader types."""
+        self._console.print(f"    [{USER}]you[/] ", end="")
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -173,6 +194,14 @@ class Screen:
         row.add_column()
         row.add_row(who, text if isinstance(text, Text) else Text(text))
         self._console.print(Padding(row, (0, 0, 0, 1)))
+
+
+def _command() -> str:
+    """The command of this installation, as it can be typed."""
+    beside = Path(sys.executable).with_name("memd")
+    if shutil.which("memd") or not beside.exists():
+        return "memd"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
