@@ -229,7 +229,7 @@ async def _play(screen: Screen, pause_seconds: float, model: Path | None, stay: 
 
 
 async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None:
-    """What a real model knows without memory and with it: nothing is claimed, both are counted."""
+    """A real model, asked without memory and with it: nothing is claimed, both are counted."""
     questions = (*QUESTIONS, QUESTION_IN_NEW_CHAT)
     known = {"off": 0, "full": 0}
     for question in questions:
