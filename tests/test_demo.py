@@ -110,8 +110,8 @@ def test_a_real_model_is_asked_with_memory_and_without(tmp_path: Path) -> None:
     from tiny_model import write_scripted_model  # here: `make quick` does not install what it imports
 
     model = tmp_path / "model.gguf"
-    said = {"reply": ["No", " idea"], "reply_seen": ["It", " says", " PostgreSQL 16"]}
-    write_scripted_model(model, marker="PostgreSQL", **said)
+    seen = ["It", " says", " PostgreSQL 16"]
+    write_scripted_model(model, marker="PostgreSQL", reply=["No", " idea"], reply_seen=seen)
     command = [sys.executable, "-m", "memd", "demo", "--fast", "--model", str(model)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean_environment())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
