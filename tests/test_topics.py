@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import msgspec
 import pytest
@@ -129,6 +131,18 @@ async def test_a_topic_is_let_go_when_nobody_has_used_it_for_long_and_read_again
     await stage.topics.let_idle_go()
     assert stage.topics.opened() == []
     assert await stage.topics.get("talk") is not topic
+    await stage.close()
+
+
+async def test_what_a_topic_took_is_free_when_it_is_let_go_and_not_when_the_garbage_collector_comes_by() -> None:
+    stage = Stage(letting_go(topic_idle_seconds=0))
+    taken = weakref.ref(await stage.topics.get("talk"))
+    gc.disable()
+    try:
+        await stage.topics.let_idle_go()
+        assert taken() is None
+    finally:
+        gc.enable()
     await stage.close()
 
 

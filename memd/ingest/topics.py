@@ -7,6 +7,7 @@ what others have appended is taken in by whatever thread has asked for it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
@@ -18,6 +19,7 @@ import msgspec
 from memd import __version__
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.merging import rebased
+from memd.embedding.resident import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.erasing.planning import erased_in
@@ -104,13 +106,21 @@ class Topics:
         return f"{__version__} {msgspec.json.encode(self._config.ingest).decode()}"
 
     async def let_idle_go(self) -> None:
-        """Close topics that have been idle for long, and sooner while they are too many or take too much memory."""
-        settings = self._config.store
+        """Close topics that have been idle for long, and sooner while they are too many or take too much memory; what
+        they took goes back to the system."""
+        if await self._let_some_go():
+            await asyncio.to_thread(_give_back)
+
+    async def _let_some_go(self) -> bool:
+        settings, is_any_gone = self._config.store, False
         memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
         for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
             over = memory_bytes > settings.memory_bytes_max or len(self._open) > OPEN_MAX
             if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
-                memory_bytes -= topic.log.stats().memory_bytes if await self._let_go(topic) else 0
+                is_gone = await self._let_go(topic)
+                is_any_gone = is_any_gone or is_gone
+                memory_bytes -= topic.log.stats().memory_bytes if is_gone else 0
+        return is_any_gone
 
     async def close(self) -> None:
         """Journal all buffers."""
@@ -316,3 +326,8 @@ class Topics:
         """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
         events, is_as_kept = events_in(payloads, topic_id, self._redactor)
         return replayed(events, self._config.corrections.window_turns), is_as_kept
+
+
+def _give_back() -> None:
+    gc.collect()  # a topic and its log know each other
+    give_back_memory()
