@@ -23,7 +23,7 @@ from memd.conversation.compaction import (
     turns,
 )
 from memd.conversation.conversation import Conversation, Line
-from memd.messages import Message, ToolCall
+from memd.messages import Block, Message, ToolCall
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 
@@ -224,6 +224,29 @@ def test_calls_leave_down_to_half_of_that_half_so_that_they_leave_seldom() -> No
     conversation = weighed("u:q", *steps, c=300)
     taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_000))
     assert conversation.visible_tokens() <= 7_010 // 4 + 310
+
+
+def test_the_block_of_the_open_turn_counts_as_kept() -> None:
+    steps = [one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")]
+    alone, beside = weighed("u:q", *steps), weighed("u:q", *steps)
+    beside.blocks[beside.messages[0].digest] = Block("[memory]", 1_000, ())
+    for conversation in (alone, beside):
+        taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_100))
+    assert alone.visible_tokens() - 1_000 < beside.visible_tokens() < alone.visible_tokens()
+
+
+def test_calls_and_lines_stay_where_they_take_little_and_the_newest_result_takes_much() -> None:
+    conversation = weighed(*LOOP)
+    conversation.messages[8] = msgspec.structs.replace(conversation.messages[8], tokens=3_000)
+    stay = taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300))
+    assert stay == ["u:q", "c:#1", "-", "c:#2", "-", "c:#3", "-", "c:#4", "t:r4"]
+
+
+def test_results_of_finished_turns_become_lines_alone_where_they_suffice() -> None:
+    conversation = weighed(*LOOP, "a:done", "u:thanks")
+    assert departure(conversation, fraction=0.5, excess_tokens=9_000, results_alone=True).is_empty
+    stay = taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300, results_alone=True))
+    assert stay[:5] == ["u:q", "c:#1", "-", "c:#2", "-"] and stay[-3:] == ["t:r4", "a:done", "u:thanks"]
 
 
 def test_nothing_moves_in_the_background_where_hardly_anything_may_leave() -> None:

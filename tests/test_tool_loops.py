@@ -13,7 +13,7 @@ from conftest import WINDOW, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, recording_upstream
 
-STEPS = 36
+STEPS = 38
 """Results of one turn: twice what the window holds."""
 REPLY_TOKENS = 64
 SECRET = "the upload goes to the bucket KINGFISHER9"

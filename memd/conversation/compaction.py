@@ -19,10 +19,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from memd.conversation.conversation import Conversation, Line, is_instruction, is_remembered
-from memd.messages import LEADING_ROLES, RESULT_ROLES, Message
+from memd.messages import LEADING_ROLES, NO_BLOCK, RESULT_ROLES, Message
 
 LINE_TOKENS = 40
 """About the tokens of the line that takes a result's place; a result of no more than twice as many stays."""
+CALLS_SHARE = 3
+"""Calls and lines of the open turn may take a third of what it may keep."""
 LINE_IDS_MAX = 6
 """Ids of chunks that the line names."""
 
@@ -98,17 +100,19 @@ def departure(
     excess_tokens: int = 0,
     upto: int | None = None,
     forced: bool = False,
+    results_alone: bool = False,
 ) -> Departure:
     """Choose what leaves next: `excess_tokens` and `fraction` of what the prompt may keep, where that may leave.
 
-    Where the last turn must give way, the results that the model has read become lines, as many as it takes; only where
-    all of them do not suffice, whole units leave, and then down to half of that again: the calls that stay are what the
-    model knows of its work, and each time that one leaves, all behind it is read anew.
+    Where the last turn must give way, its block counts as kept, and the results that the model has read become lines,
+    as many as it takes. Whole units leave only where that does not make room, or where their calls and lines take much,
+    and then down to half of that again: each time that one leaves, all behind it is read anew, and the turn recalls.
 
     Args:
         excess_tokens: the tokens (raw) that the prompt has beyond what it may keep; 0 if no request waits for room.
         upto: only what stands before this position may leave, for what is not durable.
         forced: the request would be refused otherwise: of the open turn's last unit, too, as much leaves as must.
+        results_alone: nothing but lines in place of results of finished turns; empty where they do not suffice.
     """
     visible = turns(conversation)
     if not visible:
@@ -118,13 +122,18 @@ def departure(
     wanted = excess_tokens + math.ceil(kept_max * fraction)
     chosen = _Chosen(conversation, wanted, limit)
     *finished, last = visible
+    if results_alone:
+        chosen.replace_results(unit for turn in finished for unit in turn.units)
+        return Departure() if chosen.freed < excess_tokens else chosen.departure
     for turn in finished:
         chosen.take_turn(turn)
     if chosen.is_short and (excess_tokens or finished_end(conversation) == len(conversation)):
         *read, newest = last.units or (range(0),)
+        block = conversation.blocks.get(conversation.messages[last.start].digest, NO_BLOCK)
+        chosen.wanted += math.ceil(block.tokens * fraction)
         chosen.replace_results(read)
-        if chosen.is_short:
-            chosen.wanted += math.ceil(kept_max * (1 - fraction) * fraction)
+        if chosen.is_short and (chosen.freed < excess_tokens or chosen.left_of(read) >= kept_max // CALLS_SHARE):
+            chosen.wanted = wanted + math.ceil(kept_max * (1 - fraction) * fraction)
             chosen.take_units(read)
         if forced:
             chosen.take_what_must(newest, excess_tokens)
@@ -203,6 +212,10 @@ class _Chosen:
             self.freed += sum(self._tokens(place) for place in places if place not in self._gone)
             self._left_out = turn.end
             self._gone.difference_update(places)
+
+    def left_of(self, units: Iterable[range]) -> int:
+        """The tokens of whole units that would leave, with the lines in them."""
+        return sum(self._tokens(place) - self._saved(place) for unit in units for place in unit)
 
     def take_units(self, units: Iterable[range]) -> None:
         """Take whole units, but for the instructions in them."""

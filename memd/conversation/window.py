@@ -121,8 +121,13 @@ def keeps_earlier_blocks(limits: Thresholds, *, text: int, earlier: int, current
         earlier: tokens of the blocks of earlier turns.
         current: tokens of the block that this turn has already; 0 if it has none yet.
     """
+    return earlier <= limits.sticky and beyond_room(limits, text=text, earlier=earlier, current=current) <= 0
+
+
+def beyond_room(limits: Thresholds, *, text: int, earlier: int, current: int) -> int:
+    """The tokens beyond the room where earlier blocks stay and this turn's has what it may shrink to."""
     wanted = min(limits.injection // 2, limits.injection_min)
-    return earlier <= limits.sticky and text + earlier + max(current, wanted) <= limits.room
+    return text + earlier + max(current, wanted) - limits.room
 
 
 def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[bytes, int]:

@@ -101,7 +101,13 @@ class Archiver:
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
     async def compact(
-        self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
+        self,
+        topic: Topic,
+        conversation: Conversation,
+        excess_tokens: int = 0,
+        *,
+        forced: bool = False,
+        results_alone: bool = False,
     ) -> bool:
         """Take the oldest part of a conversation out of its prompt; False if nothing may leave.
 
@@ -109,13 +115,19 @@ class Archiver:
 
         Args:
             excess_tokens: the least that must go, in raw tokens, where that may go at all; 0 if no request waits.
-            forced: see `compaction.departure`.
+            forced, results_alone: see `compaction.departure`.
         """
         started, fraction = time.perf_counter(), self._config.compaction.fraction
-        chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, forced=forced)
+        choose = partial(
+            compaction.departure,
+            conversation,
+            fraction=fraction,
+            excess_tokens=excess_tokens,
+            results_alone=results_alone,
+        )
+        chosen = choose(forced=forced)
         if chosen.end > conversation.stored and not await topic.make_durable():
-            upto = conversation.stored
-            chosen = compaction.departure(conversation, fraction=fraction, excess_tokens=excess_tokens, upto=upto)
+            chosen = choose(upto=conversation.stored)
         if chosen.is_empty:
             return False
         self._let_go(topic, conversation, chosen)

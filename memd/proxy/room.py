@@ -125,7 +125,10 @@ class RoomMaker:
         )
 
     async def _let_blocks_leave(self, received: Received, limits: window.Thresholds) -> None:
-        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway."""
+        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway.
+
+        Results that become lines make room first: they move less of the prompt.
+        """
         prompt, conversation = received.prompt, received.prompt.conversation
         earlier = window.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:
@@ -134,8 +137,13 @@ class RoomMaker:
         tokens = self._counter.drift.drifted(received.request.model, sum(earlier.values()))
         current = self._current_tokens(received)
         text = await self._used_tokens(received, limits, limits.room) - tokens - current
-        if moved or not window.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
-            remove_blocks(received, list(earlier))
+        taking = {"text": text, "earlier": tokens, "current": current}
+        if not moved and window.keeps_earlier_blocks(limits, **taking):
+            return
+        excess = window.beyond_room(limits, **taking)
+        if not moved and tokens <= limits.sticky and await self._take_oldest(received, excess, results_alone=True):
+            return
+        remove_blocks(received, list(earlier))
 
     def _standing_tokens(self, received: Received) -> int:
         """Model tokens of system prompt and tools: by the last count of this prompt, else by the drift."""
@@ -172,7 +180,8 @@ class RoomMaker:
         What the upstream would refuse, because it takes more than the room, loses of the open turn's last unit too.
         """
         used = await self._used_tokens(received, limits, hard)
-        kept = min(hard, limits.hard)
+        coming = 0 if self._current_tokens(received) or not received.prompt.has_results else limits.injection
+        kept = max(limits.hard // 2, min(hard, limits.hard, limits.room - coming))
         for _ in range(HARD_ROUNDS_MAX):
             if used <= hard:
                 return True
@@ -216,7 +225,9 @@ class RoomMaker:
         now = Counted(model, prompt.tokens(), 0, prompt.attachments())
         return _estimate(prompt.conversation.counted, now, self._counter.drift.factor(model))
 
-    async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
+    async def _take_oldest(
+        self, received: Received, excess: int, *, forced: bool = False, results_alone: bool = False
+    ) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
         per_raw = self._counter.drift.factor(received.request.model)
@@ -224,7 +235,10 @@ class RoomMaker:
             per_raw = max(per_raw, self._estimate(received)[0] / max(1, received.prompt.tokens()))
         raw = int(excess / per_raw) + 1
         if received.is_traced:
-            return await self._archiver.compact(received.topic, conversation, raw, forced=forced)
+            how = {"forced": forced, "results_alone": results_alone}
+            return await self._archiver.compact(received.topic, conversation, raw, **how)
+        if results_alone:
+            return False
         # A detached copy, for which nothing may be written: only what is in the log already may leave.
         return self._archiver.compact_copy(received.topic, conversation, raw)
 
