@@ -19,8 +19,8 @@ from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
+from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.waiting import waiting_messages, waiting_note
 from memd.entries import CORRECTION_STEPS_MAX
 from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.settings.model import Config

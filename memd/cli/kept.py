@@ -1,6 +1,7 @@
-"""The files of the topics, for commands that read them: those of the folder, or a copy of what a cluster has.
+"""The files of the topics and the messages that wait in their journals, for commands that read them.
 
-Rule: the copy of one daemon is never read as if it were all there is.
+Rule: nothing is repaired, stored or opened for writing. Of a cluster a copy of all it has is read: that of one daemon
+is never read as if it were all there is.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from memd.ingest.unstored import waiting_in
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.layout import check_no_cluster
+from memd.store.layout import TopicLayout, check_no_cluster, topic_ids_in
 from memd.store.shared.joining import shared_log
+from memd.wording import counted
 
 
 @contextmanager
@@ -41,3 +44,25 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
             for done, of, _ in into_folder(kept, Path(folder), files, names):
                 advanced(done, of)
         yield Path(folder), files
+
+
+def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
+    """How many messages of all topics, or of one, are in a journal and not in the log.
+
+    Raises:
+        StoreError: a journal cannot be read.
+    """
+    named = topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
+    return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
+
+
+def waiting_note(messages: int) -> str | None:
+    """Say that so many messages are not in the log yet; None if all are."""
+    if not messages:
+        return None
+    are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
+    told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
+    return (
+        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, and the "
+        "rest once it is stored, when its conversation has rested (buffer.idle_seconds)"
+    )

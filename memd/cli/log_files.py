@@ -16,8 +16,7 @@ import msgspec
 
 from memd.cli.acting import command_act
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, settings_flags
-from memd.cli.kept import topics_folder
-from memd.cli.waiting import waiting_messages, waiting_note
+from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.ingest.unstored import waiting_in
 from memd.store.encryption.opening import disk_of

@@ -1,7 +1,8 @@
 """`memd move`: topics between a folder and a cluster.
 
 Rule: one side is a data directory, the other a cluster: its settings file, or its database. The command reads both
-sides again, shows how far it came, and says what stayed behind.
+sides again, shows how far it came, and says what stayed behind. Tokens and grants are added to those that are there,
+never in their place: a secret that is to hold on one side alone is taken back on the other.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from pathlib import Path
 import click
 import msgspec
 
+from memd.admin.oauth.ledger import LedgerFile, kept_file
+from memd.admin.oauth.shared_ledger import LedgerState, Rows, rows_of, state_in
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
-from memd.cli.moving_rights import CopiedRights, copy_rights
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings
+from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import disk_of
-from memd.store.layout import topic_ids_in
+from memd.store.files import replace_file
+from memd.store.layout import GRANTS_NAME, topic_ids_in
+from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.joining import shared_log
 from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
 from memd.store.shared.seam import SharedLog, topics_in
+from memd.store.token_list import KeptToken, TokenFile, TokenList
 from memd.wording import counted, for_terminal, sized
 
 _SCHEMES = ("postgresql://", "postgres://")
@@ -33,6 +39,16 @@ _STAYS = (
     "Receipts, the audit and the list of erasures are not moved: keep them as long as you want to look things up. "
     "Tokens that were copied hold on both sides: take those back that are to hold on one alone."
 )
+
+
+class CopiedRights(msgspec.Struct, frozen=True):
+    """The names of tokens, and the number of grants."""
+
+    tokens: tuple[str, ...]
+    """Those that are new there."""
+    left: tuple[str, ...]
+    """Those whose name or secret another one has there: they were not copied."""
+    grants: int
 
 
 @click.command()
@@ -80,7 +96,7 @@ def move(
             done = _shown(into_log(folder, files, kept, names), as_json)
         else:
             done = _shown(into_folder(kept, folder, files, names), as_json)
-        rights = None if topics else _rights(folder, kept, is_into_log)
+        rights = None if topics else _copy_rights(folder, kept, is_into_cluster=is_into_log)
     if not as_json:
         moved = [one for one in done if one.outcome == "moved"]
         compared = f"{counted(sum(one.entries for one in moved), 'entry')}, {sized(sum(one.bytes for one in moved))}"
@@ -92,10 +108,6 @@ def move(
             _tell_rights(rights)
         click.echo(_STAYS)
     return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
-
-
-def _rights(folder: Path, kept: SharedLog, is_into_log: bool) -> CopiedRights:
-    return copy_rights(folder, kept, is_into_cluster=is_into_log)
 
 
 def _tell_rights(rights: CopiedRights) -> None:
@@ -132,3 +144,46 @@ def _shown(steps: Iterator[Step], as_json: bool) -> list[MovedTopic]:
             elif one.note:
                 click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
     return done
+
+
+def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:
+    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there.
+
+    Raises:
+        StoreError: a side cannot be read or written; what was copied is there.
+    """
+    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(DiskFiles(), folder)
+    tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
+    book, path = SharedBook(kept_there, "grants"), folder / GRANTS_NAME
+    kept = kept_file(DiskFiles(), path)
+    grants = 0
+    if is_into_cluster and kept is not None:
+        given = LedgerState(bytes.fromhex(kept.key), kept.grants, {})
+
+        def joined(rows: Rows) -> Rows:
+            return rows if state_in(rows).key not in (b"", given.key) else {**rows_of(given), **rows}
+
+        before = state_in(book.read().rows).grants
+        grants = len(state_in(book.change(joined).rows).grants) - len(before)
+    elif not is_into_cluster and kept is None:
+        state = state_in(book.read().rows)
+        if state.key:
+            told = LedgerFile(key=state.key.hex(), grants=state.grants)
+            replace_file(DiskFiles(), path, msgspec.json.encode(told))
+            grants = len(state.grants)
+    return CopiedRights(tokens, left, grants)
+
+
+def _copy_tokens(source: TokenList, target: TokenList) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Copy tokens; return the names of those that are new, and of those that cannot be there beside another one."""
+    wanted, new, left = source.read(), list[KeptToken](), list[KeptToken]()
+
+    def joined(kept: tuple[KeptToken, ...]) -> tuple[KeptToken, ...]:
+        names, digests = {one.name for one in kept}, {one.token_sha256.lower() for one in kept}
+        new[:] = [one for one in wanted if one.name not in names and one.token_sha256.lower() not in digests]
+        left[:] = [one for one in wanted if one not in new and one not in kept]
+        return (*kept, *new)
+
+    if wanted:
+        target.change(joined)
+    return tuple(one.name for one in new), tuple(one.name for one in left)

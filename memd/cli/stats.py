@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from memd.cli.flags import config_of, config_of_existing, print_lines, settings_flags
+from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
-from memd.cli.waiting import waiting_messages, waiting_note
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError, StoreError
 from memd.ingest.offline import stored_models

@@ -1,15 +1,17 @@
-"""`memd token`: makes, lists and takes back tokens for others.
+"""`memd token`: makes, lists and takes back tokens for others, and ends the grants of programs (OAuth).
 
 Rule: a secret is shown once and kept by nobody but who gets it. What is changed holds at once in a running daemon, or
-the command says when.
+the command says when. A grant is ended by the running daemon; without one the file is changed while nobody else can
+start on it, and in a cluster the database, which all daemons follow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
@@ -17,16 +19,21 @@ from typing import get_args
 import click
 import msgspec
 
+from memd.admin.oauth.endpoint import GivenGrants
+from memd.admin.oauth.grants import GivenGrant, Grant
+from memd.admin.oauth.ledger import end_kept, kept_file
+from memd.admin.oauth.shared_ledger import rows_of, state_in
 from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
-from memd.cli.grants import end_grant, end_grants_of, grant_line, live_grants
 from memd.cli.running import RunningDaemon
-from memd.cli.sharing import token_list
+from memd.cli.sharing import shared_book, token_list
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
 from memd.settings.tokens import TokenSettings, read_tokens, token_problems
+from memd.store.disk import DiskFiles
+from memd.store.layout import GRANTS_NAME, LOCK_NAME
 from memd.store.token_list import KeptToken
 
 Tokens = tuple[KeptToken, ...]
@@ -100,7 +107,7 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
     """
     config = config_of_existing(config_path, data_dir)
     if _is_grant(config, name):
-        end_grant(config, name)
+        _end_grant(config, name)
         click.echo(f"revoked {name}")
         return 0
 
@@ -123,7 +130,7 @@ def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
     """List the tokens with their topics and rights, and the grants of programs (OAuth); never the secrets."""
     config = config_of_existing(config_path, data_dir)
     tokens: list[TokenSettings] = [*config.auth.tokens, *_kept(config)]
-    grants = live_grants(config)
+    grants = _live_grants(config)
     if as_json:
         click.echo(json.dumps([*map(_fields, tokens), *map(msgspec.to_builtins, grants)], indent=2))
         return 0
@@ -132,7 +139,7 @@ def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
     for one in tokens:
         click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({_origin(one)})")
     for grant in grants:
-        click.echo(grant_line(grant))
+        click.echo(_grant_line(grant))
     if not tokens and not config.auth.token:
         click.echo("There is no token: whoever is on this machine may do everything, and nobody else anything.")
     return 0
@@ -164,14 +171,12 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
             raise ConfigError(problem)
         return after
 
-    before, after = Tokens(), Tokens()
-
     with token_list(config) as listed:
         checked(listed.read())  # what cannot be done leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
     left = {one.token_sha256 for one in after}
-    end_grants_of(config, {one.token_sha256 for one in before} - left)
+    _end_grants_of(config, {one.token_sha256 for one in before} - left)
     return before
 
 
@@ -191,7 +196,7 @@ def _make_sure(config: Config, kept: Tokens, name: str) -> None:
 def _is_grant(config: Config, name: str) -> bool:
     """Whether it is a grant's id, and no token's name."""
     tokens = (*config.auth.tokens, *_kept(config))
-    return all(one.name != name for one in tokens) and any(one.id == name for one in live_grants(config))
+    return all(one.name != name for one in tokens) and any(one.id == name for one in _live_grants(config))
 
 
 def _new_secret() -> str:
@@ -231,3 +236,72 @@ def _origin(one: TokenSettings) -> str:
 def _fields(one: TokenSettings) -> dict[str, object]:
     told: dict[str, object] = msgspec.to_builtins(one)
     return {name: value for name, value in told.items() if name != "token_sha256"}
+
+
+def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
+    """Return the grants that are not over, oldest first; where no daemon tells, those of tokens that are gone too.
+
+    Raises:
+        StoreError: the list cannot be read.
+    """
+    if config.cluster.is_on:
+        with shared_book(config, "grants") as book:
+            return tuple(one.given for one in state_in(book.read().rows).grants if time.time() < one.refresh_until)
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
+        if daemon is not None:
+            return msgspec.json.decode(daemon.get("/memd/grants"), type=GivenGrants).grants
+    kept = kept_file(DiskFiles(), config.data_dir / GRANTS_NAME)
+    return tuple(one.given for one in (kept.grants if kept else ()) if time.time() < one.refresh_until)
+
+
+def _end_grant(config: Config, grant_id: str) -> None:
+    """End a grant.
+
+    Raises:
+        DaemonError: the running daemon refuses.
+        StoreError: it cannot be written.
+    """
+    if config.cluster.is_on:
+        with command_act(config, "token", "", f"ended the grant {grant_id}"):
+            _end_shared(config, lambda one: one.id == grant_id)
+        return
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    if daemon is not None:
+        daemon.post("/memd/grants/end", {"id": grant_id})
+        return
+    files = DiskFiles()
+    lock = files.lock(config.data_dir / LOCK_NAME)
+    try:
+        end_kept(files, config.data_dir / GRANTS_NAME, grant_id)
+    finally:
+        lock.release()
+
+
+def _end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
+    """End in a cluster what was allowed with tokens that are gone. (Elsewhere the daemon does it by itself.)
+
+    Raises:
+        StoreError: it cannot be written. Nobody is let in by these grants all the same.
+    """
+    if config.cluster.is_on and tokens_sha256:
+        _end_shared(config, lambda one: one.principal_sha256 in tokens_sha256)
+
+
+def _end_shared(config: Config, is_over: Callable[[Grant], bool]) -> None:
+    def left(rows: Mapping[str, str]) -> Mapping[str, str]:
+        state = state_in(rows)
+        return rows_of(msgspec.structs.replace(state, grants=tuple(one for one in state.grants if not is_over(one))))
+
+    with shared_book(config, "grants") as book:
+        book.change(left)
+
+
+def _grant_line(grant: GivenGrant) -> str:
+    """Return a grant as a line for people."""
+    until = datetime.fromtimestamp(grant.until, UTC).astimezone()
+    where = ", ".join(grant.topics) or f"the topics of {grant.principal}"
+    return (
+        f"{grant.id}: {grant.program}, as {grant.principal}: {', '.join(grant.rights)} in {where} "
+        f"(OAuth; if not used, until {until:%Y-%m-%d})"
+    )

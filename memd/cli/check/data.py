@@ -14,8 +14,8 @@ from pathlib import Path
 from memd import __version__
 from memd.admin.asking import THE_RIGHT_ONE
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
+from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
-from memd.cli.waiting import waiting_messages, waiting_note
 from memd.errors import StoreError
 from memd.store.audit.book import read_book
 from memd.store.disk import LocalDisk
