@@ -80,9 +80,11 @@ def serve(
 @model_flag("Ask this model at the end, with memory and without (needs the `llama` extra).")
 @click.option("--stay", is_flag=True, help="Open the page at the end, and stay until Ctrl-C or an empty question.")
 def demo(fast: bool, model: Path | None, stay: bool) -> int:
-    """Play a long conversation and show what is remembered; at a terminal you can ask afterwards.
+    """Play a long conversation and show what is remembered.
 
-    Example: memd demo --model FILE.gguf
+    At a terminal you can ask afterwards.
+
+    Example: memd demo --fast
     """
     from memd.demo.play import main as play
 
