@@ -123,7 +123,7 @@ async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_s
     found = await asyncio.to_thread(topic.unstored().chunks, until=late)
     assert sum(map(len, found)) == 2, "while the book is being cut"
     held.go_on.set()
-    await stage.tasks.finish(60)
+    await stage.tasks.finish(600)
     whole = topic.unstored()
     assert sum(map(len, whole.chunks(until=late))) > 500 and not whole.is_partial
 
