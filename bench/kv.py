@@ -189,7 +189,7 @@ def settings(upstream: str, folder: Path, **injection: Any) -> Config:
         data_dir=folder,
         buffer=BufferSettings(),
         embedding=EmbeddingSettings(),
-        retrieval=RetrievalSettings(min_score=injection.pop("min_score", 0.15)),
+        retrieval=RetrievalSettings(min_score=injection.pop("min_score", 0.2)),
         injection=InjectionSettings(**injection),
         log=LogSettings(level="error"),
     )

@@ -209,7 +209,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     model's only where the table's meaning and the words do not agree."""
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
     """The most chunks that are recalled; 0: as many as fit the budget."""
-    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.15
+    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Chunks that score lower are not recalled."""
     min_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Chunks that score less than this share of the best one for the same part of the question are not recalled: the
@@ -258,8 +258,8 @@ class UtilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     ratio holds for all that was corrected before too."""
     max_helpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 10
     """Further Helpful corrections change nothing: at most 1.5^10 = 57.7 times the score."""
-    max_unhelpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 5
-    """Further Unhelpful corrections change nothing: 1.5^-5 = 0.132, so that with the default `retrieval.min_score` not
+    max_unhelpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 4
+    """Further Unhelpful corrections change nothing: 1.5^-4 = 0.198, so that with the default `retrieval.min_score` not
     even a perfect match is shown."""
 
     def clamped(self, steps: int) -> int:
