@@ -56,9 +56,6 @@ class Room(msgspec.Struct, frozen=True):
 class LocalDisk(Files, Protocol):
     """`Files` on a disk of this machine. Reads raise StoreError, writes StoreWriteFailed (DiskFull if it is full)."""
 
-    def link(self, old: Path, new: Path) -> bool:
-        """Give a file a second name, not durably; False where the two places cannot share a file."""
-
     def changed_at(self, path: Path) -> int:
         """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
 

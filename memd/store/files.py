@@ -78,6 +78,10 @@ class Files(Protocol):
     def rename(self, old: Path, new: Path) -> None:
         """Rename atomically, replacing `new`."""
 
+    def link(self, old: Path, new: Path) -> bool:
+        """Give a file a second name, not durably; False where the two places cannot share a file."""
+        return False
+
     def remove(self, path: Path) -> None:
         """Remove a file if it exists."""
 

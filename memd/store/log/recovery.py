@@ -21,7 +21,6 @@ import msgspec
 
 from memd.entries import Entry
 from memd.errors import CorruptFile
-from memd.store.disk import LocalDisk
 from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -193,7 +192,7 @@ def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
     return torn
 
 
-def keep_as_torn(files: LocalDisk, path: Path, data: bytes) -> Path:
+def keep_as_torn(files: Files, path: Path, data: bytes) -> Path:
     """Give a file that reads as `data` and is about to be replaced a `.torn` name, too: an encrypted one stays as it is
     on the disk, where `data` has zeros for what cannot be decrypted."""
     torn = _same_torn(files, path, data) or _free_torn_name(files, path)
