@@ -504,6 +504,19 @@ async def test_a_topic_without_entries_asks_no_model(tmp_path: Path, embedder: E
     assert found.trouble is None and found.candidates == ()
 
 
+async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    names = " ".join(f"Q{number}" for number in range(100, 116))
+    store = _store(tmp_path, embedder)
+    texts = [f"{names} was closed {number} times." for number in range(2)]
+    texts += [f"Bread is baked on day {number}." for number in range(60)]
+    store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(texts)])
+    found = await asked(store.topic("default"), f"{names}?", question="model")
+    store.close()
+    assert found.is_model_asked
+
+
 @pytest.mark.parametrize("is_sealed", [False, True])
 async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
     tmp_path: Path, embedder: Embedder, is_sealed: bool

@@ -178,7 +178,8 @@ class Field:
         shared = np.count_nonzero(near & said, axis=0)
         nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
         near_enough = nearest + CLEAR_WORDS * words.max(axis=0, initial=0) >= CLEAR_COSINE
-        return np.asarray((shared >= CLEAR_SHARED) & near_enough, np.bool_)
+        known = self._asked.any(axis=1)  # without a vector words are the only witness
+        return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
 
     def scores(
         self, settings: RetrievalSettings, read: Collection[int], readers: Mapping[int, int], *, is_ever_silent: bool
