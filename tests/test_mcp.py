@@ -107,13 +107,18 @@ async def test_a_wrong_call_is_told_in_a_sentence_what_to_give(daemon: DaemonPro
         assert (await refused(client, "read_memory", id="ffffffff")).startswith("no chunk has the id")
 
 
-async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(daemon: DaemonProcess) -> None:
-    assert ask(f"{daemon.own_url}/memd/background", {"paused": True}).status == 200
+async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3_600}}).start()
+    daemon.chat([{"role": "user", "content": "The keeper is Ada."}], memory_in={"topic_id": "attic"})
     async with over_http(daemon) as client:
-        await called(client, "remember", content="The keeper is Ada.", topic="attic")
-        assert await called(client, "list_topics") == "attic: 0 chunks, 1 message not in the log yet"
-        assert ask(f"{daemon.own_url}/memd/background", {"paused": False}).status == 200
-        wait_all_in_log(daemon)
+        assert await called(client, "list_topics") == "attic: 0 chunks, 2 messages not in the log yet"
+    daemon.terminate()
+    daemon.configure({})
+    daemon.start()
+    wait_until(lambda: daemon.export() != [], lambda: "not in the log")
+    async with over_http(daemon) as client:
         assert await called(client, "list_topics") == "attic: 1 chunk"
 
 

@@ -149,8 +149,6 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ("GET", "/memd/usage"): asked_of("/memd/usage?topic=TOPIC"),
     ("GET", "/memd/receipts"): asked_of("/memd/receipts"),
     ("GET", "/memd/figures"): asked_of("/memd/figures?topic=TOPIC"),
-    ("GET", "/memd/background"): asked_of("/memd/background"),
-    ("POST", "/memd/background"): asked_of("/memd/background", {"paused": False}),
     ("GET", "/memd/events"): asked_of("/memd/events"),
     ("GET", "/memd/metrics"): asked_of("/memd/metrics"),
     ("POST", "/memd/notes"): asked_of("/memd/notes", {"topic_id": "TOPIC", "notes": [{"content": "A note."}]}),

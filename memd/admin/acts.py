@@ -45,8 +45,6 @@ ACTS: dict[str, str | None] = {
     "GET /memd/transcript": "read",
     "GET /memd/usage": None,
     "GET /memd/figures": None,
-    "GET /memd/background": None,
-    "POST /memd/background": "settings",
     "GET /memd/events": "read",
     "GET /memd/metrics": None,
     "POST /memd/notes": "write",

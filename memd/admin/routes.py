@@ -20,7 +20,6 @@ from memd.admin.access import forwarding_header, is_from_another_page, is_own, p
 from memd.admin.acts import FORBIDDEN
 from memd.admin.audit import AuditRoutes
 from memd.admin.auditing import Auditor, audited
-from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
 from memd.admin.erasing import ErasingRoutes
@@ -73,7 +72,6 @@ GROUPS: tuple[type, ...] = (
         UsageRoutes,
         AuditRoutes,
         FigureRoutes,
-        BackgroundRoutes,
         LiveRoutes,
     ),
     *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ErasingRoutes),

@@ -64,7 +64,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Service": {
         "config": ("config", "Print all settings with their defaults and what they mean."),
         "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
-        "background": ("background", "Pause or resume background work of the running daemon."),
         "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
         "demo": ("serve", "Play a long conversation and show what is remembered."),
     },

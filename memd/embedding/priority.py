@@ -38,8 +38,6 @@ class Priority:
     def __init__(self) -> None:
         self._released = threading.Condition()
         self._holders = 0
-        self.is_paused = False
-        """No background work is to begin; what is under way goes on to its end."""
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -475,10 +475,7 @@ class Attempts:
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
 
     def are_waiting(self, topic: Topic) -> bool:
-        """Whether it is too early to try again; the first question that can be embedded again ends the pause, unless
-        background work is paused altogether."""
-        if self._encoder.priority.is_paused:
-            return True
+        """Whether it is too early to try again; the first question that can be embedded again ends the pause."""
         if topic.id in self._unembedded and self._encoder.works:
             return False
         return self._clock() < self._retry_at.get(topic.id, 0.0)

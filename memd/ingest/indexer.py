@@ -38,7 +38,6 @@ class Indexer:
         metrics: Metrics,
     ) -> None:
         self._tasks = tasks
-        self._priority = priority
         self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
         self._sealer = background_thread("memd-seal")
@@ -54,9 +53,7 @@ class Indexer:
         return len(self._under_way)
 
     def look_after(self, topic: Topic) -> None:
-        """Start the work that the topic's indexes need, unless it is running or background work is paused."""
-        if self._priority.is_paused:
-            return
+        """Start the work that the topic's indexes need, unless it is running."""
         for segment_id in topic.log.unsealed():
             name = f"seal {topic.id}/{segment_id}"
             self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type

@@ -15,7 +15,6 @@ import msgspec
 
 from memd.admin.audit import AuditRoutes, note_turn
 from memd.admin.auditing import Auditor, own_erasure
-from memd.admin.background import BackgroundRoutes
 from memd.admin.conversations import ConversationRoutes
 from memd.admin.documents import DocumentRoutes
 from memd.admin.erasing import ErasingRoutes
@@ -159,7 +158,7 @@ async def make_parts(
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     return Daemon(
-        retention=_retention(config, store, topics, indexer, events, receipts, encoder, auditor),
+        retention=_retention(config, store, topics, indexer, events, receipts, auditor),
         addresses=addresses,
         config=config,
         token_watch=watch,
@@ -192,12 +191,11 @@ def _retention(
     indexer: Indexer,
     events: Events,
     receipts: Receipts,
-    encoder: Encoder,
     auditor: Auditor,
 ) -> Retention:
     """Retention, and with it the eraser, which reaches every place where text is."""
     eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
-    return Retention(config.retention, eraser, encoder.priority, partial(own_erasure, auditor, BY))
+    return Retention(config.retention, eraser, partial(own_erasure, auditor, BY))
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
@@ -329,7 +327,6 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             UsageRoutes(daemon.receipts),
             AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files, name),
             FigureRoutes(named, daemon.receipts),
-            BackgroundRoutes(daemon.encoder.priority, daemon.sources.resume),
             LiveRoutes(daemon.events, exposed),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import msgspec
 
-from memd.embedding.priority import Priority
 from memd.errors import StoreError
 from memd.ingest.erasing import planning
 from memd.ingest.erasing.eraser import Eraser, ErasureDone
@@ -68,13 +67,12 @@ class DuePart(msgspec.Struct, frozen=True):
 class Retention:
     """Looks at the topics, and has the eraser do it."""
 
-    def __init__(self, retention: Mapping[str, int], eraser: Eraser, priority: Priority, noted: Noted) -> None:
+    def __init__(self, retention: Mapping[str, int], eraser: Eraser, noted: Noted) -> None:
         """`noted`: for what nobody has asked for; the route notes the rest."""
         self.eraser = eraser
         self._noted = noted
         self._retention = retention
         self._store, self._topics = eraser.store, eraser.topics
-        self._priority = priority
         self.looked_at: LookedAt = {}
         """By topic: the time up to which nothing is left to do, or nothing without a person. In a cluster all daemons
         have the same, so that a topic which nobody has open is opened by one of them a day."""
@@ -129,8 +127,7 @@ class Retention:
         while self._retention:
             await asyncio.sleep(pause)
             pause = EVERY_SECONDS
-            if not self._priority.is_paused:
-                await self.look()
+            await self.look()
 
     async def look(self) -> None:
         """Erase what is too old and not doubtful; what fails is logged, and done the next time."""

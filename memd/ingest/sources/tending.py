@@ -150,7 +150,6 @@ class SourceTender:
         self._interval_seconds = config.ingest.reindex_seconds
         self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
         self._thread = background_thread("memd-sources")
-        self._priority = priority
         self._turn = priority.for_background()
         self._working = asyncio.Lock()
         self._is_closing = False
@@ -167,10 +166,6 @@ class SourceTender:
         """
         for one in self._tended:
             one.is_due, one.is_forced = True, one.is_forced or force
-        self._look_later()
-
-    def resume(self) -> None:
-        """Look at what was to be looked at while background work was paused."""
         self._look_later()
 
     def has(self, topic_id: str, source: str) -> bool:
@@ -203,16 +198,12 @@ class SourceTender:
         self.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
-    @property
-    def _is_held_up(self) -> bool:
-        return self._is_closing or self._priority.is_paused
-
     def _look_later(self) -> None:
         self._tasks.spawn(self._look(), "looking at sources")
 
     async def _look(self) -> None:
         async with self._working:
-            while not self._is_held_up and (due := next((one for one in self._tended if one.is_due), None)):
+            while not self._is_closing and (due := next((one for one in self._tended if one.is_due), None)):
                 await self._look_at(due)
 
     async def _look_at(self, one: _Tended) -> None:
