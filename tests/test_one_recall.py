@@ -83,3 +83,19 @@ def test_a_prompt_search_and_replay_show_the_same_chunks_for_the_same_reasons(to
         assert abs(search["tokens"] - receipt["block_tokens"]) <= 1
     assert (replay["gained"], replay["lost"]) == ([], [])
     assert sorted(replay["kept"]) == sorted(receipt["shown"])
+
+
+def test_what_the_prompt_has_is_not_shown_again_though_it_lies_in_a_sealed_segment(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}, "segment": {"max_entries": 2}}).start()
+    said: list[dict[str, str]] = []
+    for fact in facts()[:4]:
+        said.append({"role": "user", "content": fact})
+        said.append(daemon.chat(said).json["choices"][0]["message"])
+    daemon.wait_stored(*facts()[:4])
+    segments = daemon.data_dir / "default" / "segments"
+    wait_until(lambda: any(segments.glob("*.hnsw")), lambda: f"not sealed: {list(segments.iterdir())}")
+    question = {"role": "user", "content": "What did Ingrid say about the lock of the boat house?"}
+    assert daemon.chat([*said, question]).headers["X-Memory-Injected"] == "", "all of it is in the prompt"
+    assert daemon.chat([question]).headers["X-Memory-Injected"] != ""

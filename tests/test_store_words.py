@@ -10,15 +10,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from crash_files import CrashFiles
 from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 
 from memd.entries import Draft, Entry, Erased
+from memd.errors import StoreWriteFailed
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.disk import DiskFiles
 from memd.store.erasure.wiping import Wiper
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.postings import ChunkTerms
+from memd.store.log.segment import GrowingSegment
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 from memd.wanted import EVERYTHING
@@ -43,6 +46,26 @@ def filled(directory: Path, texts: dict[str, str] | None = None, *, segment_entr
     everything = {**(IDENTIFIERS if texts is None else texts), **{text: text for text in OTHERS}}
     store.topic("talk").append([said(name, text) for name, text in everything.items()])
     return store
+
+
+def test_an_append_that_the_disk_refuses_leaves_nothing_in_the_columns() -> None:
+    files = CrashFiles()
+    store = open_store(files)
+    topic = store.topic("talk")
+    topic.append([said("lamp", "The lamp is green.")])
+    files.fail_at = {files.operations}
+    with pytest.raises(StoreWriteFailed):
+        topic.append([said("rope", "The rope hangs in the shed."), said("bell", "The bell is cracked.")])
+    topic.append([said("door", "The door is red.")])
+    [view] = topic.snapshot().views.values()
+    assert isinstance(view.segment, GrowingSegment)
+    assert len(view.rows) == view.segment.columns.count == 2
+    found = {text: scores(topic, text) for text in ("lamp", "rope", "bell", "door")}
+    store.close()
+    again = open_store(files)
+    assert {text: scores(again.topic("talk"), text) for text in found} == found
+    assert [list(one) for one in found.values()] == [["The lamp is green."], [], [], ["The door is red."]]
+    again.close()
 
 
 def scores(topic: TopicLog, text: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
@@ -372,31 +372,46 @@ class Retriever:
     def _filled(
         self, field: Field, scores: Scores, rows: Rows, header: str, budget: Budget, filters: Filters
     ) -> Filling:
-        """Fill the budget best first; a chunk that does not fit is skipped, never cut."""
+        """Fill the budget best first; a chunk that does not fit is skipped, never cut.
+
+        An index does not know the messages of its chunks: those chosen from it are read, and where the prompt has all
+        of the messages of one, others are chosen without it.
+        """
         records = field.records(rows)
-        competes, costs = field.competes[rows], np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
-        worth = competes & scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
+        competes, costs = field.competes[rows].copy(), np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
+        strong = scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
         before = [int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids]
-        earlier = worth & np.isin(records["uuid_high"], np.array(before, np.uint64))
+        is_shown = np.isin(records["uuid_high"], np.array(before, np.uint64))
+        visible, read = frozenset(filters.visible_digests), dict[int, Entry]()
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
-        left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
-        injected: list[int] = []
-        days = {""}
-        raw_tokens = frame
-        open_places = np.flatnonzero(worth & ~earlier)
-        said = records["said_at"][open_places].tolist()
-        for place, cost, said_at in zip(open_places.tolist(), costs[open_places].tolist(), said, strict=True):
-            if left < LINE_TOKENS_MIN or len(injected) == (self._settings.top_k or LISTED):
+        while True:
+            worth = competes & strong
+            earlier = worth & is_shown
+            left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
+            injected: list[int] = []
+            days = {""}
+            raw_tokens = frame
+            open_places = np.flatnonzero(worth & ~earlier)
+            said = records["said_at"][open_places].tolist()
+            for place, cost, said_at in zip(open_places.tolist(), costs[open_places].tolist(), said, strict=True):
+                if left < LINE_TOKENS_MIN or len(injected) == (self._settings.top_k or LISTED):
+                    break
+                if cost > left:
+                    continue
+                day = block.day_line(said_at) if self._dates else ""
+                more = 0 if day in days else self._tokens_of(day + "\n")
+                if (cost := cost + budget.drifted(more)) <= left:
+                    injected.append(place)
+                    days.add(day)
+                    left, raw_tokens = left - cost, raw_tokens + int(field.tokens[rows[place]]) + more
+            if not visible:
                 break
-            if cost > left:
-                continue
-            day = block.day_line(said_at) if self._dates else ""
-            more = 0 if day in days else self._tokens_of(day + "\n")
-            if (cost := cost + budget.drifted(more)) <= left:
-                injected.append(place)
-                days.add(day)
-                left, raw_tokens = left - cost, raw_tokens + int(field.tokens[rows[place]]) + more
+            read |= field.entries(rows[[place for place in injected if int(rows[place]) not in read]])
+            seen = [place for place in injected if _is_visible(read.get(int(rows[place])), visible)]
+            if not seen:
+                break
+            competes[seen] = False
         verdicts = np.full(len(rows), Verdict.SILENT if scores.is_silent else Verdict.WEAK, object)
         verdicts[worth], verdicts[~competes] = Verdict.NO_ROOM, Verdict.VISIBLE
         verdicts[earlier], verdicts[injected] = Verdict.EARLIER, Verdict.INJECTED
@@ -405,7 +420,7 @@ class Retriever:
             listed = np.arange(len(rows))
         else:
             listed = np.unique(np.concatenate([listed, np.flatnonzero(verdicts == Verdict.NO_ROOM)[:NO_ROOM_LISTED]]))
-        candidates = self._candidates(field, scores, rows[listed], costs[listed], verdicts[listed])
+        candidates = self._candidates(field, scores, rows[listed], costs[listed], verdicts[listed], read)
         shown = [one for one in candidates if one.verdict is Verdict.INJECTED]
         shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
         wanted = int(costs[worth].sum()) + budget.drifted(frame)
@@ -415,10 +430,17 @@ class Retriever:
         )
 
     def _candidates(
-        self, field: Field, scores: Scores, rows: Rows, costs: Rows, verdicts: NDArray[np.object_]
+        self,
+        field: Field,
+        scores: Scores,
+        rows: Rows,
+        costs: Rows,
+        verdicts: NDArray[np.object_],
+        read: Mapping[int, Entry],
     ) -> list[Candidate]:
-        """The chunks at `rows`, read; a damaged one costs itself and no other."""
-        entries, topics = field.entries(rows), field.topics_of(rows)
+        """The chunks at `rows`, of which some were read before; a damaged one costs itself and no other."""
+        unread = [place for place, row in enumerate(rows.tolist()) if row not in read]
+        entries, topics = {**read, **field.entries(rows[unread])}, field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts.tolist(), strict=True)
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
@@ -432,6 +454,11 @@ class Filling(NamedTuple):
     raw_tokens: int
     ratio: float
     worth_showing: int
+
+
+def _is_visible(entry: Entry | None, visible: frozenset[bytes]) -> bool:
+    """Whether the prompt has all of the messages that a chunk came from."""
+    return entry is not None and bool(entry.digests) and visible.issuperset(entry.digests)
 
 
 def _complete(topic: TopicLog) -> None:
