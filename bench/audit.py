@@ -62,14 +62,14 @@ async def request_us(folder: Path, record: str, acts: int) -> tuple[float, float
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        await audited(auditor, request, route, (SearchQuery(q="x"), None, ()), answered)
+        await audited(auditor, request, route, SearchQuery(q="x").extent, answered)
         times.append((time.perf_counter() - began) * 1e6)
     began = time.perf_counter()
     await auditor.flush()
     written = (time.perf_counter() - began) / ROUNDS * 1e6
     for _ in range(acts // ROUNDS - 1):
         for _ in range(ROUNDS):
-            await audited(auditor, request, route, (SearchQuery(q="x"), None, ()), answered)
+            await audited(auditor, request, route, SearchQuery(q="x").extent, answered)
         await auditor.flush()
     return statistics.median(times), written
 

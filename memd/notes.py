@@ -6,8 +6,10 @@ it, because it may be logged.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from memd.errors import BadNote
 from memd.wanted import since
@@ -44,14 +46,13 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
 class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A note as clients write it; null is the same as absent."""
 
-    content: str
-    title: str | None = None
-    """Its vector and its words are those of both, and it is shown with it."""
-    tags: tuple[str, ...] | None = None
-    said_at: str | int | None = None
-    """An ISO 8601 date or time, or microseconds since the epoch. Default: now."""
-    source: str | None = None
-    """Where it came from: a URI, a path, a name."""
+    content: Annotated[str, Meta(description="The fact or decision, in words that can stand alone.")]
+    title: Annotated[str | None, Meta(description="What it is about; it is found by this too.")] = None
+    tags: Annotated[tuple[str, ...] | None, Meta(description="Tags, by which searches can be narrowed.")] = None
+    said_at: Annotated[
+        str | int | None, Meta(description="When it was said: ISO 8601, or microseconds since the epoch. Default: now.")
+    ] = None
+    source: Annotated[str | None, Meta(description="Where it comes from: a URL, a path, a name.")] = None
 
     def checked(self, field: str = "") -> Note:
         """The note; `field`: what its members are called in front of their names (`notes[2].`).

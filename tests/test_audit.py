@@ -10,6 +10,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
-from memd.admin.acts import ACTS, BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, extent_told
+from memd.admin.acts import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
 from memd.admin.audit import note_turn
 from memd.admin.auditing import Auditor
 from memd.admin.receipts import Receipt, Receipts
@@ -43,9 +44,8 @@ SECRETS = {"owner": "o" * 20, "ann": "ann-has-this-token", "bob": "bob-has-that-
 
 
 def test_every_route_is_an_act_or_has_nothing_that_was_said() -> None:
-    assert set(ACTS) == {f"{route.method} {route.path}" for route in ROUTES}
-    assert {act for act in ACTS.values() if act} | BEFOREHAND <= set(KINDS)
-    assert not [name for name, act in ACTS.items() if name.startswith("POST") and act is None]
+    assert {route.act for route in ROUTES if route.act} | BEFOREHAND <= set(KINDS)
+    assert not [route.path for route in ROUTES if route.method == "POST" and route.act is None]
 
 
 def settings() -> dict[str, Any]:
@@ -332,13 +332,9 @@ async def test_a_turn_whose_receipt_is_not_kept_is_a_line(auditor: Auditor, tmp_
     assert told == [("read", topics, ("a3f9",), ""), ("write", topics, (), ""), ("correct", topics, ("b2e1",), "")]
 
 
-class ManyChunks(msgspec.Struct):
-    chunks: tuple[dict[str, str], ...]
-
-
 def test_no_line_has_more_ids_and_topics_than_a_line_holds() -> None:
-    many = ManyChunks(tuple({"uuid": f"{number:032x}", "topic_id": f"{number:0128}"} for number in range(500)))
-    told = extent_told(Extent(), many)
+    many = [SimpleNamespace(uuid=f"{number:032x}", topic_id=f"{number:0128}") for number in range(500)]
+    told = Extent().and_of(chunks_in(many))
     assert (len(told.ids), len(told.topics), told.count) == (IDS_MAX, TOPICS_MAX, 500)
     line, _ = encoded(Act(at=NOW, act="read", who="w" * 64, **msgspec.structs.asdict(told)), Head())
     assert len(line) <= LINE_BYTES_MAX

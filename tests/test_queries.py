@@ -10,12 +10,12 @@ import pytest
 from multidict import MultiDict
 
 from memd.admin.queries import (
-    BufferQuery,
     ChunksQuery,
     LogQuery,
     NoQuery,
     Query,
     SearchQuery,
+    TopicQuery,
     TurnsQuery,
     decode_query,
 )
@@ -39,7 +39,7 @@ def test_parameters_are_decoded_in_their_types() -> None:
     assert query == ChunksQuery(topic=("a", "b"), limit=7, all=True, contains="12", before=query.before)
     assert query.before == 1763647200000000
     assert decoded("topic=null&before=null", TurnsQuery) == TurnsQuery(topic="null", before="null")
-    assert decoded("topic=7", BufferQuery).topic == "7"
+    assert decoded("topic=7", TopicQuery).topic == "7"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from memd.admin.acts import ALL_TOPICS, IDS_MAX
+from memd.admin.acts import ALL_TOPICS, IDS_MAX, Extent
 from memd.admin.auditing import Auditor
 from memd.admin.queries import AuditQuery
 from memd.admin.receipts import Receipt, Receipts
@@ -106,7 +106,7 @@ class AuditRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @get("/memd/audit", "admin")
+    @get("/memd/audit", "admin", act="audit", touches=lambda answer: Extent(count=len(answer.acts)))
     async def audit(self, query: AuditQuery) -> AuditAnswer:
         """Who read, wrote, corrected, erased and exported what, and whether the record of it is whole."""
         head = await self._auditor.written()

@@ -1,7 +1,7 @@
 """The audit of a running daemon: who did what, as lines that are written in the background.
 
 Rule: noting an act decides nothing and waits for nothing; where the disk is full, requests go on and their acts wait.
-Only what takes memory away or hands it out as a whole (`acts.BEFOREHAND`) waits for its line, and is not done without.
+Only what takes memory away or hands it out as a whole (`BEFOREHAND`) waits for its line, and is not done without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import web
 
 from memd import __version__
 from memd.admin.access import principal_of, source_of
-from memd.admin.acts import ACTS, BEFOREHAND, COUNTED, ENDLESS, FORBIDDEN, extent_asked, extent_told, names_of
+from memd.admin.acts import BEFOREHAND, COUNTED, FORBIDDEN, Extent, names_of
 from memd.admin.http import refusal_of
 from memd.admin.routing import Route
 from memd.errors import MemdError, StoreError
@@ -40,6 +40,8 @@ ANCHOR_SECONDS = 3_600.0
 WAITING_MAX = 10_000
 """Acts that wait for a disk that cannot be written, a few megabytes; of more only the number is kept."""
 _GROUP_DIGITS = 12
+ENDLESS = "text/event-stream"
+"""Such an answer is an act when it begins."""
 
 
 class Auditor:
@@ -228,28 +230,27 @@ async def audited(
     auditor: Auditor,
     request: web.Request,
     route: Route,
-    asked: tuple[object, object, Sequence[str]],
+    asked: Extent,
     answer: Callable[[], Awaitable[Any]],
 ) -> Any:
-    """Answer a request to one of memd's own routes, and note what it was."""
-    kind = ACTS[f"{route.method} {route.path}"]
+    """Answer a request to one of memd's own routes that asks for so much, and note what it was."""
+    kind: str | None = route.act
     if kind is None or not auditor.is_on:
         return await answer()
     what = f"{route.method} {route.path}"
-    extent = extent_asked(*asked)
-    facts = msgspec.structs.asdict(extent)
-    if route.path in ENDLESS:
+    facts = msgspec.structs.asdict(asked)
+    if route.streams == ENDLESS:
         facts["detail"] = "all that happens, from then on"
         auditor.note(auditor.by(request, kind, what, **facts))
         return await answer()
     began = await auditor.begin(auditor.by(request, kind, what, **facts)) if kind in BEFOREHAND else 0
-    status, told = 500, extent
+    status, told = 500, asked
     try:
         answered = await answer()
         if isinstance(answered, web.StreamResponse):
-            status, told = answered.status, msgspec.structs.replace(extent, count=request.get(COUNTED))
+            status, told = answered.status, msgspec.structs.replace(asked, count=request.get(COUNTED))
         else:
-            status, told = 200, extent_told(extent, answered)
+            status, told = 200, asked.and_of(Extent() if route.touches is None else route.touches(answered))
         return answered
     except MemdError as error:
         status, _ = refusal_of(error)

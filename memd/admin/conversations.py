@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from memd.admin.acts import Extent, chunks_in
 from memd.admin.history import Transcript, told, transcript
 from memd.admin.queries import ConversationsQuery, TranscriptQuery
 from memd.admin.receipts import Receipt, Receipts
@@ -133,7 +134,12 @@ class ConversationRoutes:
         self._topics = topics
         self._receipts = receipts
 
-    @get("/memd/conversations", "read")
+    @get(
+        "/memd/conversations",
+        "read",
+        act="read",
+        touches=lambda page: Extent(tuple(one.topic_id for one in page.conversations), count=len(page.conversations)),
+    )
     async def conversations(self, query: ConversationsQuery, who: Principal) -> ConversationsPage:
         """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
         ones from the log."""
@@ -142,7 +148,12 @@ class ConversationRoutes:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.to_thread(_page, lines, snapshots, query)
 
-    @get("/memd/conversations/{id}", "read")
+    @get(
+        "/memd/conversations/{id}",
+        "read",
+        act="read",
+        touches=lambda told: Extent((told.topic_id,), count=len(told.turns)),
+    )
     async def conversation(self, conversation_id: str, query: ConversationsQuery, who: Principal) -> ConversationTurns:
         """One conversation from its beginning, with what the model was shown and said in each turn."""
         for name in query.topic:
@@ -150,7 +161,7 @@ class ConversationRoutes:
         lines = await self._receipts.lines_of_all(who)
         return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
-    @get("/memd/transcript", "read")
+    @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
     async def transcript(self, query: TranscriptQuery, who: Principal) -> Transcript:
         """The live chunks of a choice in the order in which they were said, oldest first."""
         if query.contains or query.author:  # would read all of them, for every page

@@ -12,11 +12,12 @@ from functools import partial
 
 import msgspec
 
-from memd.admin.queries import DocumentQuery, TopicsQuery
+from memd.admin.acts import Extent
+from memd.admin.queries import DocumentQuery, TopicBody, TopicsQuery
 from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics, check_changes
 from memd.documents import GivenDocument, GivenFile
-from memd.entries import DEFAULT_TOPIC_ID, Entry, Section
+from memd.entries import Entry, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, chunks_of, known_documents
@@ -32,21 +33,19 @@ DROPPED = root_digits("dropped on the page")
 """In place of the root of files that were handed over by themselves."""
 
 
-class DocumentBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DocumentBody(TopicBody, kw_only=True):
     """The body of `POST /memd/documents`: either of the two."""
 
     document: GivenDocument | None = None
     file: GivenFile | None = None
-    topic_id: str = DEFAULT_TOPIC_ID
 
 
-class RemovalBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RemovalBody(TopicBody, kw_only=True):
     """The body of `POST /memd/documents/remove`."""
 
     sources: tuple[str, ...]
     below: bool = False
     """Also all documents below these folders."""
-    topic_id: str = DEFAULT_TOPIC_ID
 
 
 class DocumentList(msgspec.Struct, frozen=True):
@@ -83,6 +82,10 @@ async def documents_in(topics: NamedTopics, named: Sequence[str], who: Principal
         return await asyncio.to_thread(lambda: [one for each in snapshots for one in known_documents(each)])
 
 
+def _written(done: TakenDocument) -> Extent:
+    return Extent(count=done.written + done.taken_out)
+
+
 class DocumentRoutes:
     """Documents: taken, listed, taken out."""
 
@@ -96,7 +99,12 @@ class DocumentRoutes:
         """The documents that have live chunks."""
         return DocumentList(tuple(await documents_in(self._topics, query.topic, who)))
 
-    @get("/memd/documents/chunks", "read")
+    @get(
+        "/memd/documents/chunks",
+        "read",
+        act="read",
+        touches=lambda found: Extent((found.topic_id,), tuple(one.uuid for one in found.chunks), len(found.chunks)),
+    )
     async def document(self, query: DocumentQuery, who: Principal) -> DocumentChunks:
         """The chunks of a document, in its order."""
         async with self._topics.held_one(query.topic, who, "read") as topic:
@@ -106,7 +114,7 @@ class DocumentRoutes:
         some = found[query.skip : query.skip + query.limit]
         return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
 
-    @post("/memd/documents", "write", DOCUMENT_BYTES_MAX)
+    @post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)
     async def take_document(self, body: DocumentBody, who: Principal) -> TakenDocument:
         """Remember a document as it is now; of one that was known only what changed is embedded and written. What
         changes or takes out somebody else's chunks needs the right to correct."""
@@ -120,7 +128,7 @@ class DocumentRoutes:
             check = partial(check_changes, who)
             return await self._taker.take(topic, document, who.author, check, is_apart=is_apart)
 
-    @post("/memd/documents/remove", "write")
+    @post("/memd/documents/remove", "write", act="correct", touches=_written)
     async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
         """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
         who.check("write", body.topic_id)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from memd.admin import history
+from memd.admin.acts import Extent
+from memd.admin.queries import Body
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion, StoreError
@@ -32,7 +34,7 @@ CHUNKS_MAX = 1_000
 WHAT = "name a topic_id, chunk_ids, resume or retention"
 
 
-class ErasureBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ErasureBody(Body, kw_only=True):
     """The body of `POST /memd/erase`."""
 
     topic_id: str | None = None
@@ -49,6 +51,12 @@ class ErasureBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Finish what was interrupted, and erase again what a restored backup has brought back."""
     dry_run: bool = False
 
+    @property
+    def extent(self) -> Extent:
+        """See Body."""
+        topics = () if self.topic_id is None else (self.topic_id,)
+        return Extent(topics, self.chunk_ids, detail="dry run" if self.dry_run else "")
+
 
 class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that go, or went."""
@@ -60,9 +68,10 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the words may still be, in sentences."""
 
     @property
-    def erased(self) -> int:
-        """How many chunks that is."""
-        return sum(one.chunks for one in self.done or self.plans)
+    def extent(self) -> Extent:
+        """The topics, and how many chunks that is."""
+        parts = self.done or self.plans
+        return Extent(tuple(one.topic_id for one in parts), count=sum(one.chunks for one in parts))
 
 
 class ErasingRoutes:
@@ -90,7 +99,7 @@ class ErasingRoutes:
         self._name_of = name_of
         self._bucket = bucket
 
-    @post("/memd/erase", "admin")
+    @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
     async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
         """Erase chunks or topics for good, or with `dry_run` say what would go."""
         asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from memd.admin.acts import Extent
+from memd.admin.queries import TopicBody
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics, check_changes
-from memd.entries import DEFAULT_TOPIC_ID, Draft
+from memd.entries import Draft
 from memd.errors import BadQuestion
 from memd.ingest.archiver import Archiver
 from memd.ingest.imports.items import ITEM_BYTES_MAX
@@ -35,14 +37,13 @@ AHEAD = (
 )
 
 
-class MessagesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class MessagesBody(TopicBody, kw_only=True):
     """The body of `POST /memd/import/messages`."""
 
     part: GivenPart
-    topic_id: str = DEFAULT_TOPIC_ID
 
 
-class EntriesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class EntriesBody(TopicBody, kw_only=True):
     """The body of `POST /memd/import/entries`."""
 
     lines: tuple[GivenLine, ...]
@@ -71,7 +72,13 @@ class ImportRoutes:
         self._speech = speech
         self._observe_canonical_id = observe_canonical_id
 
-    @post("/memd/import/messages", "write", body_bytes_max=IMPORT_BYTES_MAX)
+    @post(
+        "/memd/import/messages",
+        "write",
+        act="import",
+        touches=lambda done: Extent(count=done.chunks),
+        body_bytes_max=IMPORT_BYTES_MAX,
+    )
     async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
         """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
         is_apart = not who.may("read", body.topic_id)
@@ -83,7 +90,13 @@ class ImportRoutes:
         digests = tuple(digest.hex() for digest in made.digests)
         return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
 
-    @post("/memd/import/entries", "write", body_bytes_max=IMPORT_BYTES_MAX)
+    @post(
+        "/memd/import/entries",
+        "write",
+        act="import",
+        touches=lambda done: Extent(count=done.appended),
+        body_bytes_max=IMPORT_BYTES_MAX,
+    )
     async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
         """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
         has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""

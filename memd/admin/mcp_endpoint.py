@@ -21,7 +21,8 @@ from aiohttp import web
 from memd.admin.access import principal_of
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.http import error_response, read_body
-from memd.principals import Principal, Principals, Right
+from memd.admin.routes import TOOLS
+from memd.principals import Principal, Principals
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
 BODY_BYTES_MAX = 4 << 20
@@ -47,7 +48,7 @@ class McpEndpoint:
         own_url: str,
         principals: Principals,
         idle_seconds: float,
-        leading_on: Callable[[web.Request, Right], web.Response | None],
+        leading_on: Callable[[web.Request, str], web.Response | None],
     ) -> None:
         """
         Args:
@@ -61,7 +62,6 @@ class McpEndpoint:
         self._idle_seconds = idle_seconds
         self._leading_on = leading_on
         self._server: Any = None
-        self._rights: dict[str, Right] = {}
         self._loading = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -79,9 +79,9 @@ class McpEndpoint:
                     tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
                 except ModuleNotFoundError:
                     return error_response(501, NOT_INSTALLED, "not_installed")
-                self._server, self._rights = tools.server_for(self._client), tools.TOOL_RIGHTS
-        right = self._rights.get(_called_tool(body))
-        if right is not None and (refusal := self._leading_on(request, right)):
+                self._server = tools.server_for(self._client)
+        operation = TOOLS.get(_called_tool(body))
+        if operation is not None and (refusal := self._leading_on(request, operation.right)):
             return refusal
         application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
         asked = _Exchange(request, body)

@@ -23,13 +23,6 @@ REFUSALS = (
     (404, "Not found."),
     (503, "Not possible at the moment; the message says why."),
 )
-STREAMS = {
-    "/memd/events": "text/event-stream",
-    "/memd/export": "application/jsonl",
-    "/memd/metrics": "text/plain",
-    "/memd/receipts": "application/jsonl",
-}
-"""Routes that do not answer with JSON."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -77,12 +70,12 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     answer = schema_of.get(route.answer)
-    content = {"application/json": {"schema": answer}} if answer else {STREAMS.get(route.path, "application/json"): {}}
+    content = {"application/json": {"schema": answer}} if answer else {route.streams or "application/json": {}}
     refusal = {"content": {"application/json": {"schema": schema_of[Refusal]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
-        "description": _right(route),
+        "description": f"{route.details} {_right(route)}".lstrip(),
         "parameters": list(_parameters(route)),
         "responses": {
             "200": {"description": "The answer.", "content": content},

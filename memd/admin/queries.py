@@ -1,4 +1,4 @@
-"""The query parameters of memd's own routes: one struct per route, decoded strictly.
+"""The parameters and bodies of memd's own routes: one struct per route, decoded strictly.
 
 Rule: a parameter that a route does not know, one that is given twice, and one of the wrong type or out of bounds are
 each refused by name. A misspelt filter must not silently select everything. `openapi.py` describes these structs.
@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Meta
 from multidict import MultiMapping
 
-from memd.entries import Moment
+from memd.admin.acts import ALL_TOPICS, Extent
+from memd.entries import DEFAULT_TOPIC_ID, Moment
 from memd.errors import BadQuestion
 from memd.principals import OWNER_NAME
 from memd.store.audit.chain import ActKind
@@ -36,19 +37,71 @@ Before = Annotated[
 
 
 class NoQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Routes without parameters."""
+    """Routes without parameters, and the base of all queries."""
+
+    @property
+    def extent(self) -> Extent:
+        """The topics that it names, for the audit."""
+        return Extent()
 
 
-class ProofQuery(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The base of all JSON bodies: an unknown member is refused."""
+
+    @property
+    def extent(self) -> Extent:
+        """The topics and chunks that it names, for the audit."""
+        return Extent()
+
+
+class TopicBody(Body, kw_only=True):
+    """The base of bodies that are about one topic."""
+
+    topic_id: str = DEFAULT_TOPIC_ID
+
+    @property
+    def extent(self) -> Extent:
+        """See Body."""
+        return Extent((self.topic_id,))
+
+
+class ProofQuery(NoQuery, frozen=True, kw_only=True):
     """`GET /memd/proof`."""
 
     challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")]
 
 
-class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True):
+class TopicsQuery(NoQuery, frozen=True, kw_only=True):
     """Routes that read from several topics."""
 
     topic: Annotated[tuple[str, ...], Meta(description="Only this topic; may be given again. Default: all.")] = ()
+
+    @property
+    def extent(self) -> Extent:
+        """See NoQuery."""
+        return Extent(self.topic or (ALL_TOPICS,))
+
+
+class TopicQuery(NoQuery, frozen=True, kw_only=True):
+    """`GET /memd/buffer`, and other routes that read from one topic."""
+
+    topic: Annotated[str, Meta(description="The topic.")]
+
+    @property
+    def extent(self) -> Extent:
+        """See NoQuery."""
+        return Extent((self.topic,))
+
+
+class AnyTopicQuery(NoQuery, frozen=True, kw_only=True):
+    """Routes that read from one topic or all."""
+
+    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
+
+    @property
+    def extent(self) -> Extent:
+        """See NoQuery."""
+        return Extent((self.topic or ALL_TOPICS,))
 
 
 class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
@@ -139,10 +192,9 @@ class FiguresQuery(TopicsQuery, frozen=True, kw_only=True):
     ] = "auto"
 
 
-class DocumentQuery(msgspec.Struct, frozen=True, kw_only=True):
+class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
     """`GET /memd/documents/chunks`."""
 
-    topic: Annotated[str, Meta(description="The topic.")]
     source: Annotated[str, Meta(description="The document's.")]
     skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0
     limit: Limit = PAGE
@@ -193,16 +245,9 @@ class EntitiesQuery(TopicsQuery, frozen=True, kw_only=True):
     limit: Limit = PAGE
 
 
-class BufferQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /memd/buffer`."""
-
-    topic: Annotated[str, Meta(description="The topic.")]
-
-
-class TurnsQuery(msgspec.Struct, frozen=True, kw_only=True):
+class TurnsQuery(AnyTopicQuery, frozen=True, kw_only=True):
     """`GET /memd/turns`."""
 
-    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
     before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
     limit: Limit = PAGE
     steps: Annotated[
@@ -210,7 +255,7 @@ class TurnsQuery(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
 
 
-class ReplayQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayQuery(NoQuery, frozen=True, kw_only=True):
     """`GET /memd/turns/{id}/replay`."""
 
     then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
@@ -218,10 +263,9 @@ class ReplayQuery(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
-class ExportQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ExportQuery(AnyTopicQuery, frozen=True, kw_only=True):
     """`GET /memd/export`."""
 
-    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
     live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from memd.admin import history
 from memd.admin.access import is_let_in_still
-from memd.admin.acts import COUNTED
+from memd.admin.acts import COUNTED, chunks_in
 from memd.admin.queries import ChunksQuery, ExportQuery, FilterQuery, LogQuery, SearchQuery, TopicsQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
@@ -56,9 +56,18 @@ class SearchRoutes:
         self._retriever = retriever
         self._budget = budget
 
-    @get("/memd/search", "read")
+    @get(
+        "/memd/search",
+        "read",
+        act="search",
+        touches=lambda answer: chunks_in(answer.chunks),
+        tool="search_memory",
+    )
     async def search(self, query: SearchQuery, who: Principal) -> SearchAnswer:
-        """The chunks that a question would get, and why."""
+        """Search what was said, noted or read before, by meaning and words: the best pieces with ids, times, sources.
+
+        They are the chunks that the question would get, and why.
+        """
         async with self._topics.held(query.topic, who) as found:
             logs: Sequence[Searchable] = [topic.log for topic in found]
             if query.as_of is not None:
@@ -77,14 +86,14 @@ class LogRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @get("/memd/log", "read")
+    @get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
     async def log_page(self, query: LogQuery, who: Principal) -> history.LogPage:
         """The latest entries of the log."""
         return await self._page(
             query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
         )
 
-    @get("/memd/chunks", "read")
+    @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
     async def chunks(self, query: ChunksQuery, who: Principal) -> ChunksPage:
         """The present state of chunks."""
 
@@ -101,9 +110,18 @@ class LogRoutes:
         """How many chunks were said on which day, of this machine's time zone."""
         return SaidDays(await self._read_snapshots(query, who, lambda found: history.said_days(found, query.wanted)))
 
-    @get("/memd/chunks/{id}", "read")
+    @get(
+        "/memd/chunks/{id}",
+        "read",
+        act="read",
+        touches=lambda story: chunks_in(story.versions),
+        tool="read_memory",
+    )
     async def chunk(self, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
-        """Everything about one chunk, also of one that is not in the log yet."""
+        """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
+
+        Also one that is not in the log yet.
+        """
         async with self._topics.held(query.topic, who) as found:
             topics = [(topic.log, topic.unstored()) for topic in found]
 
@@ -115,7 +133,7 @@ class LogRoutes:
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
-    @get("/memd/export", "read")
+    @get("/memd/export", "read", act="export", streams="application/jsonl")
     async def export(self, query: ExportQuery, request: web.Request, who: Principal) -> web.StreamResponse:
         """The log as JSON Lines, as `memd export` writes it."""
         if query.topic is not None:

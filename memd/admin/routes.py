@@ -17,7 +17,7 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
-from memd.admin.acts import FORBIDDEN
+from memd.admin.acts import FORBIDDEN, Extent
 from memd.admin.audit import AuditRoutes
 from memd.admin.auditing import Auditor, audited
 from memd.admin.conversations import ConversationRoutes
@@ -79,6 +79,8 @@ GROUPS: tuple[type, ...] = (
     DescriptionRoutes,
 )
 ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
+TOOLS = {route.tool: route for route in ROUTES if route.tool}
+"""The operations that a model may use over MCP, by the names of their tools."""
 
 
 class OwnRoutes:
@@ -227,7 +229,7 @@ class OwnRoutes:
         if route.body is not None:
             arguments["body"] = await self._decoded_body(request, route.body, route.body_bytes_max)
         parts = tuple(matched.values())
-        asked = query, arguments.get("body"), parts
+        asked = Extent(ids=parts).and_of((arguments["body"] if route.body is not None else query).extent)
         return await audited(self._auditor, request, route, asked, partial(handler, *parts, **arguments))
 
     async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:

@@ -5,10 +5,14 @@ Rule: a request never names a folder: whoever may ask need not be allowed to rea
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from memd.admin.acts import Extent
 from memd.admin.documents import documents_in
-from memd.admin.queries import TopicsQuery
+from memd.admin.queries import Body, TopicsQuery
 from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics
 from memd.ingest.sources.documents import KnownDocument
@@ -16,11 +20,10 @@ from memd.ingest.sources.tending import SourceState, SourceTender
 from memd.principals import Principal
 
 
-class IndexBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class IndexBody(Body, kw_only=True):
     """The body of `POST /memd/index`."""
 
-    force: bool = False
-    """Read every file again, also those that have not changed."""
+    force: Annotated[bool, Meta(description="Read every file again, also those that have not changed.")] = False
 
 
 class SourceStates(msgspec.Struct, frozen=True):
@@ -67,9 +70,18 @@ class SourceRoutes:
         """The sources of the settings with their state alone."""
         return SourceStates(self._readable(who))
 
-    @post("/memd/index", "admin")
+    @post(
+        "/memd/index",
+        "admin",
+        act="write",
+        touches=lambda told: Extent(tuple(one.topic_id for one in told.sources), count=len(told.sources)),
+        tool="index_memory",
+    )
     async def index(self, body: IndexBody) -> SourceStates:
-        """Look at the sources of the settings now, in the background; `GET /memd/index` tells how far that is."""
+        """Have the folders that the user's settings name read again now, and say how they stand.
+
+        They are read in the background; `GET /memd/index` tells how far that is.
+        """
         self._tender.ask(force=body.force)
         return SourceStates(tuple(map(self._named, self._tender.states())))
 

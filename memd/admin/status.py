@@ -16,7 +16,8 @@ from aiohttp import web
 
 from memd import __version__
 from memd.admin.access import is_let_in_still
-from memd.admin.queries import BufferQuery
+from memd.admin.acts import Extent
+from memd.admin.queries import TopicQuery
 from memd.admin.routing import get
 from memd.admin.troubles import ClusterHealth, backup_trouble, troubles_of
 from memd.clock import shown_time
@@ -308,9 +309,9 @@ class TopicRoutes:
         self._files = files
         self._topics = topics
 
-    @get("/memd/topics", "read")
+    @get("/memd/topics", "read", tool="list_topics")
     async def topics(self, who: Principal) -> KnownTopics:
-        """All topics, with the size of their logs and buffers."""
+        """List the topics, each a memory of its own, with how much each holds."""
         on_disk = await asyncio.get_running_loop().run_in_executor(None, disk_usage, self._data_dir, self._files)
         is_open = {topic.id: topic for topic in self._topics.opened()}
         known = []
@@ -331,8 +332,8 @@ class TopicRoutes:
             )
         return KnownTopics(known)
 
-    @get("/memd/buffer", "read")
-    async def buffer(self, query: BufferQuery, who: Principal) -> BufferedConversations:
+    @get("/memd/buffer", "read", act="read", touches=lambda told: Extent(count=len(told.conversations)))
+    async def buffer(self, query: TopicQuery, who: Principal) -> BufferedConversations:
         """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
         who.check("read", topic_id := checked_topic_id(query.topic))
         topic = next((one for one in self._topics.opened() if one.id == topic_id), None)
@@ -352,7 +353,7 @@ class LiveRoutes:
         self._events = events
         self._exposition = exposition
 
-    @get("/memd/events", "read")
+    @get("/memd/events", "read", act="read", streams="text/event-stream")
     async def events(self, request: web.Request, who: Principal) -> web.StreamResponse:
         """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects or
         its token is taken back."""
@@ -376,7 +377,7 @@ class LiveRoutes:
                     await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))
         return response
 
-    @get("/memd/metrics", "admin")
+    @get("/memd/metrics", "admin", streams="text/plain")
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Metrics for Prometheus; docs/operations.md lists them."""
         body, content_type = await self._exposition(request.headers.get("Accept", ""))

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from memd.admin.acts import Extent
+from memd.admin.queries import Body
 from memd.admin.routing import get, post
 from memd.principals import Principal, Right
 
@@ -23,7 +25,7 @@ class OwnRights(msgspec.Struct, frozen=True):
     rights: tuple[Right, ...]
 
 
-class ReloadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ReloadBody(Body):
     """The body of `POST /memd/tokens/reload`: empty."""
 
 
@@ -47,7 +49,12 @@ class TokenRoutes:
         """The name, the topics and the rights of the token that asks."""
         return OwnRights(who.name, who.topics, tuple(sorted(who.rights)))
 
-    @post("/memd/tokens/reload", "admin")
+    @post(
+        "/memd/tokens/reload",
+        "admin",
+        act="settings",
+        touches=lambda read: Extent(detail=f"tokens {read.changes}" if read.changes else "no token has changed"),
+    )
     async def reload_tokens(self, body: ReloadBody) -> TokensRead:
         """Read the tokens of the settings and of `memd token` again: one that was revoked is refused from now on."""
         return TokensRead(changes=await self._reload())

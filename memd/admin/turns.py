@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from memd.admin.acts import Extent, chunks_in
 from memd.admin.queries import ReplayQuery, TurnsQuery
 from memd.admin.receipts import Receipt, Receipts, summary
 from memd.admin.routing import get
@@ -20,10 +21,8 @@ from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal
 from memd.recall.columns import Searchable
-from memd.recall.explained import EARLIER, INJECTED, SearchAnswer, search_answer
+from memd.recall.explained import EARLIER, INJECTED, ScoredChunk, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
-
-RECEIPTS = "/memd/receipts"
 
 
 class TurnsPage(msgspec.Struct, frozen=True):
@@ -43,6 +42,10 @@ class TurnReplay(msgspec.Struct, frozen=True):
     kept: list[str]
 
 
+def _candidates_in(turn: Receipt, candidates: Sequence[ScoredChunk]) -> Extent:
+    return Extent((turn.topic_id,)).and_of(chunks_in(candidates))
+
+
 class TurnRoutes:
     """Receipts, and questions asked again."""
 
@@ -52,7 +55,12 @@ class TurnRoutes:
         self._retriever = retriever
         self._counter = counter
 
-    @get("/memd/turns", "read")
+    @get(
+        "/memd/turns",
+        "read",
+        act="read",
+        touches=lambda page: Extent(tuple(one["topic_id"] for one in page.turns), count=len(page.turns)),
+    )
     async def turns(self, query: TurnsQuery, who: Principal) -> TurnsPage:
         """The latest turns, without their blocks."""
         if query.topic is not None:
@@ -65,7 +73,7 @@ class TurnRoutes:
         found = await self._receipts.latest(query.limit, who, topic_id=query.topic, before=query.before, uuid=None)
         return TurnsPage([summary(receipt) for receipt in found])
 
-    @get(RECEIPTS, "read")
+    @get("/memd/receipts", "read", act="read", streams="application/jsonl")
     async def receipts(self, who: Principal) -> web.StreamResponse:
         """All receipts that this daemon keeps, a JSON line each, the newest first."""
         lines = await self._receipts.lines(who)
@@ -73,7 +81,7 @@ class TurnRoutes:
             body=b"\n".join(lines), headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"}
         )
 
-    @get("/memd/turns/{id}", "read")
+    @get("/memd/turns/{id}", "read", act="read", touches=lambda turn: _candidates_in(turn, turn.candidates))
     async def turn(self, turn_id: str, who: Principal) -> Receipt:
         """One turn's receipt."""
         receipt = await self._receipts.find(turn_id, who) if turn_id.isalnum() else None
@@ -82,7 +90,9 @@ class TurnRoutes:
             raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: {why}")
         return receipt
 
-    @get("/memd/turns/{id}/replay", "read")
+    @get(
+        "/memd/turns/{id}/replay", "read", act="search", touches=lambda told: _candidates_in(told.turn, told.now.chunks)
+    )
     async def replay(self, turn_id: str, query: ReplayQuery, who: Principal) -> TurnReplay:
         """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
         receipt = await self.turn(turn_id, who)

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from memd.admin.acts import Extent, chunks_in
 from memd.admin.history import named
 from memd.admin.queries import DigestQuery, EntitiesQuery, RelatedQuery
 from memd.admin.routing import get
@@ -79,21 +80,21 @@ class ViewRoutes:
     def __init__(self, topics: NamedTopics) -> None:
         self._topics = topics
 
-    @get("/memd/digest", "read")
+    @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
     async def digest(self, query: DigestQuery, who: Principal) -> Digest:
         """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
         async with self._topics.held(query.topic, who) as found:
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _digest, snapshots, query)
 
-    @get("/memd/chunks/{id}/related", "read")
+    @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
     async def related(self, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
         """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
         async with self._topics.held(query.topic, who) as found:
             topics = [(topic.log, topic.unstored()) for topic in found]
             return await asyncio.get_running_loop().run_in_executor(None, _related, topics, chunk_id, query.limit)
 
-    @get("/memd/entities", "read")
+    @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
     async def entities(self, query: EntitiesQuery, who: Principal) -> Entities:
         """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
         async with self._topics.held(query.topic, who) as found:

@@ -19,11 +19,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
+from memd.admin.acts import Extent
 from memd.admin.http import key_of
+from memd.admin.queries import Body, TopicBody
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
-from memd.entries import CORRECTION_STEPS_MAX, DEFAULT_TOPIC_ID, Action, Correction
+from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import TakenNote, take_note
@@ -43,21 +45,31 @@ from memd.wording import erased_for_good
 MODE_HEADER = "X-Memory-Mode"
 
 
-class CorrectionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CorrectionBody(TopicBody, kw_only=True):
     """The body of `POST /memd/corrections`."""
 
     topic_id: str
-    chunk_ids: list[str]
-    """Public ids, or enough first digits of uuids to identify them."""
-    action: Action
-    content: str | None = None
-    """Update only: the text that replaces the chunks; without it they are taken out."""
-    reason: str = ""
-    steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
-    """Helpful and Unhelpful only: counts as so many corrections."""
+    chunk_ids: Annotated[list[str], Meta(description="The ids of the chunks that are meant, or enough first digits.")]
+    action: Annotated[
+        Action,
+        Meta(description="Update: they are wrong or outdated; Helpful, Unhelpful: recall them more or less often."),
+    ]
+    content: Annotated[
+        str | None, Meta(description="Update only: the text that is right; without it they are taken out.")
+    ] = None
+    reason: Annotated[str, Meta(description="Why, in a few words; people read it.")] = ""
+    steps: Annotated[
+        int,
+        Meta(ge=1, le=CORRECTION_STEPS_MAX, description="Helpful and Unhelpful only: counts as so many corrections."),
+    ] = 1
+
+    @property
+    def extent(self) -> Extent:
+        """See Body."""
+        return Extent((self.topic_id,), tuple(self.chunk_ids))
 
 
-class UndoBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class UndoBody(TopicBody, kw_only=True):
     """The body of `POST /memd/undo`."""
 
     canonical_id: int
@@ -65,18 +77,22 @@ class UndoBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class NotesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NotesBody(TopicBody, kw_only=True):
     """The body of `POST /memd/notes`."""
 
     notes: tuple[GivenNote, ...]
-    topic_id: str = DEFAULT_TOPIC_ID
 
 
-class BackupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class BackupBody(Body, kw_only=True):
     """The body of `POST /memd/backup`."""
 
     folder: str
     """An absolute path: new, empty or an earlier backup."""
+
+    @property
+    def extent(self) -> Extent:
+        """See Body."""
+        return Extent(detail=self.folder)
 
 
 class Corrected(msgspec.Struct, frozen=True):
@@ -93,6 +109,11 @@ class NotesTaken(msgspec.Struct, frozen=True):
     notes: tuple[TakenNote, ...]
 
 
+def _notes_in(done: NotesTaken) -> Extent:
+    ids = tuple(chunk_id for note in done.notes for chunk_id in note.chunk_ids)
+    return Extent((done.topic_id,), ids, len(done.notes))
+
+
 class NoteRoutes:
     """Notes: what is remembered without a chat."""
 
@@ -100,9 +121,12 @@ class NoteRoutes:
         self._topics = topics
         self._archiver = archiver
 
-    @post("/memd/notes", "write")
+    @post("/memd/notes", "write", act="write", touches=_notes_in, tool="remember")
     async def take_notes(self, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
-        """Remember notes: they are durable when this is answered, and found from then on."""
+        """Remember notes from now on. What is remembered already is not stored again.
+
+        They are durable when this is answered.
+        """
         mode = request.headers.get(MODE_HEADER, "full")
         if mode != "full":
             raise BadQuestion(f"{MODE_HEADER} is {mode[:20]!r}, so nothing may be stored; leave it out to take notes")
@@ -142,9 +166,18 @@ class CorrectionRoutes:
             except MadeAnew:
                 continue
 
-    @post("/memd/corrections", "correct")
+    @post(
+        "/memd/corrections",
+        "correct",
+        act="correct",
+        touches=lambda done: Extent(count=len(done.applied)),
+        tool="correct_memory",
+    )
     async def correct(self, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
-        """Apply one correction; with an `Idempotency-Key` that was shown before, tell what became of it then."""
+        """Correct what is remembered. Nothing is lost: each correction can be taken back by a person (memd undo).
+
+        With an `Idempotency-Key` that was shown before it tells what became of it then.
+        """
         if not body.chunk_ids:
             raise BadQuestion("chunk_ids names no chunk")
         if body.content is not None and body.action != "Update":
@@ -175,7 +208,7 @@ class CorrectionRoutes:
 
             return await self._until_made(topic, corrected)
 
-    @post("/memd/undo", "correct")
+    @post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
     async def undo(self, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
         """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
         mark = mark_of(request, body, who)
@@ -207,7 +240,12 @@ class BackupRoutes:
         self._data_dir = data_dir
         self._files = files
 
-    @post("/memd/backup", "admin")
+    @post(
+        "/memd/backup",
+        "admin",
+        act="backup",
+        touches=lambda done: Extent(count=done.linked + done.copied + done.kept + done.erased),
+    )
     async def backup(self, body: BackupBody) -> BackupReport:
         """Back up into a folder of this machine."""
         folder = Path(body.folder)

@@ -34,6 +34,7 @@ from memd.admin.oauth.protocol import (
     token_asked,
     token_to_revoke,
 )
+from memd.admin.queries import Body
 from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import NotFound, OAuthRefused, StoreError
@@ -100,7 +101,7 @@ class OAuthEndpoint:
                 return True
         return False
 
-    def leading_on(self, request: web.Request, right: Right) -> web.Response | None:
+    def leading_on(self, request: web.Request, right: str) -> web.Response | None:
         """Refuse a program a tool for which its grant lacks the right, and tell it where to ask the person for it.
 
         None where that would not help: it has the right, or shows no access token, or the person's own token has it not
@@ -234,7 +235,7 @@ class GivenGrants(msgspec.Struct, frozen=True):
     grants: tuple[GivenGrant, ...]
 
 
-class GrantEnd(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GrantEnd(Body, kw_only=True):
     """The body of `POST /memd/grants/end`."""
 
     id: str
@@ -258,7 +259,7 @@ class GrantRoutes:
         """The programs that may use memory over OAuth, in whose name, and what each may do."""
         return GivenGrants(tuple(one.given for one in self._ledger.live()))
 
-    @post("/memd/grants/end", "admin")
+    @post("/memd/grants/end", "admin", act="token")
     async def end_grant(self, body: GrantEnd) -> GrantEnded:
         """End what a program was allowed over OAuth; it has to ask again."""
         if not await self._ledger.end(body.id):
