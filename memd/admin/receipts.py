@@ -159,7 +159,8 @@ class Receipts:
                 if not self._has_failed:
                     log.warning("receipts are not kept for now", extra={"error": error})
                 self._has_failed = True
-        self._events.publish("turn", summary(receipt))  # only now: a listener may ask for it at once
+        if self._events.has_listeners:
+            self._events.publish("turn", summary(receipt))  # only now: a listener may ask for it at once
 
     async def find(self, turn_id: str, who: Principal) -> Receipt | None:
         """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic."""

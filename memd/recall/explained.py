@@ -5,13 +5,14 @@ Rule: a value for JSON only; every field is taken from `Retrieved` or its texts,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
 from memd.recall.instructions import instructing_chunk
+from memd.recall.relevance import PARTS_DIGITS
 from memd.recall.retrieve import Candidate, Retrieved, Verdict
 
 INJECTED = str(Verdict.INJECTED)
@@ -89,10 +90,13 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[FoundChunk, ...]
 
 
+_Chunk = TypeVar("_Chunk", bound=ScoredChunk)
+
+
 def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
     """The candidates without their text."""
     return tuple(
-        ScoredChunk(**_fields(one), instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
+        _scored(ScoredChunk, one, instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
         for one in retrieved.candidates
     )
 
@@ -113,8 +117,9 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
         tokens=retrieved.budget.drifted(retrieved.raw_tokens),
         is_model_asked=retrieved.is_model_asked,
         chunks=tuple(
-            FoundChunk(
-                **_fields(one),
+            _scored(
+                FoundChunk,
+                one,
                 instructs=instructing_chunk(one.entry),
                 created_at=one.entry.created_at,
                 roles=one.entry.roles,
@@ -139,16 +144,24 @@ def origin_fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _fields(one: Candidate) -> dict[str, Any]:
+def _scored(made: type[_Chunk], one: Candidate, /, **more: Any) -> _Chunk:
     entry, parts = one.entry, one.parts
-    return {
-        **{name: round(getattr(parts, name), 6) for name in parts.__struct_fields__},
-        "id": entry.public_id,
-        "uuid": entry.uuid.hex(),
-        "topic_id": one.topic_id,
-        "canonical_id": entry.canonical_id,
-        "said_at": entry.said,
-        "score": round(parts.score, 6),
-        "tokens": one.tokens,
-        "verdict": str(one.verdict),
-    }
+    return made(
+        id=entry.public_id,
+        uuid=entry.uuid.hex(),
+        topic_id=one.topic_id,
+        canonical_id=entry.canonical_id,
+        said_at=entry.said,
+        score=round(parts.score, PARTS_DIGITS),
+        cosine=parts.cosine,
+        meaning=parts.meaning,
+        words=parts.words,
+        feedback=parts.feedback,
+        neighbours=parts.neighbours,
+        multiplier=parts.multiplier,
+        echo=parts.echo,
+        time=parts.time,
+        tokens=one.tokens,
+        verdict=one.verdict.value,
+        **more,
+    )

@@ -49,11 +49,12 @@ _CONTROL = late_pattern(
     r"|\](?=~!?[a-z]{1,8}[\[\]]|<\][a-z]{1,20}\[>\[|(?:minimax|image|video)\[)"  # MiniMax: ]~b]user
 )
 _SPEAKS = late_pattern(
-    rf"^[ \t]*+(?P<begin>(?:#{{1,6}}[ \t]*+)?[*_]{{0,3}}+(?:{_ROLES})[*_]{{0,3}}+[ \t]*+"
+    rf"\n[ \t]*+(?P<begin>(?:#{{1,6}}[ \t]*+)?[*_]{{0,3}}+(?:{_ROLES})[*_]{{0,3}}+[ \t]*+"
     r"(?:\([^\n]{0,80}\)[ \t]*+)?[*_]{0,3}+[ \t]*+:"  # user (ann):
     r"|-{2,3}[ \t]*+(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?[ \t]*+\d{4}-|\d{4}-\d\d-\d\d[ \t]*+-{2}))",
-    re.IGNORECASE | re.MULTILINE,
+    re.IGNORECASE,
 )
+"""Behind a line's end, and not `^`: that is tried at each character, and a line's end is looked for."""
 # Control characters but for white space, and those of Unicode that are drawn as nothing.
 _UNSEEN = late_pattern(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
@@ -95,7 +96,8 @@ def plain(text: str) -> str:
 
 def as_searched(text: str) -> str:
     """The look-alike of `text` that is searched."""
-    if text.isascii() and text.replace("\n", "").isprintable():  # most are, and a question has thirty candidates
+    # Most are plain, and a question has thirty candidates.
+    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return plain(_UNSEEN.sub("", text))
 
@@ -117,7 +119,7 @@ def neutralised(text: str) -> str:
     searched = as_searched(text)
     added = _controls(searched)
     if ":" in searched or "--" in searched:  # as every line has that it finds
-        added += [(found.start("begin"), 0, "> ") for found in _SPEAKS.finditer(searched)]
+        added += [(found.start("begin") - 1, 0, "> ") for found in _SPEAKS.finditer("\n" + searched)]
     return _with(sorted(added), text)
 
 

@@ -54,6 +54,8 @@ RETOLD_SHARE = 0.5
 """Where nothing that it was shown has so much of an answer's score, the answer has it for what it says itself: nearly
 every answer was shown something, and holding each against all of that hid what was told beside it (measured: of 13
 identifiers 2, of 5 pieces of code 1)."""
+PARTS_DIGITS = 6
+"""Of the parts of a score that people and programs are told."""
 COPY_COSINE, COMPARED = 0.99, 48
 """A chunk this near to a better one waits until all others are in; so many of the best are compared."""
 
@@ -398,20 +400,22 @@ class Scores:
         if not len(owner):
             return
         records = field.records(rows)
-        place_of = dict(zip(records["uuid_high"].tolist(), range(len(rows)), strict=True))
-        was_superseded = np.isin(shown, field.superseded())
-        sources: dict[int, list[int]] = {}
-        for place, high in zip(owner.tolist(), shown.tolist(), strict=True):
-            sources.setdefault(place, []).append(place_of.get(high, place))
-        left = self.score[rows].tolist()
-        corrected = set(owner[was_superseded].tolist())
+        share = np.ones(len(rows), np.float32)
+        share[owner[np.isin(shown, field.superseded())]] = CORRECTED_SHARE
+        uuids = records["uuid_high"]
+        order = uuids.argsort()
+        source = order[np.minimum(np.searchsorted(uuids, shown, sorter=order), len(rows) - 1)]
+        is_here = (uuids[source] == shown) & (source != owner)
+        owner, source = owner[is_here], source[is_here]
+        sources = dict(zip(*_grouped(owner, source), strict=True))
+        left = self.score[rows]
         for place in np.argsort(records["origin_id"], kind="stable").tolist():
             if place in sources:
-                most = max((left[one] for one in sources[place] if one != place), default=0.0)
+                most = left[sources[place]].max()
                 if most >= RETOLD_SHARE * left[place]:
                     left[place] = min(left[place], ECHO_SHARE * most)
-                left[place] *= CORRECTED_SHARE if place in corrected else 1
-        factor = np.array(left, np.float32) / self.score[rows]
+            left[place] *= share[place]
+        factor = left / self.score[rows]
         self._factor[0, rows] = factor
         self._share[rows] *= factor
         self._near[rows] *= factor
@@ -437,7 +441,14 @@ class Scores:
         """The scores of chunks, explained."""
         shares, cosine = self._parts
         columns = np.stack([*shares[:, rows], multiplier, *self._factor[:, rows], cosine[rows]], axis=1)
-        return list(itertools.starmap(Parts, columns.tolist()))
+        return list(itertools.starmap(Parts, columns.astype(np.float64).round(PARTS_DIGITS).tolist()))
+
+
+def _grouped(owner: Rows, source: Rows) -> tuple[list[int], list[Rows]]:
+    """Each owner once, and its sources."""
+    order = owner.argsort(kind="stable")
+    owners, starts = np.unique(owner[order], return_index=True)
+    return owners.tolist(), np.split(source[order], starts[1:]) if len(owners) else []
 
 
 def _best(score: Floats, count: int) -> Rows:

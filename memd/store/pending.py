@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, stream_of
-from memd.store.log.columns import Records, digest_word, rows_from
+from memd.store.log.columns import Records, digest_word, joined_records, rows_from
 from memd.store.log.format import Span
 
 _ARRAYS_BYTES = 1_500
@@ -54,7 +54,7 @@ class PendingRun(tuple[PendingChunk, ...]):
                 joined.columns = msgspec.structs.replace(joined.columns, follows=joined.columns.follows.copy())
                 joined.columns.follows[firsts] = True
             joined.matrix = np.concatenate([run.matrix for run in filled])
-            joined.records = np.concatenate([run.records for run in filled])
+            joined.records = joined_records([run.records for run in filled])
             joined.words = [words for run in filled for words in run.words]
         return joined
 

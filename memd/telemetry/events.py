@@ -33,6 +33,11 @@ class Events:
         self._queues: set[asyncio.Queue[tuple[str, Any]]] = set()
         self._ended = False
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether anybody would hear of an event."""
+        return bool(self._queues)
+
     def publish(self, event: str, value: Any) -> None:
         """Queue an event for every subscriber."""
         for queue in self._queues:

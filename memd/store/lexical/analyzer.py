@@ -13,6 +13,7 @@ language that the topic has.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -104,12 +105,10 @@ LANGUAGE_MARK = "\0"
 def analyze(text: str) -> list[str]:
     """Return the terms of a text in order, with repetition; none has white space. The first may tell its language."""
     words = _words(text)
-    found = [term for word in words for term in _of_word(word)] + _names_among(words)
     language = language_of_text(text)
-    if language is None:
-        return _stemmed(found)
-    empty = function_words(language)
-    return [LANGUAGE_MARK + language, *_stemmed_as([one for one in found if fold(one) not in empty], language)]
+    terms_of = functools.partial(_stored, language=language)
+    found = [term for word in words for term in terms_of(word)] + _names_among(words)
+    return found if language is None else [LANGUAGE_MARK + language, *found]
 
 
 def analyze_query(text: str) -> dict[str, bool]:
@@ -176,6 +175,22 @@ def _asked(word: str) -> tuple[tuple[str, bool], ...]:
     """The terms of a word in a query, and whether each is exact."""
     found = [pair for pair in _told(word) if pair[0] not in _STOPWORDS]
     return tuple((stem, exact) for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True))
+
+
+def _stored(word: str, language: str | None) -> Sequence[str]:
+    """The terms that a chunk in a language has of a word."""
+    bare = word.strip(_OUTER)  # as `_of_spaced` does: the same word before a comma is the same
+    return _of_short(bare, language) if len(bare) <= TERM_CHARACTERS_MAX else _stems_of(bare, language)
+
+
+def _stems_of(word: str, language: str | None) -> Sequence[str]:
+    if language is None:
+        return tuple(_stemmed(list(_of_word(word))))
+    empty = function_words(language)
+    return tuple(_stemmed_as([one for one in _of_word(word) if fold(one) not in empty], language))
+
+
+_of_short = lru_cache(maxsize=8192)(_stems_of)
 
 
 def _terms_in(word: str, language: str) -> list[tuple[str, str, bool]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -50,14 +50,14 @@ _MARKS = re.compile("(?!(?<=и)\u0306)[\u0300-\u036f\u0653-\u0655]")
 _threads = threading.local()
 
 
-def language_of(text: str, english: Collection[str]) -> str | None:
+def language_of(text: str, english: frozenset[str]) -> str | None:
     """Return a language of `STEMMERS` if the text is written in it; None for English and those that Snowball has not.
     `english`: as for `told_language`."""
     found = told_language(text, english)
     return found if found in STEMMERS else None
 
 
-def told_language(text: str, english: Collection[str]) -> str:
+def told_language(text: str, english: frozenset[str]) -> str:
     """Return the language of a text, of 176 (ISO 639-1, or 639-3 where that has none); "en" where nothing else is sure.
 
     Args:
@@ -65,12 +65,17 @@ def told_language(text: str, english: Collection[str]) -> str:
     """
     text = text[:LOOKED_AT_CHARACTERS]
     words = _LETTERS.findall(text.lower())
-    if not words or sum(len(word) > 2 and word in english for word in words) >= ENGLISH_SHARE_MIN * len(words):
+    if not words or sum(map(_telling(english).__contains__, words)) >= ENGLISH_SHARE_MIN * len(words):
         return "en"
     # Words alone: links, numbers and code are in no language.
     found = _detector().detect(" ".join(_LETTERS.findall(text)), model="lite")[0]
     language = str(found["lang"])
     return _SAME_STEMMER.get(language, language) if float(found["score"]) >= SURE_MIN else "en"
+
+
+@cache
+def _telling(english: frozenset[str]) -> frozenset[str]:
+    return frozenset(word for word in english if len(word) > 2)
 
 
 def stems(words: Sequence[str], language: str) -> list[str]:

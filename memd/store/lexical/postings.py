@@ -38,6 +38,7 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
 
 
+@lru_cache(maxsize=8192)
 def key_of(term: str) -> int:
     """The number that stands for a term."""
     return zlib.crc32(term.encode("utf-8", "surrogatepass"))
