@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import psycopg
 import pytest
 from drafts import DIMENSION, FINGERPRINT, draft
 from folder_log import FolderLog
+from msgspec.structs import replace
 from postgres_server import PostgresServer, running_postgres
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
+from memd.ingest.shared_topic import Ends
 from memd.store.shared.postgres import PostgresLog
-from memd.store.shared.seam import PAGE_ROWS, News, SharedLog
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
 
@@ -286,3 +289,39 @@ def test_nobody_waits_for_a_database_that_is_away_and_its_return_is_told(tmp_pat
         assert kept.trouble == ""
         assert kept.since("t", {"log": 0}) == News()
         kept.close()
+
+
+def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedLog) -> None:
+    assert kept.append("one", "log", 0, 100, b"a", generation=0)
+    assert kept.append("one", "hot", 0, 1, b"base", generation=1, base=True)
+    assert kept.append("two", "log", 0, 7, b"b", generation=0)
+
+    ends = kept.ends(["one", "two", "nobody's"])
+
+    assert set(ends) == {"one", "two", "nobody's"}
+    for name, told in ends.items():
+        assert told == replace(kept.since(name, dict.fromkeys(STREAMS, 0)), rows=())
+
+
+async def test_all_who_ask_in_the_same_moment_are_answered_by_one_round_trip(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    ends, before = Ends(kept), kept.calls
+
+    first, second = ends.ask(["one", "two"]), ends.ask(["three"])
+    answers = await asyncio.gather(first.answer, second.answer)
+    later = await ends.ask(["one"]).answer
+
+    assert [set(one) for one in answers] == [{"one", "two", "three"}] * 2
+    assert later["one"] == News()
+    assert kept.calls - before == 2
+
+
+async def test_who_asks_a_log_that_is_away_is_told_so_and_the_next_one_asks_again(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    ends = Ends(kept)
+    kept.fails = lambda call: "away"
+    with pytest.raises(StoreError):
+        await ends.ask(["one"]).answer
+    kept.fails = lambda call: ""
+
+    assert await ends.ask(["one"]).answer == {"one": News()}

@@ -19,6 +19,7 @@ from aiohttp import web
 from memd.admin.access import UNGUESSABLE_CHARACTERS, let_in, shown_secrets
 from memd.admin.http import TOKEN_IN_ADDRESS, error_response, token_refusal
 from memd.clock import steady_now
+from memd.ingest.topic import Inquiry
 from memd.principals import Principal, Principals
 from memd.wire.api import Api
 from memd.wire.chat.api import CHAT
@@ -57,20 +58,20 @@ class WrongTokens:
         self._later = later
         self._audited = audited
         self._clock = clock
-        self.catch_up: Callable[[], Awaitable[None]] | None = None
-        """Hears of the tokens that other daemons know; None where there are none."""
+        self.catch_up: Callable[[Inquiry | None], Awaitable[None]] | None = None
+        """Hears of the tokens that other daemons know, as an inquiry tells; None where there are none."""
         self._untold: dict[str, int] = {}
         """By address, since its last line; an address without one has not been seen for a minute."""
         self._tried: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
 
-    async def make_sure(self, request: web.BaseRequest, principals: Principals) -> None:
+    async def make_sure(self, request: web.BaseRequest, principals: Principals, inquiry: Inquiry | None = None) -> None:
         """In a cluster: hear of a token that another daemon knows, before a request that shows it is refused.
 
         Whoever tries tokens makes no more work with it than one question at a time.
         """
         if self.catch_up is not None and not principals.is_open and not self.wait_seconds(request.remote):
-            await self.catch_up()
+            await self.catch_up(inquiry)
 
     def refusal(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -25,14 +25,14 @@ from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.journaled import replayed
 from memd.ingest.pipeline import Cutter
-from memd.ingest.topic import Topic
+from memd.ingest.topic import Ended, Inquiry, Topic
 from memd.ingest.unstored import PartCutter
 from memd.store.erasure.rewriting import was_erased
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, payloads_in
 from memd.store.order import asked_by
-from memd.store.shared.seam import News, Row
+from memd.store.shared.seam import News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.topic import TopicLog
 
@@ -48,6 +48,30 @@ OTHERS_SECONDS = 30.0
 _TRIES = 20
 asking = ThreadPoolExecutor(8, "memd-shared")
 """Waits for the database."""
+
+
+class Ends:
+    """Asks where the streams of topics end: in one round trip for all who ask in the same moment. Of the event loop."""
+
+    def __init__(self, kept: SharedLog) -> None:
+        self._kept = kept
+        self._next: Inquiry | None = None
+
+    def ask(self, topics: Iterable[str]) -> Inquiry:
+        """An inquiry about these topics and others, which is on its way in a moment."""
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = Inquiry(set(), loop.create_future())
+            self._next.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # heard
+            loop.call_soon(self._send)
+        self._next.topics.update(topics)
+        return self._next
+
+    def _send(self) -> None:
+        inquiry, self._next = self._next, None
+        assert inquiry is not None, "it was asked"
+        asked = asyncio.get_running_loop().run_in_executor(asking, self._kept.ends, inquiry.topics)
+        asked.add_done_callback(partial(_answered, inquiry.answer))
 
 
 class OpenedHot(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +94,12 @@ class SharedTopic(Topic):
 
     log: SharedTopicLog
 
-    def shares(self, hot: OpenedHot, window_turns: int, renew: Renew) -> None:
+    def shares(self, hot: OpenedHot, window_turns: int, renew: Renew, ends: Ends) -> None:
         """Begin to follow the shared log; called once.
 
         Args:
             hot: what the opening found; the buffer has all of it.
+            ends: asks where its streams end.
             renew: reads the topic anew where its copy counts no more.
         """
         self._head, self._rows_bytes, self._base_bytes = hot.head, hot.size, hot.size
@@ -85,35 +110,31 @@ class SharedTopic(Topic):
         """How many of those are in the journal here."""
         self._turn = asyncio.Lock()
         """Held while rows of the buffer are asked for or appended."""
-        self._begun = self._caught = 0
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
-        self._renew = renew
+        self._renew, self._ends = renew, ends
         self._journal_behind = self._journal_behind or bool(hot.own)
         self._follow_log()
 
     # -- for requests -------------------------------------------------------------------------------------------
 
-    async def follow(self) -> None:
-        """Take in what others have appended until now; where nobody can be asked the copy stays as it is.
-
-        One who asks shares the answer with all that ask before the question is on its way.
-        """
-        self._begun += 1
-        number = self._begun
-        async with self._turn:
-            if self._caught >= number:
-                return
-            number = self._begun
-            try:
-                await self._catch_up()
-            except Rewritten:
+    async def follow(self, inquiry: Inquiry | None = None) -> None:
+        """See Topic; where nobody can be asked the copy stays as it is."""
+        if inquiry is None or self.id not in inquiry.topics:
+            inquiry = self._ends.ask([self.id])
+        try:
+            ends = await asyncio.shield(inquiry.answer)
+            async with self._turn:
+                if not self.log.has_all(ends[self.id], self._head):
+                    await self._catch_up()
+        except Rewritten:
+            async with self._turn:
                 await self._renewed()
-            except StoreError as error:
-                self._note(error)
-                return
-            self._note(None)
-            self._caught = number
+        except StoreError as error:
+            self.log.is_current = False
+            self._note(error)
+            return
+        self._note(None)
 
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""
@@ -390,6 +411,13 @@ class SharedTopic(Topic):
 
 async def _asked(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(asking, work)
+
+
+def _answered(answer: asyncio.Future[Ended], asked: asyncio.Future[Ended]) -> None:
+    if error := asked.exception():
+        answer.set_exception(error)
+    else:
+        answer.set_result(asked.result())
 
 
 def all_rows(log_: SharedTopicLog, news: News) -> list[Row]:

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
@@ -25,13 +25,23 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
+from memd.store.shared.seam import News
 from memd.store.store import TopicLog
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
+Ended = Mapping[str, News]
+"""By topic; without rows."""
 CHUNK_IDS_MAX = 4_096
 """Messages whose chunks' ids are kept in memory: those of some long tool loops."""
+
+
+class Inquiry(NamedTuple):
+    """A look at the shared log: where these topics end."""
+
+    topics: set[str]
+    answer: asyncio.Future[Ended]
 
 
 class StoringLock:
@@ -239,8 +249,12 @@ class Topic:
             log.info("writing works again", extra={"topic": self.id, "file": file})
         return result
 
-    async def follow(self) -> None:
-        """Take in what other daemons have appended until now, where there are others."""
+    async def follow(self, inquiry: Inquiry | None = None) -> None:
+        """Take in what other daemons have appended until now, where there are others.
+
+        Args:
+            inquiry: one about this topic, asked after the request came for which this is done.
+        """
 
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -27,10 +27,11 @@ from memd.ingest.journaled import events_in, replayed
 from memd.ingest.pieces import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.shared_topic import OpenedHot, SharedTopic, asking, local_hot, opened_hot
-from memd.ingest.topic import Topic
+from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, local_hot, opened_hot
+from memd.ingest.topic import Inquiry, Topic
 from memd.settings.model import Config
 from memd.store.disk_trouble import DiskWatch
+from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
@@ -74,6 +75,7 @@ class Topics:
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
         self._is_opening_in_trouble = False
+        self._ends = None if store.kept is None else Ends(store.kept)
         self.disk = DiskWatch(store.files, store.data_dir)
 
     async def wake(self) -> Topic | None:
@@ -149,8 +151,23 @@ class Topics:
         """The topics that are open now."""
         return list(self._open.values())
 
-    async def get(self, topic_id: str) -> Topic:
+    def ask(self, topic_ids: Iterable[str], asked: Inquiry | None = None) -> Inquiry | None:
+        """In a cluster: ask where those of these topics that are open end, and the books of rights, all at once.
+
+        Args:
+            asked: what was asked already; it is the answer if it is about all of these.
+        """
+        if self._ends is None:
+            return None
+        known = (*self._config.retrieval.global_topics, *topic_ids)
+        names = {*RIGHTS_BOOKS, *(one for one in known if one in self._open)}
+        return asked if asked is not None and names <= asked.topics else self._ends.ask(names)
+
+    async def get(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic:
         """The topic, opened or created, with what other daemons have appended. Concurrent callers share one opening.
+
+        Args:
+            inquiry: see `Topic.follow`.
 
         Raises:
             BadTopicId: not a topic name.
@@ -159,7 +176,7 @@ class Topics:
         topic = self._open.get(topic_id)
         if topic is None:
             return await asyncio.shield(self._opening_of(topic_id))
-        await topic.follow()
+        await topic.follow(inquiry)
         return topic
 
     def _opening_of(self, topic_id: str) -> asyncio.Future[Topic]:
@@ -175,13 +192,13 @@ class Topics:
             opening.add_done_callback(partial(self._opened, topic_id))
         return opening
 
-    async def existing(self, topic_id: str) -> Topic | None:
+    async def existing(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic | None:
         """The topic if it is open or on disk, else None; nothing is created. Raises as `get`."""
         if topic_id not in self._open:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, self._store.has_topic, topic_id):
                 return None
-        return await self.get(topic_id)
+        return await self.get(topic_id, inquiry)
 
     @property
     def has_failed_to_write(self) -> bool:
@@ -192,13 +209,13 @@ class Topics:
         """Whether the topic is open here."""
         return topic_id in self._open
 
-    async def readable(self, topic_ids: Sequence[str]) -> Readable:
-        """Those of these topics that there are, only to be read.
+    async def readable(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> Readable:
+        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`.
 
         Raises:
             StoreError: one cannot be opened.
         """
-        found = [await self.existing(topic_id) for topic_id in topic_ids]
+        found = await asyncio.gather(*(self.existing(topic_id, inquiry) for topic_id in topic_ids))
         topics = tuple(topic for topic in found if topic is not None)
         return Readable(topics, is_fresh=all(topic.is_fresh for topic in topics))
 
@@ -265,8 +282,9 @@ class Topics:
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         made = log_, buffer, journal, self._writer, self._redactor, self._cutter
+        assert self._ends is not None, "of a log that is shared"
         topic = SharedTopic(*made, before_write=self._store.before_write)
-        topic.shares(hot, turns, self._renewed)
+        topic.shares(hot, turns, self._renewed, self._ends)
         return topic
 
     def _read_copy(self, topic_id: str) -> tuple[SharedTopicLog, Journal, list[bytes], OpenedHot]:

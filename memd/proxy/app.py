@@ -34,6 +34,7 @@ from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.erasing.eraser import ErasureFollower, HeardErasures
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.topic import Inquiry
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy import process
@@ -337,7 +338,11 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     erasures, kept = daemon.store.ledger, daemon.store.kept
     if kept is None or not isinstance(erasures, HeardErasures):
         return []
-    wrong_tokens.catch_up = daemon.token_watch.hear
+
+    async def hear(inquiry: Inquiry | None) -> None:
+        await daemon.token_watch.hear(daemon.topics.ask((), inquiry))
+
+    wrong_tokens.catch_up = hear
     daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))
     follower = ErasureFollower(erasures, daemon.retention.eraser)
     await follower.look()

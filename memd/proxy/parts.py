@@ -243,6 +243,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     )
     return Router(
         daemon.principals,
+        daemon.topics,
         config.limits,
         daemon.upstream,
         daemon.reader,
@@ -302,8 +303,8 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
     if (kept := daemon.store.kept) is not None:
         copy = files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known
-        ledger: Ledger = SharedLedger(SharedBook(kept, "grants"), *copy)
-        daemon.token_watch.also(ledger.catch_up)
+        ledger: Ledger = (shared := SharedLedger(SharedBook(kept, "grants"), *copy))
+        daemon.token_watch.also(GRANTS_NAME, shared.catch_up, lambda: shared.seen)
     else:
         ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)

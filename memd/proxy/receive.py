@@ -18,9 +18,9 @@ from memd.conversation.conversation import TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
-from memd.ingest.topics import Readable, Topic, Topics
+from memd.ingest.topic import Inquiry, Topic
+from memd.ingest.topics import Topics
 from memd.messages import Block, Message, chain_all, leading_count
-from memd.principals import Principal
 from memd.proxy.idempotency import IdempotencyKeys, RequestKey
 from memd.proxy.live_turns import LiveTurns, with_live_turns
 from memd.proxy.prompt import Prompt
@@ -103,8 +103,17 @@ class Receiver:
         self._freeze_seconds = freeze_seconds
         self._global_topics = global_topics
 
-    async def receive(self, asked: Asked, topic: Topic) -> Received:
+    def read_by(self, asked: Asked) -> list[str]:
+        """The topics that a request may read: its own, and the related ones, each once."""
+        named = () if asked.request.memory_in is None else asked.request.memory_in.related_topic_ids
+        ids = dict.fromkeys((asked.topic_id, *named, *self._global_topics))
+        return [topic_id for topic_id in ids if topic_id == asked.topic_id or asked.who.may("read", topic_id)]
+
+    async def receive(self, asked: Asked, topic: Topic, inquiry: Inquiry | None) -> Received:
         """Find or open the conversation, and append what is new in it.
+
+        Args:
+            inquiry: see `Topic.follow`.
 
         Raises:
             MemdError: a topic cannot be opened.
@@ -145,7 +154,7 @@ class Receiver:
             key = RequestKey(topic.id, asked.who.author, asked.session, turn_key)
             if not is_retry:
                 self._idempotency.register(key)
-        related = await self._related(request, topic, asked.who)
+        related = await self._topics.readable(self.read_by(asked)[1:], inquiry)  # the others as if they were not there
         repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related.topics))
         return Received(
             asked=asked,
@@ -161,13 +170,6 @@ class Receiver:
             needs_block=not prompt.is_step and not repeats,
             is_step=prompt.has_results,
         )
-
-    async def _related(self, request: ModelRequest, own: Topic, who: Principal) -> Readable:
-        """The related topics that exist and may be read, each once; the others as if they did not exist."""
-        named = () if request.memory_in is None else request.memory_in.related_topic_ids
-        ids = dict.fromkeys((*named, *self._global_topics))
-        readable = [topic_id for topic_id in ids if topic_id != own.id and who.may("read", topic_id)]
-        return await self._topics.readable(readable)
 
     def _is_short(self, request: ModelRequest) -> bool:
         """Whether there is so little in a request that was not counted before that it is prepared on the event loop."""

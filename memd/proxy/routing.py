@@ -28,14 +28,15 @@ from memd.admin.http import (
 )
 from memd.admin.routes import OwnRoutes
 from memd.admin.wrong_tokens import WrongTokens
-from memd.entries import TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
+from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
-from memd.proxy.turn import Forwarder, TurnRunner
+from memd.proxy.turn import INQUIRY, Forwarder, TurnRunner
 from memd.proxy.upstream import model_lists
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import Unanswered, UpstreamPool
@@ -82,6 +83,7 @@ class Router:
     def __init__(
         self,
         principals: Principals,
+        topics: Topics,
         limits: LimitsSettings,
         pool: UpstreamPool,
         reader: RequestReader,
@@ -100,6 +102,7 @@ class Router:
             wrong_tokens: refuses requests without one of their tokens.
         """
         self._principals = principals
+        self._topics = topics
         self._limits = limits
         self._pool = pool
         self._reader = reader
@@ -128,8 +131,13 @@ class Router:
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
-        if self._wrong_tokens.catch_up is not None:
-            await self._wrong_tokens.make_sure(request, self._principals)
+        path_topic = None
+        if found := _PATH_TOPIC.fullmatch(target):
+            path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
+        is_tried = self._wrong_tokens.wait_seconds(request.remote) > 0
+        if not is_tried and (inquiry := self._topics.ask([path_topic or DEFAULT_TOPIC_ID])) is not None:
+            request[INQUIRY] = inquiry
+            await self._wrong_tokens.make_sure(request, self._principals, inquiry)
         refusal = self._wrong_tokens.refusal(request, self._principals, lambda: api_of("POST", _path(target)) or CHAT)
         if refusal is not None:
             return refusal
@@ -141,9 +149,6 @@ class Router:
             refusal = error_response(501, NO_CODINGS, "invalid_request_error", api_of("POST", _path(target)) or CHAT)
             refusal.force_close()  # others may see another end of its body
             return refusal
-        path_topic = None
-        if found := _PATH_TOPIC.fullmatch(target):
-            path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
         if found := _V1_TOO_OFTEN.match(target):
             target = target[found.end() :]
         api = api_of(request.method, _path(target))

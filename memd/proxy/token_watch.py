@@ -19,9 +19,11 @@ import msgspec
 from memd.admin.proof import command_token, new_secret
 from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
+from memd.ingest.topic import Inquiry
 from memd.principals import OWNER, Principals
 from memd.settings.file import FileStamp, stamp_of
 from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_changes, token_problems
+from memd.store.layout import TOKENS_NAME
 from memd.store.token_list import TokenList
 from memd.telemetry.tasks import Tasks
 
@@ -73,6 +75,8 @@ class TokenWatch:
         """Why the list cannot be asked now whether it has changed."""
         self._watching: asyncio.Task[None] | None = None
         self._followers: list[Callable[[], Awaitable[None]]] = []
+        self._heard: dict[str, Callable[[], object]] = {TOKENS_NAME: lambda: self._seen[0]}
+        """Of books that other daemons have too: how often they had been changed by what is known of them here."""
         self._tasks: Tasks | None = None
         self._noted: Callable[[str, str], None] = lambda places, changes: None
         self._looking = asyncio.Lock()
@@ -94,9 +98,10 @@ class TokenWatch:
         except ConfigError as error:
             log.error("these tokens stay as they were", extra={"error": error})
 
-    def also(self, follower: Callable[[], Awaitable[None]]) -> None:
-        """Have something else that daemons share looked at whenever the lists are."""
+    def also(self, book: str, follower: Callable[[], Awaitable[None]], heard: Callable[[], object]) -> None:
+        """Have another book that daemons share looked at whenever the lists are. `heard`: up to which change it was."""
         self._followers.append(follower)
+        self._heard[book] = heard
 
     async def reload(self, noted: Callable[[str], None] = lambda changes: None) -> str:
         """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
@@ -143,8 +148,20 @@ class TokenWatch:
         if self._watching is not None:
             self._watching.cancel()
 
-    async def hear(self) -> None:
-        """Look at the lists before a request is refused, waiting no longer than a request should."""
+    async def hear(self, inquiry: Inquiry | None) -> None:
+        """Look at the lists before a request is let in, waiting no longer than a request should.
+
+        Args:
+            inquiry: one about the books, asked after the request came.
+        """
+        if inquiry is not None and self._trouble is None:
+            try:
+                ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)
+            except (StoreError, TimeoutError):
+                return
+            changes = {book: news.heads["kept"].last if news.heads else 0 for book, news in ends.items()}
+            if all(changes[book] == heard() for book, heard in self._heard.items()):
+                return
         is_stuck = self._looking.locked() and steady_now() - self._look_began > HEAR_SECONDS
         if self._tasks is not None and self._trouble is None and not is_stuck:
             await asyncio.wait([self._tasks.spawn(self.catch_up(), "hearing of tokens")], timeout=HEAR_SECONDS)

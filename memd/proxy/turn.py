@@ -23,6 +23,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
+from memd.ingest.topic import Inquiry
 from memd.ingest.topics import Topics
 from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
@@ -70,6 +71,8 @@ class Offered(msgspec.Struct, frozen=True):
     """The error that came in place of a reply; empty if there is none."""
 
 
+INQUIRY = web.RequestKey("inquiry", Inquiry)
+"""Asked when a request came, in a cluster."""
 Learn = Callable[[LengthRefusal], bool]
 """Learns from a refusal of the prompt for its length; False if it is not believed."""
 PrepareAgain = Callable[[], Awaitable[Prepared | None]]
@@ -106,22 +109,25 @@ class TurnRunner:
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
         """Answer one request: the whole life of a turn."""
-        record, topic = record_of(client), None
+        record, topic, saving = record_of(client), None, None
+        inquiry = self._topics.ask(self._receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
             try:
-                if asked.mode == "readonly" and await self._topics.existing(asked.topic_id) is None:
+                if asked.mode == "readonly" and await self._topics.existing(asked.topic_id, inquiry) is None:
                     return await self._forwarder.without_memory(client, asked.without_memory("none"))  # no trace
-                topic = await self._topics.get(asked.topic_id)
+                topic = await self._topics.get(asked.topic_id, inquiry)
                 holding.enter_context(topic.used())
                 with self._priority.held():
-                    received = await self._receiver.receive(asked, topic)
+                    received = await self._receiver.receive(asked, topic, inquiry)
                 holding.callback(received.assignment.release)
                 record.end_step("receive")
+                if self._rememberer.is_shared:  # the answer waits for it, and a recall takes longer
+                    saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
                 corrected = await self._corrector.correct(received)
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
+                saving = saving or self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:

@@ -57,7 +57,8 @@ CLUSTER_NAME = "memd.cluster"
 """In a directory that is the copy of a cluster: which one it is."""
 RETENTION_NAME = "memd.retention"
 """Of a cluster, a book: up to when retention has looked at each topic."""
-BOOK_NAMES = frozenset({TOKENS_NAME, GRANTS_NAME, "memd.erasures", RETENTION_NAME})
+RIGHTS_BOOKS = TOKENS_NAME, GRANTS_NAME
+BOOK_NAMES = frozenset({*RIGHTS_BOOKS, "memd.erasures", RETENTION_NAME})
 """The books that all daemons of a cluster know are topics of these names, which nobody can have."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,17 @@ class FolderLog:
 
     def connect(self) -> None:
         """There is nothing to be made."""
+
+    def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
+        with self._call("ends"):
+            told = {name: self._told(name) for name in topic_ids}
+            return {
+                name: News(
+                    generation=one["generation"],
+                    heads={stream: StreamHead(*ends) for stream, ends in one["heads"].items()},
+                )
+                for name, one in told.items()
+            }
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         with self._call("since"):

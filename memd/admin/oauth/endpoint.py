@@ -211,7 +211,7 @@ class OAuthEndpoint:
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
         if self._wrong_tokens.catch_up is not None:
-            await self._wrong_tokens.catch_up()
+            await self._wrong_tokens.catch_up(None)
         whole = self._wrong_tokens.look_up(request.remote, token, self._principals)
         if problem := _problem_with(whole, rights, topics.split()):
             asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)

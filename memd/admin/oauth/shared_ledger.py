@@ -56,12 +56,13 @@ class SharedLedger(Ledger):
         """`copied`, `more`: those of Ledger, for the copy."""
         super().__init__(*copied, **more)
         self._book = book
-        self._seen = -1
+        self.seen = -1
+        """Up to which change of the book this is known."""
 
     async def catch_up(self) -> None:
         """See Ledger."""
         with suppress(StoreError):  # the watch over the tokens has told it
-            if await asyncio.to_thread(self._book.changes) == self._seen:
+            if await asyncio.to_thread(self._book.changes) == self.seen:
                 return
             async with self._changing:
                 await self._adopt(await asyncio.to_thread(self._book.read))
@@ -107,7 +108,7 @@ class SharedLedger(Ledger):
 
     async def _adopt(self, page: Any) -> None:
         before, state = self._grants.all(), state_in(page.rows)
-        self._grants, self.key, self._seen = Grants(new_secret, state.grants), state.key, page.changes
+        self._grants, self.key, self.seen = Grants(new_secret, state.grants), state.key, page.changes
         if before != state.grants:
             tell_changes(before, state.grants)
         with suppress(StoreError):  # the copy is written with the next change

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 import re
-import selectors
+import select
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,6 +43,7 @@ CREATE TABLE memd_log (
 );
 ALTER TABLE memd_log ALTER COLUMN data SET STORAGE EXTERNAL;
 """
+_ENDS = "SELECT topic, stream, head, base, generation FROM memd_topic WHERE topic = ANY(%s::text[])"
 _SINCE = """
 SELECT t.stream, t.head, t.base, t.generation, l.last, l.data
 FROM memd_topic t JOIN unnest(%(streams)s::text[], %(after)s::bigint[]) w (stream, after) USING (stream)
@@ -175,6 +176,19 @@ class PostgresLog:
                 self.cluster = self._done(
                     lambda connection: _schema(connection, self.place, self._key_id), LONG_SECONDS
                 )
+
+    def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
+        """See SharedLog."""
+        names = list(topic_ids)
+        found = self._called(lambda connection: connection.execute(_ENDS, [names], binary=True).fetchall())
+        told = {name: [row[1:] for row in found if row[0] == name] for name in names}
+        return {
+            name: News(
+                generation=rows[0][3] if rows else 0,
+                heads={stream: StreamHead(head, base) for stream, head, base, _ in rows},
+            )
+            for name, rows in told.items()
+        }
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         """See SharedLog."""
@@ -380,9 +394,9 @@ def _impatient() -> Any:
 def _has_ended(connection: Connection) -> bool:
     """Whether the server has ended a connection that nobody used, without asking it, which would cost as much again:
     it says nothing by itself but good-bye."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection.fileno(), selectors.EVENT_READ)
-        return bool(selector.select(0))
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _has_lost(error: Exception) -> bool:

@@ -12,7 +12,7 @@ row is in. No call may be made on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -84,6 +84,9 @@ class SharedLog(Protocol):
         Raises:
             StoreError: it cannot be used (StoreWriteFailed: that may pass).
         """
+
+    def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
+        """Where all streams of some topics end, in one round trip: news without rows."""
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         """Return the first rows of some streams behind those that are known, each by its number."""

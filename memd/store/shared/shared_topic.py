@@ -68,6 +68,13 @@ class SharedTopicLog(TopicLog):
         self.is_current = False
         """Whether it had all that there was when it was last asked for; else nobody could be asked."""
 
+    def has_all(self, ends: News, hot: int) -> bool:
+        """Whether this copy has all that there was when the ends were asked for. `hot`: the known row of the buffer."""
+        known = {"log": self.head, "kept": self._kept_head, "hot": hot}
+        is_same = all(known[stream] == head.last for stream, head in ends.heads.items())
+        self.is_current = self.is_sound and ends.generation == self.generation and is_same
+        return self.is_current
+
     def catch_up(self, hot: int | None = None) -> News:
         """Take in what others have appended.
 
