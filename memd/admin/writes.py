@@ -74,7 +74,7 @@ class UndoBody(TopicBody, kw_only=True):
 
     canonical_id: int
     topic_id: str
-    reason: str = ""
+    reason: Annotated[str, Meta(description="Why, in a few words; people read it.")] = ""
 
 
 class NotesBody(TopicBody, kw_only=True):

@@ -5,7 +5,6 @@ Rule: the daemon reads and appends; these commands only show its answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +17,12 @@ from rich.padding import Padding
 from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
+from memd.admin.reads import LogRoutes
+from memd.admin.writes import Corrected, CorrectionBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.kept import waiting_messages, waiting_note
+from memd.cli.operations import Asked, Lines, option_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.entries import CORRECTION_STEPS_MAX
 from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
@@ -40,146 +41,37 @@ _DONE = {
 }
 """The outcome of an entry; an undo's depends on the chunk."""
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
-Lines = list[RenderableType]
 
 
 @click.command()
-@settings_flags
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
-@click.option("--before", metavar="TIME", help="Only what was before a time (2026-11-20T14:30) or canonical_id.")
-@click.option("--limit", type=click.IntRange(1, 500), default=50, help="How many events. Default: 50.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def log(
-    config_path: Path | None,
-    data_dir: str | None,
-    topics: tuple[str, ...],
-    before: str | None,
-    limit: int,
-    as_json: bool,
-) -> int:
+@shows(LogRoutes.log_page)
+def log(asked: Asked[LogPage]) -> tuple[Lines, int]:
     """Show what happened to the memory, newest first.
 
     Example: memd log --topic work
     """
-    config = config_of_existing(config_path, data_dir)
-    told, lines = _log(config, topics, before, limit)
-    click.echo(told) if as_json else print_lines(lines)
-    return 0
-
-
-@click.command()
-@settings_flags
-@click.option("--topic", help="The topic of the chunk, where several have it.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-@click.argument("chunk_id", metavar="ID")
-def show(config_path: Path | None, data_dir: str | None, topic: str | None, as_json: bool, chunk_id: str) -> int:
-    """Show the versions of the chunk ID, and where it was shown.
-
-    Example: memd show 9ada
-    """
-    config = config_of_existing(config_path, data_dir)
-    told, lines = _show(config, chunk_id, topic)
-    click.echo(told) if as_json else print_lines(lines)
-    return 0
-
-
-@click.command()
-@settings_flags
-@click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
-@click.option("--helpful", is_flag=True, help="It counts for more from now on.")
-@click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
-@click.option(
-    "--steps",
-    type=click.IntRange(1, CORRECTION_STEPS_MAX),
-    default=1,
-    metavar="N",
-    help=f"With --helpful, --unhelpful: as if said N times, at most {CORRECTION_STEPS_MAX}.",
-)
-@click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
-@click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
-@click.option("--reason", default="", help="Why; kept in the log.")
-@click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
-def correct(
-    config_path: Path | None,
-    data_dir: str | None,
-    topic: str | None,
-    helpful: bool,
-    unhelpful: bool,
-    steps: int,
-    content: str | None,
-    deprecate: bool,
-    reason: str,
-    chunk_ids: tuple[str, ...],
-) -> int:
-    """Mark the chunks ID... as helpful, unhelpful or wrong.
-
-    Example: memd correct 9ada --update "The shop listens on 4443."
-    """
-    given = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
-    named = [flag for flag, is_given in given.items() if is_given]
-    if len(named) != 1:
-        raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
-    if content is not None and not content.strip():
-        raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
-    if steps != 1 and not (helpful or unhelpful):
-        raise BadQuestion("--steps belongs to --helpful and --unhelpful")
-    config = config_of_existing(config_path, data_dir)
-    action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
-    body = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps}
-    done, appended = _correct(config, topic, body if content is None else body | {"content": content})
-    if appended:
-        print_lines(appended)
-    for chunk_id in done.failed:
-        why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
-        click.echo(f"{chunk_id}: not corrected: {why}", err=True)
-    return FOUND_SOMETHING if done.failed else 0
-
-
-@click.command()
-@settings_flags
-@click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
-@click.option("--reason", default="", help="Why; kept in the log.")
-@click.argument("id_", metavar="ID")
-def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str, id_: str) -> int:
-    """Take back the latest correction of the chunk ID.
-
-    ID may also be the number of an entry; `memd log` shows them.
-
-    Example: memd undo 9ada
-    """
-    print_lines(_undo(config_of_existing(config_path, data_dir), id_, topic, reason))
-    return 0
-
-
-class CorrectionAnswer(msgspec.Struct, frozen=True):
-    """The ids of the entries that a correction or undo appended, and of the chunks that could not be corrected."""
-
-    applied: tuple[int, ...]
-    failed: tuple[str, ...] = ()
-
-
-def _log(config: Config, topics: Sequence[str], before: str | None, limit: int) -> tuple[bytes, Lines]:
-    """Return the latest events, as JSON and as text."""
-    with daemon_for(config) as daemon:
-        told = daemon.get("/memd/log", topic=list(topics), before=before, limit=limit)
-    page = msgspec.json.decode(told, type=LogPage)
+    page, config = asked.answer, asked.config
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append("Nothing is stored.")
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
-        waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics or (None,)]
+        topics = asked.given.get("topic", (None,))
+        waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics]
         if note := waiting_note(sum(waiting)):
             lines.append(note)
     if page.next is not None:
         lines.append(f"There is more: --before {page.next}")
-    return told, lines
+    return lines, 0
 
 
-def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Lines]:
-    """Return the history of a chunk, as JSON and as text."""
-    with daemon_for(config) as daemon:
-        told = daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}", topic=topic)
-    story = msgspec.json.decode(told, type=ChunkStory)
+@click.command()
+@shows(LogRoutes.chunk, check=checked_digits, id="ID")
+def show(asked: Asked[ChunkStory]) -> tuple[Lines, int]:
+    """Show the versions of the chunk ID, and where it was shown.
+
+    Example: memd show 9ada
+    """
+    story = asked.answer
     state = "is live" if story.live else "is taken out"
     if story.versions[-1].event == "erased":
         state = f"was erased {story.versions[-1].reason}; its text is gone"
@@ -196,10 +88,72 @@ def _show(config: Config, chunk_id: str, topic: str | None) -> tuple[bytes, Line
             lines += [f"{name}:", _event(event)]
     if story.turns:
         lines.append(f"Injected in {counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}")
-    return told, lines
+    return lines, 0
 
 
-def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[CorrectionAnswer, Lines]:
+@click.command()
+@settings_flags
+@click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
+@click.option("--helpful", is_flag=True, help="It counts for more from now on.")
+@click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
+@option_of(CorrectionBody, "steps")
+@click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
+@click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
+@option_of(CorrectionBody, "reason")
+@click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
+def correct(
+    config_path: Path | None,
+    data_dir: str | None,
+    topic: str | None,
+    helpful: bool,
+    unhelpful: bool,
+    steps: int | None,
+    content: str | None,
+    deprecate: bool,
+    reason: str | None,
+    chunk_ids: tuple[str, ...],
+) -> int:
+    """Mark the chunks ID... as helpful, unhelpful or wrong.
+
+    Example: memd correct 9ada --update "The shop listens on 4443."
+    """
+    flags = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
+    named = [flag for flag, is_given in flags.items() if is_given]
+    if len(named) != 1:
+        raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
+    if content is not None and not content.strip():
+        raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
+    if steps not in (None, 1) and not (helpful or unhelpful):
+        raise BadQuestion("--steps belongs to --helpful and --unhelpful")
+    config = config_of_existing(config_path, data_dir)
+    action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
+    given = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps, "content": content}
+    done, appended = _correct(config, topic, {name: value for name, value in given.items() if value is not None})
+    if appended:
+        print_lines(appended)
+    for chunk_id in done.failed:
+        why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
+        click.echo(f"{chunk_id}: not corrected: {why}", err=True)
+    return FOUND_SOMETHING if done.failed else 0
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
+@option_of(UndoBody, "reason")
+@click.argument("id_", metavar="ID")
+def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str | None, id_: str) -> int:
+    """Take back the latest correction of the chunk ID.
+
+    ID may also be the number of an entry; `memd log` shows them.
+
+    Example: memd undo 9ada
+    """
+    print_lines(_undo(config_of_existing(config_path, data_dir), id_, topic, reason))
+    return 0
+
+
+def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[Corrected, Lines]:
     """Apply one correction to chunks of one topic; return the answer, and the appended entries as text."""
     with daemon_for(config) as daemon:
         if topic is None:
@@ -208,11 +162,11 @@ def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[C
                 raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
             [topic] = topics
         told = daemon.post("/memd/corrections", {"topic_id": topic} | body)
-        answer = msgspec.json.decode(told, type=CorrectionAnswer)
+        answer = msgspec.json.decode(told, type=Corrected)
         return answer, _appended(daemon, topic, answer)
 
 
-def _undo(config: Config, id_: str, topic: str | None, reason: str) -> Lines:
+def _undo(config: Config, id_: str, topic: str | None, reason: str | None) -> Lines:
     """Take back what an entry did, or the latest one of a chunk; return the appended entries as text."""
     with daemon_for(config) as daemon:
         if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
@@ -224,11 +178,11 @@ def _undo(config: Config, id_: str, topic: str | None, reason: str) -> Lines:
             topic, canonical_id = story.topic_id, story.versions[-1].canonical_id
             if len(story.versions) == 1:
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
-        told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason})
-        return _appended(daemon, topic, msgspec.json.decode(told, type=CorrectionAnswer))
+        told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason or ""})
+        return _appended(daemon, topic, msgspec.json.decode(told, type=Corrected))
 
 
-def _appended(daemon: RunningDaemon, topic: str, answer: CorrectionAnswer) -> Lines:
+def _appended(daemon: RunningDaemon, topic: str, answer: Corrected) -> Lines:
     """Return the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
     if not answer.applied:
         return []

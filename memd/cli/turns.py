@@ -18,7 +18,8 @@ from rich.text import Text
 
 from memd.admin.receipts import Receipt
 from memd.cli.flags import config_of_existing, print_lines, settings_flags
-from memd.cli.history import INDENT, Lines, time_of
+from memd.cli.history import INDENT, time_of
+from memd.cli.operations import Lines
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.recall.explained import SearchAnswer

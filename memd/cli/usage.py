@@ -5,52 +5,34 @@ Rule: the daemon adds up; the command only shows its answer.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
-import msgspec
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memd.admin.usage import UsageByDay, UsageRow
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
+from memd.admin.usage import UsageByDay, UsageRoutes, UsageRow
+from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.history import time_of
-from memd.cli.running import daemon_for
+from memd.cli.operations import Asked, Lines, shows
 from memd.wording import counted, name_for_terminal
 
 _COLUMNS = ("requests", "prompt", "cached", "answer", "memory")
 
 
 @click.command()
-@settings_flags
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
-@click.option("--from", "since", metavar="TIME", help="Only what was asked from a time (2026-11-20) on.")
-@click.option("--to", metavar="TIME", help="Only what was asked before a time; of a date, before its end.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def usage(
-    config_path: Path | None,
-    data_dir: str | None,
-    topics: tuple[str, ...],
-    since: str | None,
-    to: str | None,
-    as_json: bool,
-) -> int:
+@shows(UsageRoutes.usage)
+def usage(asked: Asked[UsageByDay]) -> tuple[Lines, int]:
     """Show the tokens that requests took, by day, topic and model.
 
     Exit code 1 if no receipt is kept.
 
     Example: memd usage --from 2026-11-01
     """
-    config = config_of_existing(config_path, data_dir)
-    with daemon_for(config) as daemon:
-        told = daemon.get("/memd/usage", topic=list(topics), to=to, **{"from": since})
-        answer = msgspec.json.decode(told, type=UsageByDay)
-        if topics and not answer.rows:
-            daemon.get("/memd/log", topic=list(topics), limit=1)  # raises BadQuestion if there is no such topic
-    click.echo(told) if as_json else print_lines(_lines(answer))
-    return 0 if answer.rows else FOUND_SOMETHING
+    rows, topics = asked.answer.rows, asked.given.get("topic")
+    if topics and not rows:
+        asked.daemon.get("/memd/log", topic=topics, limit=1)  # raises BadQuestion if there is no such topic
+    return _lines(asked.answer), 0 if rows else FOUND_SOMETHING
 
 
 def _lines(answer: UsageByDay) -> list[RenderableType]:

@@ -1,0 +1,127 @@
+"""Commands that show the answer of an operation of memd: path, parameters and answer come from its declaration.
+
+Rule: a command adds how an answer looks and never what it is; the running daemon answers, or one inside the command.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote
+
+import click
+import msgspec
+from msgspec import inspect as shape
+
+from memd.admin.routing import route_of
+from memd.cli.flags import Command, config_of_existing, print_lines, settings_flags
+from memd.cli.running import RunningDaemon, daemon_for
+from memd.errors import BadQuestion
+from memd.settings.model import Config
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Answer = TypeVar("Answer")
+Lines = list["RenderableType"]
+json_flag = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+
+
+class Asked(msgspec.Struct, Generic[Answer], frozen=True):
+    """The answer of an operation, and how it was asked for."""
+
+    answer: Answer
+    given: dict[str, Any]
+    """The parameters that were given, by their names in the route."""
+    as_json: bool
+    daemon: RunningDaemon
+    config: Config
+
+
+def shows(
+    operation: Callable[..., Any], *, check: Callable[[str], str] = str, **arguments: str
+) -> Callable[[Callable[..., tuple[Lines, int]]], Command]:
+    """Make a command of a function that takes the `Asked` of an operation that reads, and its own options, and returns
+    the lines for people and the exit code.
+
+    Args:
+        operation: the handler that declares it.
+        check: of the part of the path that varies; raises BadQuestion where it is wrong.
+        arguments: by the names of parameters that are no options their metavars; `id` is the part of the path.
+    """
+    route = route_of(operation)
+
+    def command_of(lines_of: Callable[..., tuple[Lines, int]]) -> Command:
+        def asking(config_path: Any, data_dir: str | None, as_json: bool, **given: Any) -> int:
+            for name, metavar in arguments.items():
+                if given[name] is not None and not given[name].strip():
+                    raise BadQuestion(f"the {metavar.strip('[]').lower()} is empty; say what to look for")
+            path = (
+                route.path.replace("{id}", quote(check(given.pop("id")), safe="")) if "id" in arguments else route.path
+            )
+            chosen = asked_with(route.query, given)
+            own = {name: value for name, value in given.items() if name not in parameters_of(route.query)}
+            config = config_of_existing(config_path, data_dir)
+            with daemon_for(config) as daemon:
+                told = daemon.get(path, **chosen)
+                answer = msgspec.json.decode(told, type=route.answer)
+                lines, exit_code = lines_of(Asked(answer, chosen, as_json, daemon, config), **own)
+            click.echo(told) if as_json else print_lines(lines)
+            return exit_code
+
+        command: Command = functools.update_wrapper(asking, lines_of)
+        for name, metavar in reversed(arguments.items()):
+            command = click.argument(name, metavar=metavar, required=not metavar.startswith("["))(command)
+        command = options_of(route.query, leave_out=arguments)(json_flag(command))
+        return settings_flags(command)
+
+    return command_of
+
+
+def parameters_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a query or body, by the names that clients give."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+
+
+def asked_with(query: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a query among the options that were given, as a request has them."""
+    known = {name: value for name, value in given.items() if name in parameters_of(query)}
+    return {name: "true" if value is True else value for name, value in known.items() if value not in (None, (), False)}
+
+
+def options_of(
+    kind: type[msgspec.Struct], *, leave_out: Collection[str] = (), **flags: str
+) -> Callable[[Command], Command]:
+    """Add an option for each field of a query or body; `flags` names those that are not called as their field."""
+
+    def with_options(command: Command) -> Command:
+        for name in reversed([one for one in parameters_of(kind) if one not in leave_out]):
+            command = option_of(kind, name, flags.get(name, ""))(command)
+        return command
+
+    return with_options
+
+
+def option_of(kind: type[msgspec.Struct], name: str, flag: str = "") -> Callable[[Command], Command]:
+    """Add the option for a field, with its description, its bounds and its default."""
+    field = parameters_of(kind)[name]
+    info = shape.type_info(field.type)
+    assert isinstance(info, shape.Metadata), f"{kind.__name__}.{name} has no description"
+    told, info = str((info.extra_json_schema or {})["description"]), info.type
+    more: dict[str, Any] = {}
+    if isinstance(info, shape.VarTupleType | shape.ListType):
+        more, info = {"multiple": True}, info.item_type
+    if isinstance(info, shape.UnionType):
+        info = next(one for one in info.types if not isinstance(one, shape.NoneType | shape.IntType))
+    if isinstance(info, shape.BoolType):
+        more["is_flag"] = True
+    elif isinstance(info, shape.LiteralType):
+        more["type"] = click.Choice(list(map(str, info.values)))
+    elif isinstance(info, shape.IntType):
+        more["type"] = click.IntRange(info.ge, info.le)
+    elif isinstance(info, shape.CustomType):
+        more["metavar"] = "TIME"
+    if field.default not in (msgspec.NODEFAULT, None, "", (), False) and "Default" not in told:
+        told = f"{told} Default: {field.default}."
+    return click.option(flag or f"--{name.replace('_', '-')}", name, help=told, **more)
