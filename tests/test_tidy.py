@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -134,16 +135,22 @@ class Module:
         """Without the leading `memd.`: `store.log`; empty for the package itself."""
         self.unit = parts[0] if parts != ("__init__",) else ""
         self.text = path.read_text()
-        self.tree = ast.parse(self.text)
-        self._type_only = {
-            id(inner)
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            for inner in ast.walk(node)
-        }
+
+    @cached_property  # whoever only collects the tests, as each worker does, parses nothing
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def _all(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def _type_only(self) -> set[int]:
+        ifs = [node for node in self._all if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        return {id(inner) for node in ifs for inner in ast.walk(node)}
 
     def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+        return iter(self._all)
 
     def imports(self, *, when_run: bool = False) -> Iterator[str]:
         """Absolute names; `from a import b` gives both `a` and `a.b`, as `b` may be a module.

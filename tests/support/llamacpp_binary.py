@@ -2,7 +2,8 @@
 
 Rule: the program is llama.cpp's own, all of it. xllamacpp's extension module holds the compiled library; only the
 files with the server's main program, its HTTP routes and its router are missing there. They are compiled here, from the
-sources that `llamacpp_sources` fetched, and linked to that module: some twenty seconds, once.
+sources that `llamacpp_sources` fetched, and linked to that module: some forty seconds, once. All are one unit for the
+compiler, because most of its time goes into the headers that they share.
 
 The web page that llama-server carries is not in those sources. In its place are files of the same names with one line.
 Run as a script it builds what is missing and prints where it is.
@@ -76,6 +77,8 @@ def build() -> Path:
 def _command(sources: Path, generated: Path, made: Path) -> list[str]:
     library = _library()
     _write_page(sources / "tools" / "ui", generated)
+    unit = generated / "unit.cpp"
+    unit.write_text("".join(f'#include "{sources / name}"\n' for name in COMPILED))
     # The router starts its own executable again, so it must be a program, and the module wants Python's library.
     python = Path(sysconfig.get_config_var("LIBDIR") or ".")
     return [
@@ -89,8 +92,7 @@ def _command(sources: Path, generated: Path, made: Path) -> list[str]:
         ),
         *(f"-I{sources / name}" for name in INCLUDED),
         f"-I{generated}",
-        *(str(sources / name) for name in COMPILED),
-        *(str(generated / "ui.cpp"), str(library), f"-Wl,-rpath,{library.parent}"),
+        *(str(unit), str(generated / "ui.cpp"), str(library), f"-Wl,-rpath,{library.parent}"),
         *(f"-L{python}", f"-lpython{sysconfig.get_config_var('LDVERSION')}", f"-Wl,-rpath,{python}"),
         *("-lpthread", "-o", str(made)),
     ]
