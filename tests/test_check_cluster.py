@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer
 
-from memd.cli.check.cluster import Server, told_of
+from memd.cli.check.data import Server, told_of
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
 from memd.store.shared.postgres import SCHEMA_VERSION

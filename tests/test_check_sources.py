@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memd.cli.check import sources as checked
+from memd.cli.check import settings as checked
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
 

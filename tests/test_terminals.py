@@ -12,9 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from memd.cli.main import main
+from memd.cli.main import main, show_what_it_can
 from memd.cli.tables import fitting
-from memd.cli.terminal import show_what_it_can
 
 SAID = "Żółć: the “spare” key hangs behind the barometer… 気圧計"
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, refuse_cluster, settings_flags
+from memd.cli.running import command_act
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import EncryptionSettings
 from memd.store.disk import DiskFiles

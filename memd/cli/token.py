@@ -2,7 +2,7 @@
 
 Rule: a secret is shown once and kept by nobody but who gets it. What is changed holds at once in a running daemon, or
 the command says when. A grant is ended by the running daemon; without one the file is changed while nobody else can
-start on it, and in a cluster the database, which all daemons follow.
+start on it, and in a cluster the database, which all daemons follow; without `cluster.database` nothing connects there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
@@ -23,18 +24,18 @@ from memd.admin.oauth.endpoint import GivenGrants
 from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import end_kept, kept_file
 from memd.admin.oauth.shared_ledger import rows_of, state_in
-from memd.cli.acting import command_act
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
-from memd.cli.running import RunningDaemon
-from memd.cli.sharing import shared_book, token_list
+from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
 from memd.settings.tokens import TokenSettings, read_tokens, token_problems
 from memd.store.disk import DiskFiles
-from memd.store.layout import GRANTS_NAME, LOCK_NAME
-from memd.store.token_list import KeptToken
+from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
+from memd.store.shared.books import SharedBook, SharedTokens
+from memd.store.shared.joining import shared_log
+from memd.store.token_list import KeptToken, TokenFile, TokenList
 
 Tokens = tuple[KeptToken, ...]
 SECRET_BYTES = 32
@@ -305,3 +306,22 @@ def _grant_line(grant: GivenGrant) -> str:
         f"{grant.id}: {grant.program}, as {grant.principal}: {', '.join(grant.rights)} in {where} "
         f"(OAuth; if not used, until {until:%Y-%m-%d})"
     )
+
+
+@contextmanager
+def shared_book(config: Config, name: str) -> Iterator[SharedBook]:
+    """A book of the cluster; raises StoreError where the database cannot be used."""
+    with closing(shared_log(config)) as kept:
+        kept.connect()
+        yield SharedBook(kept, name)
+
+
+@contextmanager
+def token_list(config: Config) -> Iterator[TokenList]:
+    """The list of `memd token`; raises StoreError where the database cannot be used."""
+    if not config.cluster.is_on:
+        check_no_cluster(DiskFiles(), config.data_dir)
+        yield TokenFile(DiskFiles(), config.data_dir)
+        return
+    with shared_book(config, "tokens") as book:
+        yield SharedTokens(book)

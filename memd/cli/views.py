@@ -1,29 +1,113 @@
-"""`memd digest`, `related` and `entities`: what is stored, seen as a whole.
+"""`memd search`, `digest`, `related`, `entities` and `usage`: what is stored, and what it took.
 
-Rule: the daemon computes; these commands only show its answers.
+Rule: the daemon searches and adds up; these commands only show its answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from datetime import UTC, datetime
 from typing import Any
 
 import click
+import msgspec
+from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
+from memd.admin.history import LogPage
+from memd.admin.reads import SearchRoutes
+from memd.admin.usage import UsageByDay, UsageRoutes, UsageRow
 from memd.admin.views import Digest, Entities, RelatedChunks, ViewRoutes
-from memd.cli.flags import FOUND_SOMETHING
-from memd.cli.operations import Asked, Lines, shows
-from memd.wording import counted, for_terminal
+from memd.cli.flags import FOUND_SOMETHING, origin_words, warning_words
+from memd.cli.history import time_of
+from memd.cli.operations import Lines, RouteAnswer, shows
+from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
+from memd.wording import counted, for_terminal, name_for_terminal
+
+NOTHING_STORED = (
+    "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
+    "something in."
+)
+
+
+@click.command()
+@shows(SearchRoutes.search, q="QUESTION")
+@click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
+def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, int]:
+    """Show the chunks that a new chat with QUESTION would get.
+
+    Exit code 1 if there are none.
+
+    Example: memd search "Which port does the shop listen on?"
+    """
+    answer, exit_code = asked.answer, 0 if asked.answer.tokens else FOUND_SOMETHING
+    if not answer.chunks and not msgspec.json.decode(asked.daemon.get("/memd/log", limit=1), type=LogPage).events:
+        return [NOTHING_STORED], exit_code
+    return _candidate_lines(answer, asked.given.keys(), explain=explain), exit_code
+
+
+def _candidate_lines(answer: SearchAnswer, given: Set[str], *, explain: bool) -> list[RenderableType]:
+    """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
+    injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
+    shown: list[RenderableType] = [
+        _candidate(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)
+    ]
+    if shown:
+        shown.insert(0, Text("score  id    topic  said", "dim"))
+    if not answer.chunks:
+        where = (
+            "found"
+            if answer.note is not None
+            else "stored, of what was chosen,"
+            if given - {"q", "topic", "as_of", "limit"}
+            else "stored"
+        )
+        shown.append(f"Nothing is {where} that has to do with it.")
+    elif not injected:
+        shown.append("Nothing would be injected; --explain shows the candidates and why.")
+    else:
+        tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
+        shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+    if answer.note is not None:
+        shown.append(answer.note)
+    if "topic" not in given:
+        shown.append("Every topic that you may read was searched; --topic names one.")
+    return shown
+
+
+def _candidate(chunk: FoundChunk, *, explain: bool) -> RenderableType:
+    said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    head = Text.assemble((f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}")
+    head.append(origin_words(chunk), "magenta")
+    head.append(warning_words(chunk), "yellow")
+    if explain:
+        head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
+    parts: list[RenderableType] = [head]
+    if explain:
+        echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
+        echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
+        parts.append(
+            Padding(
+                f"meaning {chunk.meaning:.3f} (cosine {chunk.cosine:.3f}) + words {chunk.words:.3f} + feedback "
+                f"{chunk.feedback:.3f} + neighbours {chunk.neighbours:.3f}, times {chunk.multiplier:g}{echo}; "
+                f"{counted(chunk.tokens, 'token')}",
+                (0, 0, 0, INDENT),
+                expand=False,
+            )
+        )
+    parts.append(Padding(Text(for_terminal(chunk.content)), (0, 0, 1, INDENT), expand=False))
+    return Group(*parts)
+
 
 INDENT = 2
 
 
 @click.command()
 @shows(ViewRoutes.digest)
-def digest(asked: Asked[Digest]) -> tuple[Lines, int]:
+def digest(asked: RouteAnswer[Digest]) -> tuple[Lines, int]:
     """Show what was said, by day or week.
 
     Exit code 1 if there is nothing.
@@ -35,7 +119,7 @@ def digest(asked: Asked[Digest]) -> tuple[Lines, int]:
 
 @click.command()
 @shows(ViewRoutes.related, id="ID")
-def related(asked: Asked[RelatedChunks]) -> tuple[Lines, int]:
+def related(asked: RouteAnswer[RelatedChunks]) -> tuple[Lines, int]:
     """Show what belongs to the chunk ID without being said beside it.
 
     Chunks near in meaning, with the same rare names, or of the same half hour; exit code 1 if there are none.
@@ -47,7 +131,7 @@ def related(asked: Asked[RelatedChunks]) -> tuple[Lines, int]:
 
 @click.command()
 @shows(ViewRoutes.entities, name="[NAME]")
-def entities(asked: Asked[Entities]) -> tuple[Lines, int]:
+def entities(asked: RouteAnswer[Entities]) -> tuple[Lines, int]:
     """Show the names in what is stored, or the chunks that have NAME.
 
     Exit code 1 if there are none.
@@ -57,7 +141,7 @@ def entities(asked: Asked[Entities]) -> tuple[Lines, int]:
     return _or_nothing(asked, _entity_lines(asked.answer), "No such name is stored.")
 
 
-def _or_nothing(asked: Asked[Any], lines: Lines, nothing: str) -> tuple[Lines, int]:
+def _or_nothing(asked: RouteAnswer[Any], lines: Lines, nothing: str) -> tuple[Lines, int]:
     return (lines, 0) if lines or asked.as_json else ([nothing], FOUND_SOMETHING)
 
 
@@ -98,3 +182,48 @@ def _entity_lines(answer: Entities) -> list[RenderableType]:
 
 def _indented(text: str, style: str = "") -> RenderableType:
     return Padding(Text(for_terminal(text), style), (0, 0, 0, INDENT), expand=False)
+
+
+_COLUMNS = ("requests", "prompt", "cached", "answer", "memory")
+
+
+@click.command()
+@shows(UsageRoutes.usage)
+def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
+    """Show the tokens that requests took, by day, topic and model.
+
+    Exit code 1 if no receipt is kept.
+
+    Example: memd usage --from 2026-11-01
+    """
+    rows, topics = asked.answer.rows, asked.given.get("topic")
+    if topics and not rows:
+        asked.daemon.get("/memd/log", topic=topics, limit=1)  # raises BadQuestion if there is no such topic
+    return _usage_lines(asked.answer), 0 if rows else FOUND_SOMETHING
+
+
+def _usage_lines(answer: UsageByDay) -> list[RenderableType]:
+    if not answer.rows:
+        return ["No request has a receipt; requests get one while receipts.enabled is true."]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True)
+    total = UsageRow("", "", "")
+    for row in answer.rows:
+        for name in UsageRow.__struct_fields__[3:]:
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+    for name, footer in (("day", "all"), ("topic", ""), ("model", "")):
+        table.add_column(name, footer, no_wrap=name == "day")
+    for name, footer in zip(_COLUMNS, _usage_figures(total), strict=True):
+        table.add_column(name, footer, justify="right", no_wrap=True)
+    for row in answer.rows:
+        table.add_row(row.day, row.topic_id, Text(name_for_terminal(row.model)), *_usage_figures(row))
+    lines: list[RenderableType] = [table]
+    if total.estimated:
+        lines.append(f"Of {counted(total.estimated, 'request')} the model server told no tokens: memd estimated them.")
+    if answer.since is not None:
+        lines.append(f"The oldest receipt that is kept is of {time_of(answer.since)}.")
+    return lines
+
+
+def _usage_figures(row: UsageRow) -> list[str]:
+    figures = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.memory_tokens)
+    return [f"{figure:,}" for figure in figures]

@@ -1,27 +1,39 @@
 """Can the data directory be used, who uses it, and is the log whole?
 
-Rule: works with and without a running daemon, and only reads, except for a nameless file that tests writing.
+Rule: works with and without a running daemon, and only reads, except for a nameless file that tests writing, and one
+small object in the bucket of the backup, which is removed again. The cluster's database is only read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shlex
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from memd import __version__
 from memd.admin.asking import THE_RIGHT_ONE
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
-from memd.errors import StoreError
+from memd.errors import MemdError, StoreError
+from memd.settings.model import Config
 from memd.store.audit.book import read_book
-from memd.store.disk import LocalDisk
+from memd.store.bucket.format import IDENTITY_KEY
+from memd.store.bucket.objects import Bucket
+from memd.store.bucket.writing import read_identity
+from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
-from memd.store.layout import LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding, torn_files
+from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
@@ -212,3 +224,249 @@ def _holder(path: Path, files: LocalDisk) -> str:
         return files.read(path).decode(errors="replace").strip() or "which has not said who it is"
     except StoreError:
         return "unknown"
+
+
+BACKUP = "backup"
+LAG_ROUNDS_MAX = 6
+"""A daemon whose backup is so many rounds behind has a reason."""
+_PROBE = "memd-check/"
+
+
+def backup(config: Config, env: Mapping[str, str], daemon: RunningDaemon | None) -> Iterator[CheckResult]:
+    """Check the bucket of the settings, if they name one."""
+    if not config.backup.is_on:
+        return
+    try:
+        bucket = Bucket.of(config.backup, env)
+        yield from _probed(bucket)
+        yield from _whose(config, bucket)
+    except MemdError as error:
+        yield failed_with(BACKUP, error)
+    if daemon is not None:
+        yield from _lag(config, daemon)
+
+
+def _probed(bucket: Bucket) -> Iterator[CheckResult]:
+    key, data = f"{_PROBE}{secrets.token_hex(8)}", b"memd check"
+    bucket.put(key, data, new=True)
+    is_overwritten = bucket.put(key, data, new=True)
+    is_read, is_listed = bucket.get(key) == data, key in [one.key for one in bucket.listed(_PROBE)]
+    bucket.delete([key])
+    is_gone = bucket.get(key) is None
+    if not (is_read and is_listed):
+        yield warning(BACKUP, f"{bucket.url} shows late what was written", "restore a minute after the last write")
+    if not is_gone:
+        yield failed(
+            BACKUP,
+            f"{bucket.url} keeps what is removed: what is erased stays there",
+            "give the key the right to delete, and the bucket no object lock",
+        )
+    if is_overwritten:
+        lacks = "takes conditions and overwrites all the same" if bucket.has_conditions else "knows no If-None-Match"
+        yield warning(
+            BACKUP,
+            f"{bucket.url} {lacks}; each start writes under a name of its own, so nothing is overwritten",
+            "see to it that no two daemons write to one prefix",
+        )
+    if bucket.keeps_versions:
+        yield warning(
+            BACKUP,
+            f"{bucket.url} keeps versions: what is erased or too old stays in them",
+            "let a lifecycle rule of the bucket remove noncurrent versions after some days",
+        )
+    if is_read and is_gone:
+        yield ok(BACKUP, f"{bucket.url} can be read, written and emptied")
+
+
+def _whose(config: Config, bucket: Bucket) -> Iterator[CheckResult]:
+    stored, path, files = bucket.get(IDENTITY_KEY), config.data_dir / BUCKET_NAME, DiskFiles()
+    if stored is None:
+        return
+    own = files.read(path).decode("ascii", "replace").strip() if files.size(path) is not None else ""
+    if read_identity(stored, bucket).directory != own:
+        yield failed(
+            BACKUP,
+            f"{bucket.url} has the backup of another data directory than {config.data_dir}",
+            "choose another prefix; if a disk was lost, memd restore brings its folder back",
+        )
+
+
+def _lag(config: Config, daemon: RunningDaemon) -> Iterator[CheckResult]:
+    try:
+        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any]).get("backup")
+    except MemdError:
+        return  # it wants another token: that was said
+    if told is None:
+        yield warning(BACKUP, f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
+    elif told["trouble"]:
+        yield failed(
+            BACKUP, f"{told['lag_seconds']:.0f} s behind: {told['trouble']}", "mend that; it goes on by itself"
+        )
+    elif told["lag_seconds"] > LAG_ROUNDS_MAX * config.backup.seconds:
+        yield warning(BACKUP, f"{told['lag_seconds']:.0f} s behind", "wait, if it was begun just now; or see the log")
+    else:
+        yield ok(BACKUP, f"{told['lag_seconds']:.0f} s behind")
+
+
+DATABASE = "database"
+OLDEST = 14
+"""The first version of PostgreSQL that memd is tested with."""
+CLOCKS_SECONDS = 2.0
+ROUND_TRIP_MS = 5.0
+"""Above this a chat waits longer for the database than for memory."""
+_SETTINGS = (
+    "SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),"
+    " current_setting('transaction_read_only') = 'on', current_setting('fsync') = 'on',"
+    " current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'),"
+    " current_setting('synchronous_standby_names'), extract(epoch FROM clock_timestamp())::float8,"
+    " has_schema_privilege(current_schema(), 'CREATE'), current_setting('server_encoding')"
+)
+_STANDBYS = (
+    "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE state IS NULL)"
+    " FROM pg_stat_replication"
+)
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """The database server, as it tells of itself."""
+
+    number: int
+    version: str
+    is_standby: bool
+    is_read_only: bool
+    has_fsync: bool
+    has_full_pages: bool
+    synchronous_commit: str
+    standby_names: str
+    clock_ahead: float
+    """Seconds by which its clock is ahead of this machine's."""
+    may_create: bool
+    schema: int | None
+    """Of memd's tables; None: there are none yet."""
+    standbys: int | None
+    """Synchronous ones that are connected; None: this user may not see."""
+    encoding: str
+    round_trip_ms: float
+    is_pooled: bool
+    """Whether somebody stands between, as PgBouncer: the server does not have the connection that this process has."""
+
+
+def cluster(config: Config) -> Iterator[CheckResult]:
+    """Check the cluster of the settings, if they name one."""
+    if config.cluster.is_on:
+        try:
+            yield from told_of(_server(config))
+        except MemdError as error:
+            yield failed_with(DATABASE, error)
+
+
+def _server(config: Config) -> Server:
+    """Ask the server, as no daemon does: without making its tables."""
+    with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
+        place = kept.place
+    import psycopg
+
+    try:
+        with psycopg.connect(config.cluster.database, connect_timeout=5, prepare_threshold=None) as connection:
+            connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
+            began = time.time()
+            row = connection.execute(_SETTINGS).fetchone()
+            middle = (began + time.time()) / 2
+            is_there = connection.execute("SELECT to_regclass('memd_shared') IS NOT NULL").fetchone() == (True,)
+            found = connection.execute("SELECT version FROM memd_shared").fetchone() if is_there else None
+            standbys = connection.execute(_STANDBYS).fetchone()
+            asked = time.perf_counter()
+            is_pooled = connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
+            round_trip_ms = (time.perf_counter() - asked) * 1e3
+    except psycopg.Error as error:
+        raise StoreError(f"{place}: {words_of(error)}; {remedy_of(error)}") from None
+    assert row is not None, "one row"
+    return Server(
+        number=row[0] // 10_000,
+        version=str(row[1]).split()[0],
+        is_standby=row[2],
+        is_read_only=row[3],
+        has_fsync=row[4],
+        has_full_pages=row[5],
+        synchronous_commit=row[6],
+        standby_names=row[7],
+        clock_ahead=row[8] - middle,
+        may_create=row[9],
+        encoding=row[10],
+        schema=None if found is None else found[0],
+        standbys=None if standbys is None or standbys[1] else standbys[0],
+        round_trip_ms=round_trip_ms,
+        is_pooled=is_pooled,
+    )
+
+
+def told_of(server: Server) -> Iterator[CheckResult]:
+    """Say what is good and bad about the server."""
+    said = f"PostgreSQL {server.version}"
+    if server.number < OLDEST:
+        yield failed(DATABASE, said, f"memd needs PostgreSQL {OLDEST} or later")
+    if server.is_standby or server.is_read_only:
+        yield failed(
+            DATABASE,
+            f"{said} is {'a standby' if server.is_standby else 'read-only'}, and nothing can be written there",
+            "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write",
+        )
+    if server.schema is None and not server.may_create:
+        yield failed(
+            DATABASE, "has no tables of memd's, and this user may not make any", "grant it CREATE on its schema"
+        )
+    elif server.schema not in (None, SCHEMA_VERSION):
+        told = f"has schema {server.schema}, and this memd knows schema {SCHEMA_VERSION}"
+        yield failed(DATABASE, told, "run the same version of memd everywhere")
+    else:
+        schema = "has no tables yet, memd serve makes them" if server.schema is None else f"schema {server.schema}"
+        pooled = ", through a pooler of connections" if server.is_pooled else ""
+        yield ok(DATABASE, f"{said}, {schema}, answers in {server.round_trip_ms:.1f} ms{pooled}")
+    if server.encoding != "UTF8":
+        yield warning(DATABASE, f"its encoding is {server.encoding}", "make it with ENCODING 'UTF8': names are text")
+    if server.round_trip_ms > ROUND_TRIP_MS:
+        told = f"answers in {server.round_trip_ms:.0f} ms, and every chat waits for one answer"
+        yield warning(DATABASE, told, "run memd near the database, in the same zone")
+    yield from _durable(server)
+    if abs(server.clock_ahead) > CLOCKS_SECONDS:
+        side = "ahead of" if server.clock_ahead > 0 else "behind"
+        yield warning(
+            DATABASE,
+            f"its clock is {abs(server.clock_ahead):.1f} s {side} this machine's",
+            "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored",
+        )
+
+
+def _durable(server: Server) -> Iterator[CheckResult]:
+    """Whether a commit survives what it has to."""
+    if not (server.has_fsync and server.has_full_pages):
+        off = "fsync" if not server.has_fsync else "full_page_writes"
+        yield failed(
+            DATABASE, f"{off} is off: a power cut may destroy the database", f"set {off} = on, and restart PostgreSQL"
+        )
+    if server.synchronous_commit == "off":
+        yield failed(
+            DATABASE,
+            "synchronous_commit is off: a crash of the server loses what was acknowledged",
+            "set synchronous_commit = on for this user or database",
+        )
+    elif not server.standby_names:
+        yield warning(
+            DATABASE,
+            "has no synchronous standby: a failover may lose what was acknowledged",
+            "set synchronous_standby_names; where a managed service copies the disk instead, this is no loss",
+        )
+    elif server.synchronous_commit == "local":
+        yield warning(
+            DATABASE,
+            "synchronous_commit is local, so no commit waits for a standby: a failover may lose what was acknowledged",
+            "set synchronous_commit = on for this user or database",
+        )
+    elif server.standbys == 0:
+        yield warning(
+            DATABASE,
+            f"no synchronous standby of {server.standby_names!r} is connected: each write waits for one",
+            "start a standby; until then requests are answered with degraded:store",
+        )
+    else:
+        yield ok(DATABASE, f"commits wait for a synchronous standby ({server.standby_names})")

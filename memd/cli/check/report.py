@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.check import bucket, cluster, data, installation, settings, sources, upstream
+from memd.cli.check import data, installation, settings, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -56,7 +56,7 @@ def outcomes(
         yield warning(settings.SETTINGS, *line.split("; ", 1))
     yield settings.access(config, file, places)
     yield installation.open_files(config)
-    yield from sources.sources(config)
+    yield from settings.sources(config)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     try:
         disk = disk_of(config, files)
@@ -94,8 +94,8 @@ def _stored(
     else:
         yield from data.log(config.data_dir, topics, files, is_cache=config.cluster.is_on)
     yield from data.audit(config.data_dir, files)
-    yield from bucket.backup(config, env, daemon)
-    yield from cluster.cluster(config)
+    yield from data.backup(config, env, daemon)
+    yield from data.cluster(config)
     yield from installation.embedding_model(config, topics, files)
     yield from installation.reranker(config)
 

@@ -1,24 +1,38 @@
 """Does the model server answer, does it report its window, and does memory reach the model?
 
 Rule: a server that reports nothing can still be used: what is missing is a warning where memd has a substitute.
+
+`--live` holds short conversations and a tool loop longer than the window, with a daemon of its own in a temporary
+folder that is removed; a running daemon only forwards a request (`X-Memory-Mode: off`). Of a large window only
+`ROOM_TOKENS` are used: what has to be seen is that old results leave, and that what stays is a prompt which the model's
+chat template takes. The loop ends after `LOOP_SECONDS_MAX` however slow the model is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+import aiohttp
 import msgspec
 
-from memd.cli.check.live import ASKED, EXPECTED, LiveAnswer, ask_without_memory, recall_a_fact
-from memd.cli.check.loop import HeldLoop, hold_a_loop
+from memd.admin.access import TOKEN_HEADER
+from memd.admin.asking import unchecked_tls
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
+from memd.proxy.app import running
 from memd.proxy.upstream.facts import NO_TEMPLATE
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of
-from memd.settings.model import Config
+from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.tokens import AuthSettings
 from memd.wording import counted
 
 UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
@@ -247,3 +261,267 @@ def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
         remedy = NO_TEMPLATE if "chat template" in answer.text.lower() else "look at the model server's log"
         return failed(LIVE, f"the model server answered {answer.status}: {answer.text}", remedy)
     return None
+
+
+TOLD = "Please remember: the code of the boathouse gate is heron-4519."
+ASKED = "What is the code of the boathouse gate?"
+EXPECTED = "4519"
+REPLY_TOKENS = 48
+ANSWER_SECONDS_MAX = 180.0
+"""A large model that reads its first prompt on a CPU takes this long."""
+
+
+class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    problem: str = ""
+    """Why there is no answer; empty if there is one."""
+    status: int = 0
+    memory_status: str = ""
+    """`X-Memory-Status`."""
+    text: str = ""
+    """The reply, or the text of the error."""
+    message: dict[str, Any] = {}
+    """The model's message as it came; empty if there is none."""
+    prompt_tokens: int = 0
+    """By the server's count; 0: not told."""
+
+
+def recall_a_fact(config: Config, model: str) -> LiveAnswer:
+    """Tell a daemon of its own a fact and ask for it in a new conversation; return the last answer, or the failed one.
+
+    Args:
+        config: the settings to use; their data directory and address are not touched.
+        model: what the requests call the model.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
+            return asyncio.run(_recall_a_fact(scratch_config(config, Path(folder)), model))
+    except (MemdError, OSError) as error:
+        return LiveAnswer(problem=str(error))
+
+
+def scratch_config(config: Config, folder: Path) -> Config:
+    """The settings of a daemon that nobody else finds and whose memory is in `folder`."""
+    return msgspec.structs.replace(
+        config,
+        listen=ListenSettings(port=0),
+        admin=AdminSettings(),
+        auth=AuthSettings(),
+        data_dir=folder / "memory",
+        conversation=ConversationSettings(),
+    )
+
+
+def key_headers(config: Config) -> dict[str, str]:
+    """The key that the model server wants, as a client shows it; none unless it is in the settings."""
+    key = config.upstream.api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def ask_without_memory(config: Config, base_url: str, model: str) -> LiveAnswer:
+    """Let a running daemon forward a question to the model without memory."""
+    token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
+    return asyncio.run(_ask_without_memory(base_url, {"X-Memory-Mode": "off", **token, **key_headers(config)}, model))
+
+
+async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
+    async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
+        told = await _send(session, daemon.base_url, model, TOLD, {})
+        if told.problem or told.status != 200:
+            return told
+        return await _send(session, daemon.base_url, model, ASKED, {})
+
+
+async def _ask_without_memory(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
+        return await _send(session, base_url, model, ASKED, headers)
+
+
+async def _send(
+    session: aiohttp.ClientSession, base_url: str, model: str, text: str, headers: Mapping[str, str]
+) -> LiveAnswer:
+    """Send a request that opens a conversation."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
+    return await send(session, base_url, body, headers, ANSWER_SECONDS_MAX)
+
+
+async def send(
+    session: aiohttp.ClientSession, base_url: str, body: object, headers: Mapping[str, str], seconds: float
+) -> LiveAnswer:
+    """Send a chat request and wait so many seconds for the whole answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            async with session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
+                told = await answer.read()
+    except TimeoutError:
+        return LiveAnswer(problem=f"no answer came within {seconds:.0f} s")
+    except aiohttp.ClientError as error:
+        return LiveAnswer(problem=str(error) or type(error).__name__)
+    memory_status = answer.headers.get("X-Memory-Status", "")
+    if answer.status != 200:
+        return LiveAnswer(status=answer.status, memory_status=memory_status, text=_refusal(told))
+    message, prompt_tokens = _reply(told)
+    return LiveAnswer(
+        status=answer.status,
+        memory_status=memory_status,
+        text=str(message.get("content") or ""),
+        message=message,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def _reply(body: bytes) -> tuple[dict[str, Any], int]:
+    """Return the message of a reply, empty if there is none, and the tokens of its prompt."""
+    try:
+        whole: Any = msgspec.json.decode(body)
+        usage = whole.get("usage") or {}
+        return dict(whole["choices"][0]["message"]), int(usage.get("prompt_tokens") or 0)
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
+        return {}, 0
+
+
+def _refusal(body: bytes) -> str:
+    """Return the text of an error."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+ROOM_TOKENS = 4_096
+"""A smaller window is used as it is."""
+LOOP_SECONDS_MAX = 120.0
+STEPS_MAX = 40
+STEPS_A_WINDOW = 6
+"""So many results fill it."""
+LENGTH = 1.6
+"""The loop's length, in windows."""
+STEP_REPLY_TOKENS = 32
+CHARACTERS_PER_TOKEN = 3.0
+"""Assumed of a model that does not tell its count."""
+LOOP_ASKED = "Read the log of each pump, one after the other, and tell me at the end which of them needs oil."
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Read the log of a pump.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+
+
+class HeldLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """How far it came."""
+
+    window: int
+    """The tokens that its prompts may take."""
+    is_window: bool
+    """Whether that is the model's whole window."""
+    steps: int
+    """The steps that were answered."""
+    sent_tokens: int
+    """Of the last request that was answered, as the client sent it; estimated."""
+    most_tokens: int
+    """Of its longest prompt, by the server's count; 0: not told."""
+    last: LiveAnswer
+    is_out_of_time: bool
+
+
+def hold_a_loop(config: Config, model: str, window: int | None) -> HeldLoop:
+    """Play the loop and return how far it came.
+
+    Args:
+        config: the settings to use; their data directory and address are not touched.
+        model: what the requests call the model.
+        window: the model's, None if it is not known.
+    """
+    room = ROOM_TOKENS if window is None else min(window, ROOM_TOKENS)
+    with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
+        scratch = scratch_config(config, Path(folder))
+        if room != window:  # the reply and the block take their share of a window, and so of what stands for it
+            hard = room // 2 if scratch.buffer.hard_tokens == "auto" else min(room // 2, scratch.buffer.hard_tokens)
+            buffer = msgspec.structs.replace(scratch.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
+            injection = msgspec.structs.replace(scratch.injection, budget_tokens=room // 8, sticky_tokens=0)
+            scratch = msgspec.structs.replace(scratch, buffer=buffer, injection=injection)
+        loop = _Loop(model, room)
+        try:
+            asyncio.run(loop.play(scratch))
+        except (MemdError, OSError) as error:
+            loop.last = LiveAnswer(problem=str(error))
+    return HeldLoop(
+        window=room,
+        is_window=room == window,
+        steps=loop.steps,
+        sent_tokens=loop.sent_tokens,
+        most_tokens=loop.most_tokens,
+        last=loop.last,
+        is_out_of_time=loop.seconds_left <= 0,
+    )
+
+
+class _Loop:
+    def __init__(self, model: str, room: int) -> None:
+        self._model = model
+        self._room = room
+        self._ends_at = time.monotonic() + LOOP_SECONDS_MAX
+        self._per_token = CHARACTERS_PER_TOKEN
+        self._messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
+        self.steps = 0
+        self.sent_tokens = 0
+        self.most_tokens = 0
+        self.last = LiveAnswer()
+
+    @property
+    def seconds_left(self) -> float:
+        return self._ends_at - time.monotonic()
+
+    async def play(self, config: Config) -> None:
+        """Ask, answer the model's call or one in its place, and ask again until it is long enough."""
+        async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
+            while self.steps < STEPS_MAX and self.sent_tokens <= self._room * LENGTH and self.seconds_left > 0:
+                body = {
+                    "model": self._model,
+                    "messages": self._messages,
+                    "tools": [_TOOL],
+                    "max_tokens": STEP_REPLY_TOKENS,
+                }
+                self.last = await send(session, daemon.base_url, body, {}, self.seconds_left)
+                if self.last.problem or self.last.status != 200:
+                    return
+                self._answered()
+
+    def _answered(self) -> None:
+        characters = len(json.dumps(self._messages))
+        if self.steps == 0 and self.last.prompt_tokens:
+            self._per_token = (characters + len(json.dumps(_TOOL))) / self.last.prompt_tokens
+        self.steps += 1
+        self.sent_tokens = int(characters / self._per_token)
+        self.most_tokens = max(self.most_tokens, self.last.prompt_tokens)
+        calls = self.last.message.get("tool_calls") or []
+        if calls and all(map(_is_whole, calls)):
+            self._messages.append(self.last.message)
+        else:  # it talks instead of calling, or its call was cut off: the loop goes on as if it had called
+            arguments = json.dumps({"path": f"pump-{self.steps}.log"})
+            function = {"name": "read", "arguments": arguments}
+            calls = [{"id": f"call_{self.steps}", "type": "function", "function": function}]
+            self._messages.append({"role": "assistant", "content": self.last.text, "tool_calls": calls})
+        for call in calls:
+            self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": self._log_of_a_pump()})
+
+    def _log_of_a_pump(self) -> str:
+        """A result of a share of the window."""
+        length = int(self._room / STEPS_A_WINDOW * self._per_token)
+        lines = (f"{hour:02}:00 pump {self.steps}: {20 + hour * self.steps % 17} degrees" for hour in range(100_000))
+        said = [f"The oil mark of pump {self.steps} is {self.steps * 37 % 100}."]
+        while sum(map(len, said)) < length:
+            said.append(next(lines))
+        return "\n".join(said)
+
+
+def _is_whole(call: Any) -> bool:
+    """Whether a call can be sent back."""
+    try:
+        return bool(call["id"]) and isinstance(json.loads(call["function"]["arguments"]), dict)
+    except (ValueError, LookupError, TypeError):
+        return False
