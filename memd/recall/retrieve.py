@@ -412,7 +412,8 @@ class Retriever:
             if not seen:
                 break
             competes[seen] = False
-        verdicts = np.full(len(rows), Verdict.SILENT if scores.is_silent else Verdict.WEAK, object)
+        lowest = Verdict.SILENT if scores.is_silent else Verdict.WEAK
+        verdicts = np.array([lowest] * len(rows), object)  # np.full would make a mere str of it
         verdicts[worth], verdicts[~competes] = Verdict.NO_ROOM, Verdict.VISIBLE
         verdicts[earlier], verdicts[injected] = Verdict.EARLIER, Verdict.INJECTED
         listed = np.flatnonzero((verdicts == Verdict.INJECTED) | earlier)
