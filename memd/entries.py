@@ -123,7 +123,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sent again after a restart."""
     author: str | UnsetType = UNSET
     """The principal who said or wrote the chunk's text; its later entries keep it. UNSET: the owner, or nobody is told
-    apart. Never in a prompt."""
+    apart."""
     action_by: str | UnsetType = UNSET
     """The principal whose correction wrote this entry."""
     part: Section | UnsetType = UNSET

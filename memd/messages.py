@@ -133,6 +133,8 @@ class Block(msgspec.Struct, frozen=True):
     tokens: int
     """Raw, counted with the bundled tokenizer."""
     chunks: tuple[BlockChunk, ...] = ()
+    reader: str | UnsetType = UNSET
+    """The principal in whose prompt it stands (`Principal.author`); UNSET: the owner."""
 
 
 NO_BLOCK = Block(text="", tokens=0)

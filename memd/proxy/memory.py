@@ -13,6 +13,7 @@ import msgspec
 
 from memd.conversation.tokens import TokenCounter
 from memd.errors import MemdError
+from memd.ingest.redaction.redactor import Redactor
 from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
 from memd.proxy.correct import CorrectionResult, degraded
 from memd.proxy.prompt import Prompt
@@ -96,6 +97,7 @@ class Memory:
         timeout_seconds: float,
         retriever: Retriever,
         counter: TokenCounter,
+        redactor: Redactor,
     ) -> None:
         """`timeout_seconds`: the longest that a request waits for recall."""
         self._dates = settings.dates == "day"
@@ -103,6 +105,7 @@ class Memory:
         self._timeout_seconds = timeout_seconds
         self._retriever = retriever
         self._counter = counter
+        self._redactor = redactor
         self._recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
@@ -203,7 +206,10 @@ class Memory:
             dates=self._dates,
             taken={chunk.shown_id for chunk in earlier},
             tokens=retrieved.raw_tokens,
+            reader=self._redactor.identifier(received.asked.who.author),
         )
+        if placed.chunks and (reader := received.asked.who.author):  # the owner's chunks were counted without a name
+            placed = msgspec.structs.replace(placed, tokens=self._counter.count(placed.text), reader=reader)
         fields = {**received.log_fields(), "question": Content(question), "block": Content(placed.text)}
         log.debug("recalled", extra=fields)
         recalled = msgspec.structs.replace(

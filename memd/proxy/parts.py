@@ -226,7 +226,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
         ),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, counter, archiver),
-        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter),
+        Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter, daemon.redactor),
         forwarder,
         Rememberer(
             counter,

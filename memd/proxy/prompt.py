@@ -194,9 +194,10 @@ class Prompt:
         return block if block is not None and self._may_be_shown(block) else None
 
     def _may_be_shown(self, block: Block) -> bool:
-        """Whether it shows something, and nothing that may not be read."""
+        """Whether it shows something, nothing that may not be read, and says `user` of none but who asks."""
         topic_ids = {chunk.topic_id for chunk in block.chunks}
-        return bool(topic_ids) and all(self._who.may("read", one) for one in topic_ids)
+        is_own = (block.reader or "") == self._who.author
+        return bool(topic_ids) and is_own and all(self._who.may("read", one) for one in topic_ids)
 
     def _visible(self) -> list[int]:
         """The positions of the visible messages: a head that the client keeps, and those that did not leave.
