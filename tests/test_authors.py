@@ -193,7 +193,7 @@ async def test_each_way_into_memory_names_who_it_came_from(tmp_path: Path) -> No
         assert "user and assistant, by ann" in await tool(house, "bob", "search_memory", query=LAMP)
         assert " by " not in (await tool(house, "owner", "search_memory", query=VAULT)).partition("\n")[0]
         await house.chat("bob", QUESTION)
-        assert "cinnamon" in house.upstream.prompts[-1] and "ann" not in house.upstream.prompts[-1], "never in a prompt"
+        assert f"user (ann): {LAMP}" in house.upstream.prompts[-1], "her words are not bob's"
 
 
 async def test_the_author_is_who_asks_whatever_the_api_and_the_session(tmp_path: Path) -> None:
