@@ -162,6 +162,6 @@ def _scored(made: type[_Chunk], one: Candidate, /, **more: Any) -> _Chunk:
         echo=parts.echo,
         time=parts.time,
         tokens=one.tokens,
-        verdict=one.verdict.value,
+        verdict=str(one.verdict),
         **more,
     )
