@@ -55,6 +55,8 @@ _SPEAKS = late_pattern(
     re.IGNORECASE,
 )
 """Behind a line's end, and not `^`: that is tried at each character, and a line's end is looked for."""
+_SUSPICIOUS = late_pattern(r"[^ -~\n\t]|[<\[\]:]|--")
+"""A text without any of these is shown as it is; a question has thirty candidates, and most of them are so."""
 # Control characters but for white space, and those of Unicode that are drawn as nothing.
 _UNSEEN = late_pattern(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
@@ -96,7 +98,6 @@ def plain(text: str) -> str:
 
 def as_searched(text: str) -> str:
     """The look-alike of `text` that is searched."""
-    # Most are plain, and a question has thirty candidates.
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return plain(_UNSEEN.sub("", text))
@@ -116,6 +117,8 @@ def without_control(text: str) -> str:
 
 def neutralised(text: str) -> str:
     """`text` without control strings, and without lines that begin like a role or a day of memd's own."""
+    if not _SUSPICIOUS.search(text):
+        return text
     searched = as_searched(text)
     added = _controls(searched)
     if ":" in searched or "--" in searched:  # as every line has that it finds

@@ -407,7 +407,7 @@ class Scores:
         source = order[np.minimum(np.searchsorted(uuids, shown, sorter=order), len(rows) - 1)]
         is_here = (uuids[source] == shown) & (source != owner)
         owner, source = owner[is_here], source[is_here]
-        sources = dict(zip(*_grouped(owner, source), strict=True))
+        sources = _grouped(owner, source)
         left = self.score[rows]
         for place in np.argsort(records["origin_id"], kind="stable").tolist():
             if place in sources:
@@ -444,11 +444,12 @@ class Scores:
         return list(itertools.starmap(Parts, columns.astype(np.float64).round(PARTS_DIGITS).tolist()))
 
 
-def _grouped(owner: Rows, source: Rows) -> tuple[list[int], list[Rows]]:
-    """Each owner once, and its sources."""
+def _grouped(owner: Rows, source: Rows) -> dict[int, Rows]:
+    """The sources of each owner."""
     order = owner.argsort(kind="stable")
     owners, starts = np.unique(owner[order], return_index=True)
-    return owners.tolist(), np.split(source[order], starts[1:]) if len(owners) else []
+    bounds, ascending = [*starts.tolist(), len(order)], source[order]
+    return {one: ascending[a:b] for one, a, b in zip(owners.tolist(), bounds, bounds[1:], strict=False)}
 
 
 def _best(score: Floats, count: int) -> Rows:
