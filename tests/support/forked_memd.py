@@ -27,8 +27,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
 from pathlib import Path
+from typing import NoReturn
 
 import plain_environment  # noqa: F401  # before `_imported_in` below
 from loaded_once import load_once
