@@ -22,9 +22,8 @@ from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
-from memd.admin.acts import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
-from memd.admin.audit import note_turn
-from memd.admin.auditing import Auditor
+from memd.admin.auditing import Auditor, note_turn
+from memd.admin.queries import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
 from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routes import ROUTES
 from memd.cli.main import main

@@ -12,7 +12,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.admin.conversations import conversation_of
+from memd.admin.history import conversation_of
 from memd.admin.receipts import Receipt
 from memd.errors import BadQuestion, NotFound
 

@@ -14,16 +14,19 @@ import msgspec
 import pytest
 from crash_files import LOSSES, CrashFiles, PowerCutError
 
-from memd.admin.oauth.clients import OAuthClient, client_id_of, client_of, registered
 from memd.admin.oauth.consent import asking, going_back
 from memd.admin.oauth.grants import ACCESS_SECONDS, CODE_SECONDS, GRANTS_MAX, REFRESH_SECONDS, Allowed, Tokens
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.protocol import (
+    OAuthClient,
     Permission,
     PermissionRefused,
     TokenRequest,
+    client_id_of,
+    client_of,
     metadata,
     permission_asked,
+    registered,
     token_asked,
     token_to_revoke,
 )

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from recording_upstream import RecordingUpstream
 
-from memd.admin.openapi import document
 from memd.admin.routes import ROUTES
+from memd.admin.routing import document
 
 FILE = Path(__file__).parent.parent / "docs" / "openapi.json"
 DOCUMENT = json.loads(FILE.read_text())

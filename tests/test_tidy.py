@@ -88,7 +88,7 @@ PURE = {
         "conversation",
         "ingest.redaction",
     ),
-    *("admin.oauth.clients", "admin.oauth.protocol", "admin.oauth.grants", "admin.oauth.consent"),
+    *("admin.oauth.protocol", "admin.oauth.grants", "admin.oauth.consent"),
     *(
         "ingest.chunking",
         "ingest.pieces",

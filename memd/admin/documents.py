@@ -1,31 +1,44 @@
-"""The routes of documents: files that a command has read, or that were dropped on the page.
+"""The operations on documents, sources and imports: files that a command has read or that were
+dropped on the page, and folders of the settings.
 
-Rule: the daemon reads no file that a request names: whoever may ask it need not be allowed to read what it may.
+Rule: the daemon reads no file or folder that a request names: whoever may ask it need not be allowed to read what it
+may. What is answered is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from memd.admin.acts import Extent
-from memd.admin.queries import DocumentQuery, TopicBody, TopicsQuery
+from memd.admin.queries import Body, DocumentQuery, Extent, TopicBody, TopicsQuery
 from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics, check_changes
 from memd.documents import GivenDocument, GivenFile
-from memd.entries import Entry, Section
+from memd.entries import Draft, Entry, Section
 from memd.errors import BadQuestion, NotFound
+from memd.ingest.archiver import Archiver
+from memd.ingest.imports.items import ITEM_BYTES_MAX
+from memd.ingest.imports.sending import LinesTaken, PartTaken
+from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
+from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, chunks_of, known_documents
 from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
 from memd.ingest.sources.taking import DocumentTaker, TakenDocument
-from memd.ingest.sources.tending import SourceTender
+from memd.ingest.sources.tending import SourceState, SourceTender
 from memd.ingest.topics import Topic
+from memd.ingest.unstored import BufferedText
 from memd.principals import Principal
+from memd.speech import Speech
+from memd.store.store import TopicLog
+from memd.wire.lenient_json import decode_or_none
 
 DOCUMENT_BYTES_MAX = 32 << 20
 """Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
@@ -175,3 +188,214 @@ def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument
     with FileReader() as reader:
         sections = reader.sections_of(file.name, file.content)
     return GivenDocument(source=name, hash=digest, sections=sections, root=DROPPED)
+
+
+class IndexBody(Body, kw_only=True):
+    """The body of `POST /memd/index`."""
+
+    force: Annotated[bool, Meta(description="Read every file again, also those that have not changed.")] = False
+
+
+class SourceStates(msgspec.Struct, frozen=True):
+    """The sources of the settings."""
+
+    sources: tuple[SourceState, ...]
+
+
+class KnownSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Documents of one folder, or a file by itself."""
+
+    topic_id: str
+    name: str
+    documents: int
+    chunks: int
+    at: int
+    """When something of it changed here last, in microseconds since the epoch."""
+
+
+class SourceList(SourceStates, frozen=True):
+    """The sources of the settings, and all that documents are kept of."""
+
+    known: tuple[KnownSource, ...] = ()
+
+
+class SourceRoutes:
+    """Sources: how they stand, and looking at them now."""
+
+    def __init__(self, topics: NamedTopics, tender: SourceTender, daemon: str) -> None:
+        """`daemon`: this one's name in a cluster; empty: it is alone."""
+        self._daemon = daemon
+        self._topics = topics
+        self._tender = tender
+
+    @get("/memd/sources", "read")
+    async def sources(self, query: TopicsQuery, who: Principal) -> SourceList:
+        """The sources of the settings with their state, and all folders and files that documents are kept of."""
+        known = await documents_in(self._topics, query.topic, who)
+        states = tuple(one for one in self._readable(who) if not query.topic or one.topic_id in query.topic)
+        return SourceList(states, tuple(_by_source(known)))
+
+    @get("/memd/index", "read")
+    async def looks(self, who: Principal) -> SourceStates:
+        """The sources of the settings with their state alone."""
+        return SourceStates(self._readable(who))
+
+    @post(
+        "/memd/index",
+        "admin",
+        act="write",
+        touches=lambda told: Extent(tuple(one.topic_id for one in told.sources), count=len(told.sources)),
+        tool="index_memory",
+    )
+    async def index(self, body: IndexBody) -> SourceStates:
+        """Have the folders that the user's settings name read again now, and say how they stand.
+
+        They are read in the background; `GET /memd/index` tells how far that is.
+        """
+        self._tender.ask(force=body.force)
+        return SourceStates(tuple(map(self._named, self._tender.states())))
+
+    def _readable(self, who: Principal) -> tuple[SourceState, ...]:
+        return tuple(self._named(one) for one in self._tender.states() if who.may("read", one.topic_id))
+
+    def _named(self, state: SourceState) -> SourceState:
+        return msgspec.structs.replace(state, daemon=self._daemon)
+
+
+def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:
+    grouped: dict[tuple[str, str], list[KnownDocument]] = {}
+    for one in documents:
+        grouped.setdefault((one.topic_id, one.source.partition("/")[0]), []).append(one)
+    return [
+        KnownSource(
+            topic_id=topic_id,
+            name=name,
+            documents=len(group),
+            chunks=sum(one.chunks for one in group),
+            at=max(one.at for one in group),
+        )
+        for (topic_id, name), group in grouped.items()
+    ]
+
+
+IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
+AHEAD_MAX_US = 86_400_000_000
+"""Clocks differ, but not by more than a day."""
+AHEAD = (
+    "a line has an origin_id of more than a day from now, which later ids of all topics would have to follow; have it"
+    " imported by whoever may write in all of them"
+)
+
+
+class MessagesBody(TopicBody, kw_only=True):
+    """The body of `POST /memd/import/messages`."""
+
+    part: GivenPart
+
+
+class EntriesBody(TopicBody, kw_only=True):
+    """The body of `POST /memd/import/entries`."""
+
+    lines: tuple[GivenLine, ...]
+    topic_id: str
+
+
+class _MetChunk(msgspec.Struct):
+    """The members of a line by which it meets a chunk that is still to be stored."""
+
+    uuid: str
+    content: str = ""
+
+
+_met_decoder = msgspec.json.Decoder(_MetChunk)
+
+
+class ImportRoutes:
+    """Imports: parts of conversations, lines of an export."""
+
+    def __init__(
+        self, topics: NamedTopics, archiver: Archiver, speech: Speech, observe_canonical_id: Callable[[int], None]
+    ) -> None:
+        """`observe_canonical_id`: see `Store.observe_canonical_id`."""
+        self._topics = topics
+        self._archiver = archiver
+        self._speech = speech
+        self._observe_canonical_id = observe_canonical_id
+
+    @post(
+        "/memd/import/messages",
+        "write",
+        act="import",
+        touches=lambda done: Extent(count=done.chunks),
+        body_bytes_max=IMPORT_BYTES_MAX,
+    )
+    async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
+        """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
+        is_apart = not who.may("read", body.topic_id)
+
+        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+            return part_drafts(log, body.part, drafter, self._speech, who.author, is_apart=is_apart)
+
+        made = await self._appended(body.topic_id, who, drafts)
+        digests = tuple(digest.hex() for digest in made.digests)
+        return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+
+    @post(
+        "/memd/import/entries",
+        "write",
+        act="import",
+        touches=lambda done: Extent(count=done.appended),
+        body_bytes_max=IMPORT_BYTES_MAX,
+    )
+    async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
+        """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
+        has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
+        signed_by = None if who.may("admin", body.topic_id) else who.author
+
+        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+            try:
+                made = line_drafts(log, body.lines, drafter, signed_by)
+            except ValueError as error:
+                raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
+            ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
+            if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
+                raise BadQuestion(AHEAD)
+            own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
+            check_changes(who, log, made.drafts, own)
+            for origin_id in ids:
+                self._observe_canonical_id(origin_id)
+            return made
+
+        made = await self._appended(body.topic_id, who, drafts, body.lines)
+        return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
+
+    async def _appended(
+        self,
+        topic_id: str,
+        who: Principal,
+        make: Callable[[TopicLog, Drafter], Drafts],
+        lines: Sequence[GivenLine] = (),
+    ) -> Drafts:
+        """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
+        made: list[Drafts] = []
+
+        async with self._topics.held_or_new(topic_id, who) as topic:
+            named = await asyncio.to_thread(_named_pending, topic.unstored(), lines)
+            await self._archiver.store_named(topic, named)  # so that it is known whose it is
+
+            def drafts(drafter: Drafter) -> list[Draft]:
+                made.append(make(topic.log, drafter))
+                return made[-1].drafts
+
+            await self._archiver.append_drafts(topic, drafts)
+        return made[-1]
+
+
+def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:
+    """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
+    if not lines or not unstored:
+        return []
+    read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
+    uuids, texts = {one.uuid for one in read}, {one.content for one in read}
+    waiting = (chunk.entry for run in unstored.chunks() for chunk in run)
+    return [one.uuid for one in waiting if one.uuid.hex() in uuids or one.content in texts]

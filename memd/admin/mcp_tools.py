@@ -22,10 +22,10 @@ from pydantic import Field, ValidationError
 
 from memd import __version__
 from memd.admin.asking import OwnRoutesClient
+from memd.admin.documents import IndexBody, SourceStates
 from memd.admin.history import ChunkStory, LogEvent
 from memd.admin.queries import PAGE_MAX, SearchQuery
 from memd.admin.routes import TOOLS
-from memd.admin.sources import IndexBody, SourceStates
 from memd.admin.status import KnownTopics
 from memd.admin.writes import Corrected, CorrectionBody, NotesTaken
 from memd.entries import DEFAULT_TOPIC_ID, Action

@@ -1,25 +1,68 @@
-"""The parameters and bodies of memd's own routes: one struct per route, decoded strictly.
+"""The parameters and bodies of memd's operations: one struct each, decoded strictly; and the extent of an act.
 
 Rule: a parameter that a route does not know, one that is given twice, and one of the wrong type or out of bounds are
-each refused by name. A misspelt filter must not silently select everything. `openapi.py` describes these structs.
+each refused by name. A misspelt filter must not silently select everything. An extent has nothing that was said; of
+what a client wrote only names of topics and ids of chunks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from aiohttp import web
 from msgspec import Meta
 from multidict import MultiMapping
 
-from memd.admin.acts import ALL_TOPICS, Extent
-from memd.entries import DEFAULT_TOPIC_ID, Moment
+from memd.entries import CHUNK_ID_PATTERN, DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, Moment
 from memd.errors import BadQuestion
 from memd.principals import OWNER_NAME
 from memd.store.audit.chain import ActKind
 from memd.wanted import Since, Until, Wanted, moment, since, until
+
+IDS_MAX = 100
+TOPICS_MAX = 64
+"""Of one line; `count` says how many there were."""
+ALL_TOPICS = "*"
+"""The topics of an act that names none."""
+FORBIDDEN = 403
+BEFOREHAND = frozenset({"export", "backup", "erase", "token"})
+"""Acts that are not done unless a line that they begin is on disk."""
+COUNTED = web.RequestKey("counted", int)
+"""Where the handler of a streamed answer says how many entries it sent."""
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """The extent of an act."""
+
+    topics: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    count: int | None = None
+    detail: str = ""
+
+    def and_of(self, answer: Extent) -> Extent:
+        """The extent of a request and its answer, as much of both as a line holds."""
+        topics, ids = (*self.topics, *answer.topics), (*self.ids, *answer.ids)
+        everything = (ALL_TOPICS,) if ALL_TOPICS in topics else ()
+        return Extent(names_of(topics) or everything, _ids(ids), answer.count, answer.detail or self.detail)
+
+
+def chunks_in(chunks: Iterable[Any]) -> Extent:
+    """The extent of an answer with chunks, each of which has its topic and its uuid."""
+    listed = list(chunks)
+    return Extent(tuple(one.topic_id for one in listed), tuple(one.uuid for one in listed), len(listed))
+
+
+def names_of(named: Iterable[str]) -> tuple[str, ...]:
+    """The names of topics among what a client gave as such, as many as a line holds."""
+    return tuple(dict.fromkeys(one for one in named if TOPIC_ID_PATTERN.fullmatch(one)))[:TOPICS_MAX]
+
+
+def _ids(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one for one in given if CHUNK_ID_PATTERN.fullmatch(one)))[:IDS_MAX]
+
 
 PAGE_MAX = 500
 PAGE = 50

@@ -17,27 +17,19 @@ from aiohttp import web
 
 from memd.admin import page
 from memd.admin.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
-from memd.admin.acts import FORBIDDEN, Extent
-from memd.admin.audit import AuditRoutes
-from memd.admin.auditing import Auditor, audited
-from memd.admin.conversations import ConversationRoutes
-from memd.admin.documents import DocumentRoutes
-from memd.admin.erasing import ErasingRoutes
-from memd.admin.figures import FigureRoutes
+from memd.admin.auditing import Auditor, AuditRoutes, audited
+from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
+from memd.admin.history import ConversationRoutes
 from memd.admin.http import error_response, prove, read_body, refusal_of
-from memd.admin.imports import ImportRoutes
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
-from memd.admin.proof import PROOF, ProofRoutes
-from memd.admin.queries import NoQuery, decode_query
-from memd.admin.reads import LogRoutes, SearchRoutes
-from memd.admin.routing import Route, get, routes_of
-from memd.admin.sources import SourceRoutes
+from memd.admin.queries import FORBIDDEN, Extent, NoQuery, decode_query
+from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
+from memd.admin.receipts import TurnRoutes
+from memd.admin.routing import Route, document, get, routes_of
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
-from memd.admin.tokens import TokenRoutes
-from memd.admin.turns import TurnRoutes
-from memd.admin.usage import UsageRoutes
-from memd.admin.views import ViewRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
+from memd.admin.tokens import PROOF, ProofRoutes, TokenRoutes
+from memd.admin.usage import FigureRoutes, UsageRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.principals import OWNER, Principals
@@ -55,8 +47,6 @@ class DescriptionRoutes:
     @get("/memd/openapi.json", "any")
     async def openapi(self) -> dict[str, Any]:
         """This description."""
-        from memd.admin.openapi import document  # only for who asks
-
         return document(ROUTES)
 
 

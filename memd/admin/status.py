@@ -1,12 +1,14 @@
-"""The routes about the daemon itself: its health, its memory use, its topics, metrics, and live events.
+"""The operations on the daemon itself: its health and troubles, its memory use, its topics, metrics, and live events.
 
-Rule: nothing here changes the log or a prompt.
+Rule: nothing here changes the log or a prompt. Whoever may not read everything hears that the cluster's database cannot
+be used, and not where it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,20 +18,19 @@ from aiohttp import web
 
 from memd import __version__
 from memd.admin.access import is_let_in_still
-from memd.admin.acts import Extent
-from memd.admin.queries import TopicQuery
+from memd.admin.queries import Extent, TopicQuery
 from memd.admin.routing import get
-from memd.admin.troubles import ClusterHealth, backup_trouble, troubles_of
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
+from memd.errors import DiskFull, ReadOnlyDisk
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
 from memd.settings.model import Config
 from memd.store.bucket.tending import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
-from memd.store.disk_trouble import Trouble
+from memd.store.disk_trouble import DiskTrouble, Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
@@ -426,3 +427,53 @@ def _conversation(talk: Conversation) -> BufferedConversation:
         last_at=int(shown_time(talk.used_at) * 1e6),
         latest=latest,
     )
+
+
+class ClusterHealth(msgspec.Struct, frozen=True):
+    """This daemon's part in a cluster, as it is now."""
+
+    place: str
+    """Of the database."""
+    trouble: str
+    """Why it cannot be asked; empty: it can."""
+    trouble_seconds: float
+    """For how long."""
+
+
+TROUBLED_MAX = 10
+"""More topics in trouble are not named: it is the same for most."""
+
+
+def troubles_of(
+    disk: DiskTrouble | None, topics: Sequence[Topic], cluster: ClusterHealth | None, *, sees_all: bool
+) -> list[Trouble]:
+    """Return the troubles by which what is said now is at risk, or memory is missing.
+
+    Args:
+        topics: those that may be told of.
+        sees_all: the place of the database may be told.
+    """
+    found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
+    told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
+    if disk is not None:  # it is the same one
+        told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
+    found += [_trouble(str(error), topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
+    if cluster is not None and cluster.trouble:
+        found = [one for one in found if "PostgreSQL" not in one.what]  # it is the same one
+        text = cluster.trouble if sees_all else "the database cannot be used; ask who runs this memd"
+        found.append(_trouble(text, _ago(cluster.trouble_seconds)))
+    return found
+
+
+def backup_trouble(backup: BackupHealth | None) -> list[Trouble]:
+    """Return the trouble of the backup to a bucket, if it has one."""
+    return [] if backup is None or not backup.trouble else [_trouble(backup.trouble, _ago(backup.lag_seconds))]
+
+
+def _trouble(text: str, since: int) -> Trouble:
+    said, _, remedy = text.rpartition("; ")
+    return Trouble(said or remedy, since, remedy if said else "")
+
+
+def _ago(seconds: float, now: Callable[[], float] = time.time) -> int:
+    return int((now() - seconds) * 1e6)

@@ -1,21 +1,30 @@
-"""The tokens of requests by day, topic and model, added up from the receipts.
+"""Tokens by day, topic and model, and figures over time: the time that memory took, what it found, the log's size.
 
-Rule: nothing is kept for this: it reaches as far back as the receipts do (`receipts.bytes_max`), and says so. Tokens
-are the model server's own counts where it told them, else memd's estimate.
+Rule: nothing is kept for this. Requests are added up from the receipts and reach as far back as those do
+(`receipts.bytes_max`); the log is added up from the columns of its entries and reaches back to its beginning. Tokens
+are the model server's own counts where it told them, else memd's estimate. Periods are of this machine's time zone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
-from datetime import UTC, datetime
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import msgspec
+import numpy as np
 
-from memd.admin.queries import UsageQuery
+from memd.admin.history import QUARTER_US
+from memd.admin.queries import FiguresQuery, UsageQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
+from memd.admin.topics import NamedTopics
 from memd.principals import Principal
+from memd.recall.explained import INJECTED
+from memd.store.log.columns import ROW
+from memd.store.store import Snapshot
 from memd.wire.lenient_json import decode_or_none
 
 
@@ -119,3 +128,191 @@ def _add(row: UsageRow, cost: RequestCost) -> None:
     row.completion_tokens += cost.completion_tokens or 0
     row.memory_tokens += cost.memory_tokens
     row.estimated += cost.prompt_tokens is None
+
+
+Length = Literal["hour", "day", "week"]
+LENGTHS_US: dict[Length, int] = {"hour": 3_600_000_000, "day": 86_400_000_000, "week": 604_800_000_000}
+PERIODS_WANTED = 100
+"""Of `auto`: more than a picture has room for tell nobody more."""
+PERIODS_MAX = 2_000
+"""The latest are told; forty years of weeks are fewer."""
+
+
+class FiguresPeriod(msgspec.Struct, kw_only=True):
+    """One hour, day or week. Times are None where there was no request."""
+
+    at: int
+    """Its beginning, in microseconds since the epoch."""
+    requests: int = 0
+    prompt_tokens: int = 0
+    """The model server's own count where it told it, else memd's estimate; of a prompt that was answered."""
+    cached_tokens: int = 0
+    """The part of the prompts that the model server had in its cache."""
+    completion_tokens: int = 0
+    memory_tokens: int = 0
+    """The part of the prompts that was memory, as memd counts it."""
+    questions: int = 0
+    """Questions to memory, and those for which it found something to show."""
+    found: int = 0
+    injected: int = 0
+    """Chunks that it showed for them."""
+    memory_ms: float | None = None
+    """The median of the time that memory took, and what one in twenty exceeded."""
+    memory_ms_high: float | None = None
+    first_byte_ms: float | None = None
+    """The median of the time until the model server's first byte, memory's time not included."""
+    stored: int = 0
+    """Entries that were written to the log."""
+    log_bytes: int = 0
+    """Of all entries so far, their columns included."""
+
+
+class FiguresOverTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Periods without a gap, earliest first."""
+
+    by: Length
+    periods: tuple[FiguresPeriod, ...]
+    since: int | None
+    """When the oldest receipt is of, in microseconds since the epoch; requests before it are unknown. None: there is
+    none."""
+
+
+class _Verdict(msgspec.Struct):
+    verdict: str = ""
+
+
+class _Request(RequestCost):
+    """The members of a receipt that are added up here."""
+
+    question: str | None = None
+    candidates: tuple[_Verdict, ...] = ()
+    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+
+
+class FigureRoutes:
+    """Figures over time."""
+
+    def __init__(self, topics: NamedTopics, receipts: Receipts) -> None:
+        self._topics = topics
+        self._receipts = receipts
+
+    @get("/memd/figures", "read")
+    async def figures(self, query: FiguresQuery, who: Principal) -> FiguresOverTime:
+        """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
+        async with self._topics.held(query.topic, who) as found:
+            lines = await self._receipts.lines_of_all(who)
+            snapshots = [topic.log.snapshot() for topic in found]
+            grown = await asyncio.to_thread(_grown, snapshots)
+        return await asyncio.to_thread(figures_of, lines, grown, query)
+
+
+Grown = Mapping[int, tuple[int, int]]
+"""Quarters of hours since the epoch: entries that were written in it, and their bytes."""
+
+
+def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> FiguresOverTime:
+    """Add up receipts, whatever their order, and the growth of the log."""
+    costs = [cost for line in lines if (cost := decode_or_none(_request_decoder, line)) is not None]
+    oldest = min((cost.at for cost in costs), default=None)
+    first, last = query.since or 0, query.to or 1 << 62
+    costs = [cost for cost in costs if _is_of(cost, query.topic) and first <= cost.at < last]
+    moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if first <= one * QUARTER_US < last]
+    if not moments:
+        return FiguresOverTime(by="hour" if query.by == "auto" else query.by, periods=(), since=oldest)
+    by = _length(query.by, max(moments) - min(moments))
+    begins = _beginnings(by, min(moments), max(moments))
+    place = _places(begins)
+    periods = [FiguresPeriod(at=one) for one in begins]
+    in_period: dict[int, list[_Request]] = defaultdict(list)
+    for cost in costs:
+        if cost.at >= begins[0]:
+            in_period[place(cost.at)].append(cost)
+    for number, some in in_period.items():
+        _add_requests(periods[number], some)
+    _add_growth(periods, place, grown, begins[0], last)
+    return FiguresOverTime(by=by, periods=tuple(periods), since=oldest)
+
+
+def _is_of(cost: _Request, topics: Collection[str]) -> bool:
+    return not topics or cost.topic_id in topics
+
+
+def _length(asked: Literal["auto", "hour", "day", "week"], span_us: int) -> Length:
+    if asked != "auto":
+        return asked
+    return next((one for one, length in LENGTHS_US.items() if span_us <= length * PERIODS_WANTED), "week")
+
+
+def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
+    """The beginnings of the latest periods that reach from one moment to another."""
+    first_us = max(first_us, last_us - LENGTHS_US[by] * (PERIODS_MAX - 1))
+    at = datetime.fromtimestamp(first_us / 1e6, UTC).astimezone().replace(minute=0, second=0, microsecond=0)
+    if by != "hour":
+        at = at.replace(hour=0) - timedelta(days=at.weekday() if by == "week" else 0)
+    begins = []
+    while (begin := int(at.timestamp() * 1e6)) <= last_us:
+        begins.append(begin)
+        if by == "hour":
+            at = (at.astimezone(UTC) + timedelta(hours=1)).astimezone()
+        else:  # by the calendar: a day may have 23 hours
+            at = (at.replace(tzinfo=None) + timedelta(days=7 if by == "week" else 1)).astimezone()
+    return begins
+
+
+def _places(begins: Sequence[int]) -> Callable[[int], int]:
+    column = np.array(begins)
+    return lambda at: int(column.searchsorted(at, "right")) - 1
+
+
+def _add_requests(period: FiguresPeriod, costs: Sequence[_Request]) -> None:
+    answered = [cost for cost in costs if cost.was_answered]
+    asked = [cost for cost in costs if cost.question is not None]
+    shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
+    period.requests = len(costs)
+    period.prompt_tokens = sum(cost.read_tokens for cost in answered)
+    period.cached_tokens = sum(cost.cached_tokens or 0 for cost in answered)
+    period.completion_tokens = sum(cost.completion_tokens or 0 for cost in answered)
+    period.memory_tokens = sum(cost.memory_tokens for cost in answered)
+    period.questions, period.found, period.injected = len(asked), sum(map(bool, shown)), sum(shown)
+    memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]
+    if memory_ms:
+        period.memory_ms = round(float(np.median(memory_ms)), 3)
+        period.memory_ms_high = round(float(np.percentile(memory_ms, 95)), 3)
+    first_byte_ms = [cost.timings_ms["upstream"] for cost in answered if "upstream" in cost.timings_ms]
+    if first_byte_ms:
+        period.first_byte_ms = round(float(np.median(first_byte_ms)), 3)
+
+
+def _grown(snapshots: Sequence[Snapshot]) -> Grown:
+    entries: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for rows in (view.rows for snapshot in snapshots for view in snapshot.views.values()):
+        quarters, inverse, counts = np.unique(
+            rows["canonical_id"] // QUARTER_US, return_inverse=True, return_counts=True
+        )
+        lengths = np.bincount(inverse, weights=rows["length"], minlength=len(quarters))
+        for quarter, count, length in zip(quarters.tolist(), counts.tolist(), lengths.tolist(), strict=True):
+            entries[quarter] += count
+            sizes[quarter] += int(length) + count * ROW.itemsize
+    return {quarter: (entries[quarter], sizes[quarter]) for quarter in sorted(entries)}
+
+
+def _add_growth(
+    periods: Sequence[FiguresPeriod], place: Callable[[int], int], grown: Grown, first: int, last: int
+) -> None:
+    """Add what the log grew by; what it had before the first period counts in the size of each."""
+    before = 0
+    added: Counter[int] = Counter()
+    for quarter, (entries, size) in grown.items():
+        at = quarter * QUARTER_US
+        if at < first:
+            before += size
+        elif at < last:
+            periods[place(at)].stored += entries
+            added[place(at)] += size
+    for number, period in enumerate(periods):
+        before += added[number]
+        period.log_bytes = before

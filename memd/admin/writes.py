@@ -1,6 +1,8 @@
-"""The routes that change something: notes, corrections, undo, backup.
+"""The operations that change something: notes, corrections, undo, backup, erasure.
 
 Rule: a body with an unknown member is refused: a correction with a misspelt member must not be taken for another one.
+Only an admin of the topic erases, and only what is named; with `dry_run` nothing changes, without it the answer comes
+when all of it is done.
 """
 
 from __future__ import annotations
@@ -8,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,15 +22,18 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
-from memd.admin.acts import Extent
 from memd.admin.http import key_of
-from memd.admin.queries import Body, TopicBody
+from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
 from memd.ingest.archiver import Archiver
+from memd.ingest.erasing import planning
+from memd.ingest.erasing.eraser import ErasureDone
+from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.erasing.retention import Retention
 from memd.ingest.notes import TakenNote, take_note
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import waiting_in
@@ -37,10 +43,11 @@ from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.store.disk import LocalDisk
 from memd.store.order import asked_by
-from memd.store.store import TopicLog
-from memd.store.tools.backup import BackupReport, note_backup
+from memd.store.store import Store, TopicLog
+from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
-from memd.wording import erased_for_good
+from memd.wanted import since
+from memd.wording import counted, erased_for_good
 
 MODE_HEADER = "X-Memory-Mode"
 
@@ -269,3 +276,203 @@ def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes
 
 def _corrected(applied: Applied) -> Corrected:
     return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
+
+
+CHUNKS_MAX = 1_000
+WHAT = "name a topic_id, chunk_ids, resume or retention"
+
+
+class ErasureBody(Body, kw_only=True):
+    """The body of `POST /memd/erase`."""
+
+    topic_id: str | None = None
+    """Alone: the whole topic. With `chunk_ids`: the topic that has them."""
+    chunk_ids: tuple[str, ...] = ()
+    """Public ids, or enough first digits of uuids to identify them."""
+    before: str | None = None
+    """Only what was said in the topic before this date or time (ISO 8601)."""
+    forbid: bool = False
+    """Keep digests of what is erased, so that it is not stored again when a client sends it again."""
+    retention: bool = False
+    """All that is older than the settings' `retention` keeps."""
+    resume: bool = False
+    """Finish what was interrupted, and erase again what a restored backup has brought back."""
+    dry_run: bool = False
+
+    @property
+    def extent(self) -> Extent:
+        """See Body."""
+        topics = () if self.topic_id is None else (self.topic_id,)
+        return Extent(topics, self.chunk_ids, detail="dry run" if self.dry_run else "")
+
+
+class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that go, or went."""
+
+    plans: tuple[PlannedErasure, ...] = ()
+    done: tuple[ErasureDone, ...] = ()
+    """Empty with `dry_run`."""
+    remains: tuple[str, ...] = ()
+    """Where the words may still be, in sentences."""
+
+    @property
+    def extent(self) -> Extent:
+        """The topics, and how many chunks that is."""
+        parts = self.done or self.plans
+        return Extent(tuple(one.topic_id for one in parts), count=sum(one.chunks for one in parts))
+
+
+class ErasingRoutes:
+    """Erasure."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: NamedTopics,
+        archiver: Archiver,
+        retention: Retention,
+        name_of: Callable[[Principal], str],
+        bucket: str,
+    ) -> None:
+        """
+        Args:
+            name_of: the name under which a principal's erasures are noted, in stubs as in the audit.
+            bucket: of the continuous backup; empty: there is none.
+        """
+        self._store = store
+        self._topics = topics
+        self._archiver = archiver
+        self._eraser = retention.eraser
+        self._retention = retention
+        self._name_of = name_of
+        self._bucket = bucket
+
+    @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
+    async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
+        """Erase chunks or topics for good, or with `dry_run` say what would go."""
+        asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]
+        if sum(asked) != 1 or (body.before and (body.chunk_ids or not body.topic_id)):
+            raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
+        if body.resume or body.retention:
+            who.check_everywhere("admin")
+        if body.resume:
+            done = () if body.dry_run else tuple(await self._eraser.erase_again())
+            return ErasureAnswer(done=done)
+        if body.retention:
+            plans = await self._retention.plans()
+            done = () if body.dry_run else tuple(await self._retention.run(self._name_of(who), confirmed=True))
+            return ErasureAnswer(plans=tuple(plans), done=done, remains=self._backups())
+        if body.chunk_ids:
+            answer = await self._chunks(body, who)
+        else:
+            assert body.topic_id is not None, "asked for above"
+            answer = await (self._older if body.before else self._topic)(body, body.topic_id, who)
+        told = (one if who.may("read", one.topic_id) else _without_words(one) for one in answer.plans)
+        return msgspec.structs.replace(answer, plans=tuple(told))
+
+    async def _topic(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+        plans: tuple[PlannedErasure, ...] = ()
+        remains: tuple[str, ...] = self._backups()
+        try:
+            async with self._topics.held_one(topic_id, who, "admin") as topic:
+                plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
+                remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
+        except StoreError as error:
+            remains = (f"the topic cannot be read: {error}", *remains)
+        done = (
+            () if body.dry_run else (await self._eraser.erase_topic(topic_id, self._name_of(who), forbid=body.forbid),)
+        )
+        return ErasureAnswer(plans=plans, done=done, remains=remains)
+
+    async def _older(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+        try:
+            before = int(since(body.before or ""))
+        except ValueError:
+            raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
+        async with self._topics.held_one(topic_id, who, "admin") as topic:
+            visible = planning.visible_digests(topic.buffer)
+            plan, uuids = await asyncio.to_thread(planning.older, topic.log.snapshot(), before, visible)
+        done: tuple[ErasureDone, ...] = ()
+        if uuids and not body.dry_run:
+            name = self._name_of(who)
+            done = (await self._eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
+        return ErasureAnswer(plans=(plan,), done=done, remains=self._backups())
+
+    async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
+        if len(body.chunk_ids) > CHUNKS_MAX:
+            raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
+        async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
+            logs = [(topic.log, topic.unstored()) for topic in own]
+            named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
+            for topic in own:
+                waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
+                await self._archiver.store_named(topic, waiting)
+            uuids = {one.uuid for one in named}
+        async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
+            having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
+            mine = [one for one in having if who.may("admin", one.id)]
+            plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
+            remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
+            for topic in mine:
+                await self._archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
+                digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
+                remains += self._live_prompts(topic, digests, forbid=body.forbid)
+            remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
+        name, wanted = self._name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
+        done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
+        return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
+
+    def _live_prompts(self, topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
+        """`digests`: of the messages that count; None: all."""
+        live = [
+            one
+            for one in topic.buffer.conversations()
+            if any(digests is None or one.messages[p].identity in digests for p in one.visible_positions())
+        ]
+        if not live:
+            return []
+        has = counted(len(live), "live conversation")
+        then = "but it is not stored again" if forbid else "and it is stored again in a new chat without --forbid"
+        return [f"the prompts of {has} of topic {topic.id}: a client may send again what it has, {then}"]
+
+    def _backups(self) -> tuple[str, ...]:
+        until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
+        bucket = (f"the backup in {self._bucket}, {until}",) if self._bucket else ()
+        folders = known_backups(self._store.data_dir, self._store.files)
+        return (*bucket, *(f"the backup in {one}, until the next `memd backup` into it" for one in folders))
+
+
+def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:
+    """Where else the words of some chunks are, as far as `who` may read that."""
+    topics = [topic for topic in topics if who.may("read", topic.id)]
+    told: list[str] = []
+    texts: list[str] = []
+    files: set[str] = set()
+    for topic in having:
+        snapshot = topic.log.snapshot()
+        if versions := planning.versions_of(snapshot, uuids):
+            told.append(f"what they replaced: {_short_ids(versions)} in topic {topic.id}")
+        if topic not in topics:
+            continue
+        texts += planning.texts_of(snapshot, uuids)
+        entries = (snapshot.find(uuid) for uuid in uuids)
+        files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
+    same = planning.same_text([topic.log.snapshot() for topic in topics], texts, uuids)
+    by_topic: dict[str, list[bytes]] = defaultdict(list)
+    for uuid, snapshot in same.items():
+        by_topic[snapshot.topic_id].append(uuid)
+    told += (
+        f"other chunks with the same text: {_short_ids(found)} in topic {name}" for name, found in by_topic.items()
+    )
+    told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
+    return tuple(told)
+
+
+def _without_words(plan: PlannedErasure) -> PlannedErasure:
+    """The plan for somebody who may erase what he may not read."""
+    return msgspec.structs.replace(plan, first_words=())
+
+
+def _short_ids(uuids: Collection[bytes]) -> str:
+    shown = sorted(uuid.hex()[:8] for uuid in uuids)
+    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

@@ -15,9 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from memd.admin.acts import ALL_TOPICS
-from memd.admin.audit import AuditAnswer, AuditedAct, ChainState, audit_of
-from memd.admin.queries import AuditQuery, decode_query
+from memd.admin.auditing import AuditAnswer, AuditedAct, ChainState, audit_of
+from memd.admin.queries import ALL_TOPICS, AuditQuery, decode_query
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.history import time_of
 from memd.cli.running import RunningDaemon

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin.erasing import ErasureAnswer
+from memd.admin.writes import ErasureAnswer
 from memd.cli.flags import config_of_existing, settings_flags
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion

@@ -2,8 +2,8 @@
 
 Rule: nobody but the daemon that holds the data directory is told anything. Its lock is looked at first; then whoever
 listens at the address in `memd.url`, which has to be one of this machine's, proves that it has the directory
-(admin/proof.py); only then is it shown the token. No proxy and no redirection is followed on the way. A daemon inside a
-command is an ordinary one, in a thread, on a free port of this machine: commands need only one way to ask. A command
+(admin/tokens.py); only then is it shown the token. No proxy and no redirection is followed on the way. A daemon inside
+a command is an ordinary one, in a thread, on a free port of this machine: commands need only one way to ask. A command
 that reads or changes the files itself does nothing unless the audit has the line that begins it.
 """
 
@@ -25,10 +25,10 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin.acts import ALL_TOPICS
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.auditing import not_done, user_name
-from memd.admin.proof import PROOF, Proof, command_token, new_secret, proof_of
+from memd.admin.queries import ALL_TOPICS
+from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit.book import AuditBook

@@ -17,8 +17,7 @@ import click
 import msgspec
 
 from memd.admin.asking import OwnRoutesClient
-from memd.admin.documents import DocumentList
-from memd.admin.sources import SourceStates
+from memd.admin.documents import DocumentList, SourceStates
 from memd.admin.writes import NotesTaken
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of

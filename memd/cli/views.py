@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from memd.admin.history import LogPage
-from memd.admin.reads import SearchRoutes
+from memd.admin.reads import Digest, Entities, RelatedChunks, SearchRoutes, ViewRoutes
 from memd.admin.usage import UsageByDay, UsageRoutes, UsageRow
-from memd.admin.views import Digest, Entities, RelatedChunks, ViewRoutes
 from memd.cli.flags import FOUND_SOMETHING, origin_words, warning_words
 from memd.cli.history import time_of
 from memd.cli.operations import Lines, RouteAnswer, shows

@@ -13,30 +13,21 @@ from functools import partial
 
 import msgspec
 
-from memd.admin.audit import AuditRoutes, note_turn
-from memd.admin.auditing import Auditor, own_erasure
-from memd.admin.conversations import ConversationRoutes
-from memd.admin.documents import DocumentRoutes
-from memd.admin.erasing import ErasingRoutes
-from memd.admin.figures import FigureRoutes
-from memd.admin.imports import ImportRoutes
+from memd.admin.auditing import Auditor, AuditRoutes, note_turn, own_erasure
+from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
+from memd.admin.history import ConversationRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.shared_ledger import SharedLedger
-from memd.admin.proof import ProofRoutes
-from memd.admin.reads import LogRoutes, SearchRoutes
-from memd.admin.receipts import Receipts
+from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
+from memd.admin.receipts import Receipts, TurnRoutes
 from memd.admin.routes import OwnRoutes
-from memd.admin.sources import SourceRoutes
-from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
-from memd.admin.tokens import TokenRoutes
+from memd.admin.status import ClusterHealth, LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.tokens import ProofRoutes, TokenRoutes
 from memd.admin.topics import NamedTopics
-from memd.admin.troubles import ClusterHealth
-from memd.admin.turns import TurnRoutes
-from memd.admin.usage import UsageRoutes
-from memd.admin.views import ViewRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes, NoteRoutes
+from memd.admin.usage import FigureRoutes, UsageRoutes
+from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.tokens import TokenCounter
 from memd.conversation.window import injection_budget

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.admin.proof import command_token, new_secret
+from memd.admin.tokens import command_token, new_secret
 from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
 from memd.ingest.topic import Inquiry

@@ -1,6 +1,6 @@
 """The daemon's side of an import, within the process of a test: it appends to a store that the test opened.
 
-Rule: it does what the routes do (memd/admin/imports.py), without a daemon around it.
+Rule: it does what the routes do (memd/admin/documents.py), without a daemon around it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.admin.imports import EntriesBody, MessagesBody
+from memd.admin.documents import EntriesBody, MessagesBody
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
 from memd.ingest.dates import Dating

@@ -5,10 +5,9 @@ tokens). Authlib's server is synchronous and made for Flask and Django; the serv
 clients as they are, compares loopback addresses with their port, does not look at the `resource` of a token request and
 answers people with JSON.
 
-    clients.py     a client and its id; which addresses an answer may go to                                  pure
-    exchange.py    what clients ask and get: metadata, registration, authorization, tokens; every refusal    pure
-    grants.py      who was allowed what: codes, access and refresh tokens, their ends                        pure
-    ledger.py      the grants of this daemon, and their file
-    consent.py     the page on which a person allows it                                                      pure
+    protocol.py    a client and its id; what clients ask and get: metadata, permission, tokens; every refusal    pure
+    grants.py      who was allowed what: codes, access and refresh tokens, their ends                            pure
+    consent.py     the page on which a person allows it                                                          pure
+    ledger.py      the grants of this daemon, and their file; shared_ledger.py: those of a cluster
     endpoint.py    the routes
 """

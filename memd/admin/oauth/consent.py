@@ -10,8 +10,7 @@ from collections.abc import Collection
 from html import escape
 from urllib.parse import urlsplit
 
-from memd.admin.oauth.clients import told_host
-from memd.admin.oauth.protocol import AUTHORIZE, SCOPES, Permission
+from memd.admin.oauth.protocol import AUTHORIZE, SCOPES, Permission, told_host
 from memd.settings.url import is_this_machine
 
 HEADERS = {

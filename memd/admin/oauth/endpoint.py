@@ -16,7 +16,6 @@ from aiohttp import web
 from memd.admin.access import is_from_another_page, let_in_as, principal_of, shown_secrets
 from memd.admin.http import error_response, read_body
 from memd.admin.oauth import consent
-from memd.admin.oauth.clients import client_id_of, registered
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.protocol import (
@@ -29,8 +28,10 @@ from memd.admin.oauth.protocol import (
     TOKEN,
     PermissionRefused,
     challenge_of,
+    client_id_of,
     metadata,
     permission_asked,
+    registered,
     token_asked,
     token_to_revoke,
 )
