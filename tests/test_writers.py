@@ -117,6 +117,32 @@ async def test_with_the_right_to_write_alone_nobody_takes_the_words_of_others_ou
             assert any(one == "write" and OTHERS[way] in text for one, text in await found(house, QUESTIONS[way])), way
 
 
+async def test_who_may_read_and_write_but_not_correct_stands_beside_others_in_every_way(tmp_path: Path) -> None:
+    question, hers, his = QUESTIONS["chat"], "It is cinnamon-42, as Ann says.", "It is turnip-13, as everybody knows."
+    async with house_in(tmp_path) as house:
+        assert (await house.chat("ann", WORDS["chat"]))[0] == 200
+        assert (await house.chat("ann", question, hers, "Thank you for the release word."))[0] == 200
+        await house.settled()
+        for way in OTHERS:
+            await write(house, "ann", way, WORDS[way])
+        for _ in range(2):  # asked again and answered otherwise, and two near copies of all
+            assert (await house.chat("scribe", question, his, "Thank you for that word."))[0] == 200
+            for number, text in enumerate(WORDS.values()):
+                assert (await house.chat("scribe", f"{text} ({number})"))[0] == 200
+                await write(house, "scribe", "import", f"{text} {number}")
+                await write(house, "scribe", "note", f"{text} {number}!")
+        assert (await house.ask("scribe", *(WAYS["document"][0], document(OTHERS["document"]))))[0] == 403
+        await house.settled()
+        _, told = await house.ask("ann", f"/memd/chunks?topic={TOPIC}&author=ann")
+        known = "\n".join(one["content"] for one in told["chunks"])
+        assert all(words in known for words in (*WORDS.values(), hers))
+        for way, asked in QUESTIONS.items():
+            assert any(one == "ann" and WORDS[way] in text for one, text in await found(house, asked)), way
+            status, _, _ = await house.chat("ann", asked + " Tell me.")
+            assert status == 200 and WORDS[way] in house.upstream.prompts[-1], way
+        assert any(one == "scribe" and his in text for one, text in await found(house, "Is it turnip-13?"))
+
+
 def shape(answer: Any) -> Any:
     """An answer without its ids."""
     if isinstance(answer, dict):
