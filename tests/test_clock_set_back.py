@@ -99,3 +99,27 @@ def test_the_same_request_after_the_time_of_a_retry_recalls_afresh(clocked: Call
     [door] = [event["id"] for event in memd.events() if "door" in event["content"]]
     assert first == [event["id"] for event in memd.events() if "lamp" in event["content"]]
     assert door in memd.say(question, "one").headers["X-Memory-Injected"].split(",")
+
+
+def test_a_clock_that_jumps_over_400_days_and_back_costs_no_order_no_day_and_no_word(
+    clocked: Callable[[], ClockedDaemon],
+) -> None:
+    memd = clocked()
+    told = []
+    for word, ahead in (("lamp", 0.0), ("door", 400 * 24 * HOUR), ("roof", 0.0), ("mast", 7 * 24 * HOUR)):
+        memd.set_back(-ahead)
+        memd.say(f"The {word} of the hall is green.", "one")
+        memd.wait_in_log(word)
+        told.append((word, f"{memd.now:%A %Y-%m-%d}"))
+    memd.set_back(0.0)
+    events = {event["canonical_id"]: event["content"] for event in memd.events()}
+    ascending = [next(word for word, _ in told if word in events[one]) for one in sorted(events)]
+    assert ascending == [word for word, _ in told], "in the order in which they were stored"
+    found = memd.told("search", q="What colour are the lamp, the door, the roof and the mast of the hall?")
+    days = {
+        word: f"{datetime.fromtimestamp(one['said_at'] / 1e6):%A %Y-%m-%d}"
+        for one in found["chunks"]
+        for word, _ in told
+        if word in one["content"]
+    }
+    assert days == dict(told), "each on the day that people saw, and none thrown out as old"
