@@ -38,6 +38,10 @@ QUIET_SHARE_MAX = 0.06
 """Of a core: what a daemon with nothing to do may use."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+SLOWLY = b'"slowly"'
+"""In a request: its reply takes REPLY_SECONDS from the first byte to the last, so that what is done before the last
+one can be told from what is done before the first."""
+REPLY_SECONDS = 0.05
 _PIECES = [b"%x\r\n%s\r\n" % (len(EVENT % number), EVENT % number) for number in range(EVENTS)]
 
 
@@ -83,15 +87,18 @@ class Stub(asyncio.Protocol):
         elif b"input_tokens" in head.split(b"\r\n", 1)[0]:
             self._send(b"404 Not Found", b"{}")
         elif b'"stream":true' in body or b'"stream": true' in body:
-            self._stream(FEW_CHUNKS if b"max_tokens" in body else STREAM_CHUNKS)
+            self._stream(FEW_CHUNKS if b"max_tokens" in body else STREAM_CHUNKS, takes_time=SLOWLY in body)
         else:
             self._send(b"200 OK", json.dumps(REPLY).encode())
 
-    def _stream(self, chunks: int) -> None:
+    def _stream(self, chunks: int, *, takes_time: bool) -> None:
         self._transport.write(STREAM_HEAD)
         for number in range(chunks):  # each with a send of its own, while the socket takes them
             self._transport.write(_PIECES[number % EVENTS])
-        self._transport.write(STREAM_END)
+        if takes_time:
+            asyncio.get_running_loop().call_later(REPLY_SECONDS, self._transport.write, STREAM_END)
+        else:
+            self._transport.write(STREAM_END)
 
     def _send(self, status: bytes, body: bytes) -> None:
         lines = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), b"", body]

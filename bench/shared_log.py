@@ -4,7 +4,8 @@ Backs these claims: a durable append of 20 chunks takes at most twice as long as
 most 1.5 ms later, a search no later.
 
 A real PostgreSQL that syncs, on a socket of this machine: there is no network in the figures, and each of these adds
-one round trip. The daemons are processes of their own before a stub that answers at once; their requests take turns.
+one round trip. The daemons are processes of their own before a stub that begins its answer at once and
+ends it 50 ms later (the end waits until the reply is durable); their requests take turns.
 The other daemon of the cluster is asked as often, so that there is something to be taken in.
 
     python bench/shared_log.py [--rounds 300] [--json FILE]
@@ -90,7 +91,8 @@ class Asker:
     def first_byte(self, number: int) -> float:
         """Of a streamed reply in a new conversation."""
         question = f"With which word is gate {number % NOTES} opened? I ask for the {number}th time."
-        body = {"stream": True, "max_tokens": 8, "messages": [{"role": "user", "content": question}]}
+        asked = [{"role": "user", "content": question}]
+        body = {"stream": True, "max_tokens": 8, "messages": asked, "stop": ["slowly"]}
         return self._timed(self._models, "/t/team/v1/chat/completions", body, first=True)
 
     def note(self, number: int) -> float:
