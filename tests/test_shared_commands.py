@@ -7,14 +7,18 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 import yaml
-from daemon_process import DaemonProcess, ask, clean_environment
+from daemon_process import DaemonProcess, ask, clean_environment, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream, recording_upstream
 from shared_daemons import Cluster, cluster
+
+from memd.store.shared.postgres import PostgresLog
 
 pytestmark = pytest.mark.process
 
@@ -153,3 +157,38 @@ def _config(folder: Path, url: str) -> Path:
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump({"cluster": {"database": url}}))
     return path
+
+
+def test_a_move_that_was_killed_in_an_append_goes_on_when_it_is_run_again(
+    postgres: PostgresServer, upstreams: RecordingUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "alone").mkdir()
+    alone = DaemonProcess(tmp_path / "alone", upstreams.url).start()
+    for number in range(4):
+        note = {"topic_id": f"room-{number}", "notes": [{"content": f"Room {number} has {number * 17} chairs."}]}
+        assert ask(f"{alone.own_url}/memd/notes", note).status == 200
+    alone.terminate()
+    url = postgres.database(f"m{uuid.uuid4().hex}")
+    with closing(PostgresLog(url)) as kept, psycopg.connect(url, autocommit=True) as held:
+        kept.connect()
+        held.execute(
+            "CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF (SELECT count(*) FROM memd_log) > 1 THEN PERFORM pg_advisory_xact_lock(7); END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER held BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION held()"
+        )
+        held.execute("SELECT pg_advisory_lock(7)")
+        command = [sys.executable, "-m", "memd", "move", str(alone.data_dir), url]
+        moving = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=clean_environment()
+        )
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        wait_until(lambda: held.execute(waiting).fetchone() == (1,), lambda: "it appends")
+        moving.kill()
+        moving.wait()
+        held.execute("SELECT pg_advisory_unlock(7)")
+
+        again = memd("move", alone.data_dir, url)
+
+        assert again.returncode == 0 and "4 topics moved, 0 refused" in again.stdout, again
+        rows = [(f"room-{number}", row) for number in range(4) for row in kept.since(f"room-{number}", {"log": 0}).rows]
+        assert [(name, row.data.count(b" chairs.")) for name, row in rows] == [(f"room-{n}", 1) for n in range(4)]

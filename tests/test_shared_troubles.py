@@ -76,6 +76,31 @@ def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_
     assert "Heron" in pair.last_prompt()[-1]["content"]
 
 
+def test_what_is_said_while_the_databases_disk_is_full_waits_and_is_stored_once_when_there_is_room(
+    pair: Cluster,
+) -> None:
+    status(pair, 0, "full", "The mill was built by Konrad.")
+    pair.wait_stored("full", "Konrad")
+    with psycopg.connect(pair.url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION "
+            "'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$;"
+            "CREATE TRIGGER full_disk BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION full_disk()"
+        )
+        try:
+            assert status(pair, 0, "full", "Its wheel is made of larch.") == "degraded:disk-full"
+            assert status(pair, 0, "full", "Who built the mill?") == "degraded:disk-full"
+            assert "Konrad" in pair.last_prompt()[-1]["content"]
+            told = ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
+            assert "No space left on device" in told and "free some space on its disk" in told
+        finally:
+            connection.execute("DROP FUNCTION full_disk CASCADE")
+
+    wait_until(lambda: status(pair, 0, "full", "Who built it?") == "injected", lambda: str(pair))
+    pair.wait_stored("full", "larch")
+    assert "\n".join(pair.stored("full")).count("larch") == 1
+
+
 def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, relay: LosingRelay) -> None:
     status(pair, 0, "frozen", "The lamp burns oil.")
     pair.wait_stored("frozen", "oil")

@@ -134,7 +134,8 @@ class SharedTopic(Topic):
             self.log.is_current = False
             self._note(error)
             return
-        self._note(None)
+        if not self._pending:  # else it can be read, and not be written: its disk is full
+            self._note(None)
 
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""
