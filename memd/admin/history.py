@@ -561,7 +561,7 @@ class ConversationRoutes:
         """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
         ones from the log."""
         async with self._topics.held(query.topic, who) as found:
-            lines = await self._receipts.lines_of_all(who)
+            lines = await self._receipts.lines(who)
             snapshots = [topic.log.snapshot() for topic in found]
             return await asyncio.to_thread(_conversations_page, lines, snapshots, query)
 
@@ -575,7 +575,7 @@ class ConversationRoutes:
         """One conversation from its beginning, with what the model was shown and said in each turn."""
         for name in query.topic:
             who.check("read", name)
-        lines = await self._receipts.lines_of_all(who)
+        lines = await self._receipts.lines(who)
         return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
     @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))

@@ -233,10 +233,6 @@ class Receipts:
         """
         return await asyncio.to_thread(lambda: list(self._lines(who)))
 
-    async def lines_of_all(self, who: Principal) -> list[bytes]:
-        """Return `lines`."""
-        return await self.lines(who)
-
     def _lines(self, who: Principal) -> Iterable[bytes]:
         lines = [] if self._ring is None else self._ring.lines()
         return lines if who.may_everywhere("read") else _readable(lines, who)

@@ -285,19 +285,23 @@ WHAT = "name a topic_id, chunk_ids, resume or retention"
 class ErasureBody(Body, kw_only=True):
     """The body of `POST /memd/erase`."""
 
-    topic_id: str | None = None
-    """Alone: the whole topic. With `chunk_ids`: the topic that has them."""
-    chunk_ids: tuple[str, ...] = ()
-    """Public ids, or enough first digits of uuids to identify them."""
-    before: str | None = None
-    """Only what was said in the topic before this date or time (ISO 8601)."""
-    forbid: bool = False
-    """Keep digests of what is erased, so that it is not stored again when a client sends it again."""
-    retention: bool = False
-    """All that is older than the settings' `retention` keeps."""
-    resume: bool = False
-    """Finish what was interrupted, and erase again what a restored backup has brought back."""
-    dry_run: bool = False
+    topic_id: Annotated[
+        str | None, Meta(description="Alone: the whole topic. With chunks: the topic that has them.")
+    ] = None
+    chunk_ids: Annotated[
+        tuple[str, ...],
+        Meta(description="Only this chunk: its id, or enough first digits of its uuid; may be given again."),
+    ] = ()
+    before: Annotated[
+        str | None,
+        Meta(description="Only what was said in the topic before this date or time (2026-11-20). Documents stay."),
+    ] = None
+    retention: Annotated[bool, Meta(description="All that is older than the settings' retention keeps.")] = False
+    resume: Annotated[
+        bool, Meta(description="Finish an erasure that was interrupted, or that a restored backup has undone.")
+    ] = False
+    forbid: Annotated[bool, Meta(description="Keep digests: what a client sends again is not stored again.")] = False
+    dry_run: Annotated[bool, Meta(description="Only show what would go.")] = False
 
     @property
     def extent(self) -> Extent:

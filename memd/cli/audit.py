@@ -6,6 +6,7 @@ Rule: it asks the running daemon; without one it reads the files, and starts non
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -19,9 +20,9 @@ from memd.admin.auditing import AuditAnswer, AuditedAct, ChainState, audit_of
 from memd.admin.queries import ALL_TOPICS, AuditQuery, decode_query
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
 from memd.cli.history import time_of
+from memd.cli.operations import asked_with, options_of
 from memd.cli.running import RunningDaemon
 from memd.settings.model import Config
-from memd.store.audit.chain import KINDS
 from memd.store.encryption.opening import disk_of
 from memd.store.receipts import receipt_lines
 from memd.wording import counted, name_for_terminal
@@ -33,27 +34,17 @@ FIRST_ERROR = 400
 
 @click.command()
 @settings_flags
-@click.option("--from", "since", metavar="TIME", help="Only what was done from a time (2026-11-20) on.")
-@click.option("--to", metavar="TIME", help="Only what was done before a time; of a date, before its end.")
-@click.option("--who", multiple=True, metavar="NAME", help="Only what this principal did; may be given again.")
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given again. Default: all topics.")
-@click.option("--act", "acts", multiple=True, type=click.Choice(KINDS), help="Only this kind; may be given again.")
+@options_of(AuditQuery)
 @click.option("--verify", is_flag=True, help="Only whether the record is whole, without the acts.")
 @click.option("--head", "head_only", is_flag=True, help="Only the number and hash of its last line, to be kept.")
-@click.option("--expect", metavar="HEAD", help="A head that was kept: the record must still have it.")
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: the state of the record, then one act a line.")
 def audit(
     config_path: Path | None,
     data_dir: str | None,
-    since: str | None,
-    to: str | None,
-    who: tuple[str, ...],
-    topics: tuple[str, ...],
-    acts: tuple[str, ...],
     verify: bool,
     head_only: bool,
-    expect: str | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Show who read, wrote, corrected, erased and exported what.
 
@@ -62,8 +53,7 @@ def audit(
     Example: memd audit --verify
     """
     config = config_of_existing(config_path, data_dir)
-    asked = {"from": since, "to": to, "who": list(who), "topic": list(topics), "act": list(acts), "expect": expect}
-    answer = _answer(config, {name: value for name, value in asked.items() if value})
+    answer = _answer(config, asked_with(AuditQuery, given))
     chain = answer.chain
     if head_only:
         click.echo(chain.head if chain is not None else "", nl=chain is not None)
@@ -84,7 +74,7 @@ def _answer(config: Config, asked: dict[str, object]) -> AuditAnswer:
         return msgspec.json.decode(daemon.get("/memd/audit", **asked), type=AuditAnswer)
     files, given = disk_of(config), MultiDict[str]()
     for name, value in asked.items():
-        given.extend((name, str(one)) for one in (value if isinstance(value, list) else [value]))
+        given.extend((name, str(one)) for one in (value if isinstance(value, tuple) else [value]))
     query = decode_query(given, AuditQuery)  # as the daemon would
     return audit_of(files, config.data_dir, receipt_lines(files, config.data_dir), query)
 

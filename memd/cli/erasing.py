@@ -11,8 +11,9 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin.writes import ErasureAnswer
+from memd.admin.writes import ErasureAnswer, ErasureBody
 from memd.cli.flags import config_of_existing, settings_flags
+from memd.cli.operations import options_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion
 from memd.ingest.erasing.planning import PlannedErasure
@@ -29,12 +30,7 @@ FILES_TOLD = 10
 
 @click.command()
 @settings_flags
-@click.option("--chunk", "chunk_ids", metavar="ID", multiple=True, help="Only this chunk; may be given again.")
-@click.option("--before", metavar="DATE", help="Only what was said before a date or time (2026-11-20). Documents stay.")
-@click.option("--retention", is_flag=True, help="What is older than the settings' retention says, in all topics.")
-@click.option("--resume", is_flag=True, help="Finish an erasure that was interrupted, or that a backup has undone.")
-@click.option("--forbid", is_flag=True, help="Keep digests: what a client sends again is not stored again.")
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@options_of(ErasureBody, leave_out=["topic_id"], chunk_ids="--chunk")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
 @click.argument("topic", metavar="[TOPIC]", required=False)

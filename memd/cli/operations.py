@@ -110,10 +110,12 @@ def option_of(kind: type[msgspec.Struct], name: str, flag: str = "") -> Callable
     assert isinstance(info, shape.Metadata), f"{kind.__name__}.{name} has no description"
     told, info = str((info.extra_json_schema or {})["description"]), info.type
     more: dict[str, Any] = {}
-    if isinstance(info, shape.VarTupleType | shape.ListType):
-        more, info = {"multiple": True}, info.item_type
     if isinstance(info, shape.UnionType):
         info = next(one for one in info.types if not isinstance(one, shape.NoneType | shape.IntType))
+    if isinstance(info, shape.VarTupleType | shape.ListType):
+        more, info = {"multiple": True}, info.item_type
+    if more and "may be given again" not in told:
+        told = f"{told.removesuffix('.')}; may be given again."
     if isinstance(info, shape.BoolType):
         more["is_flag"] = True
     elif isinstance(info, shape.LiteralType):

@@ -22,6 +22,7 @@ from memd.admin.writes import NotesTaken
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
 from memd.cli.history import time_of
 from memd.cli.ingest import progress
+from memd.cli.operations import options_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
@@ -432,10 +433,7 @@ DASH = "-"
 @click.command()
 @settings_flags
 @click.option("--topic", default=DEFAULT_TOPIC_ID, help=f"Where it belongs. Default: {DEFAULT_TOPIC_ID}.")
-@click.option("--title", help="What it is about; it is found by this too.")
-@click.option("--tag", "tags", multiple=True, help="A tag, for --tag of `memd search`; may be given again.")
-@click.option("--source", help="Where it came from: a URL, a path, a name.")
-@click.option("--said-at", metavar="TIME", help="When it was said (2026-11-20T14:30). Default: now.")
+@options_of(GivenNote, leave_out=["content"], tags="--tag")
 @click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object.")
 @click.argument("text", metavar="[TEXT]", default=DASH)
 def remember(
