@@ -330,8 +330,10 @@ def typescript() -> TypeScriptClient:
 
 
 @pytest.fixture(scope="session")
-def memd_client(typescript: TypeScriptClient, tmp_path_factory: pytest.TempPathFactory) -> TypeScriptPackage:
+def memd_client(typescript: TypeScriptClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypeScriptPackage]:
     """The package for TypeScript programs, packed and installed into a project of its own."""
     from typescript_package import TypeScriptPackage
 
-    return TypeScriptPackage.installed(tmp_path_factory.mktemp("package"))
+    package = TypeScriptPackage.installed(tmp_path_factory.mktemp("package"))
+    yield package
+    package.close()

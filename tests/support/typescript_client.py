@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,6 @@ class TypeScriptClient:
 
 def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:
     """Run Node in `folder`; what it wrote to stdout."""
-    search_path = f"{NODE_HOME / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # npm starts `node` by name
     done = subprocess.run(
         [NODE, *arguments],
         input=stdin,
@@ -67,7 +67,51 @@ def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PATH": search_path, "NODE_COMPILE_CACHE": str(COMPILED)},
+        env=_environment(),
     )
     assert done.returncode == 0, f"node {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    search_path = f"{NODE_HOME / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"  # npm starts `node` by name
+    return {**os.environ, "PATH": search_path, "NODE_COMPILE_CACHE": str(COMPILED)}
+
+
+class Answering:
+    """A script that answers each line of its input with a line: to load an SDK takes longer than to use it."""
+
+    def __init__(self, script: str, folder: Path) -> None:
+        self._script = script
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `close`
+        self._process = subprocess.Popen(
+            [NODE, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            cwd=folder,
+            text=True,
+            env=_environment(),
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has failed."""
+        return self._process.poll() is not None
+
+    def ask(self, asked: object) -> Any:
+        """What it told; fails with its words if it ends instead."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._complaints.seek(0)
+            raise AssertionError(f"node {self._script}:\n{self._complaints.read()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+        self._complaints.close()

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from typescript_client import CLIENTS, NPM, TSC, node
+from typescript_client import CLIENTS, NPM, TSC, Answering, node
 
 SOURCE = CLIENTS.parent.parent / "clients" / "typescript"
 APP = {"name": "app", "private": True, "type": "module"}
@@ -50,6 +50,8 @@ class TypeScriptPackage:
         """What npm packed."""
         self.packed = packed
         """The files in the package."""
+        self._answering: dict[str, Answering] = {}
+        self._others: dict[int, TypeScriptPackage] = {}
 
     @classmethod
     def installed(cls, folder: Path) -> TypeScriptPackage:
@@ -65,9 +67,11 @@ class TypeScriptPackage:
         """A project with that version of the AI SDK: this one, or one beside it."""
         if version == AI_SDKS[-1]:
             return self
-        app = TypeScriptPackage(self.folder.with_name(f"ai{version}"), self.archive, self.packed)
-        if app.folder.exists():
-            return app
+        if version in self._others:
+            return self._others[version]
+        app = self._others[version] = TypeScriptPackage(
+            self.folder.with_name(f"ai{version}"), self.archive, self.packed
+        )
         app._with_tests()
         for name, alias in AI_PACKAGES.items():
             link = app.folder / "node_modules" / name
@@ -96,9 +100,23 @@ class TypeScriptPackage:
 
     def steps(self, script: str, steps: list[dict[str, Any]], **memory: Any) -> list[dict[str, Any]]:
         """Run `steps` one after the other through one `Memory` with these options; what each told (see the script)."""
-        told = json.loads(self.run(script, {"memory": memory, "steps": steps}))["steps"]
+        if script not in self._answering or self._answering[script].has_ended:
+            self._end(script)
+            self._answering[script] = Answering(script, self.folder)
+        told = self._answering[script].ask({"memory": memory, "steps": steps})["steps"]
         assert isinstance(told, list) and len(told) == len(steps)
         return told
+
+    def close(self) -> None:
+        """End the scripts that still answer."""
+        for script in list(self._answering):
+            self._end(script)
+        for other in self._others.values():
+            other.close()
+
+    def _end(self, script: str) -> None:
+        if script in self._answering:
+            self._answering.pop(script).close()
 
 
 def examples() -> dict[str, str]:

@@ -1,10 +1,10 @@
 /**
  * Requests through one `Memory` without any SDK, one after the other.
  *
- * Usage: node fetch.ts < ASKED.json
- * Prints one JSON object: what came back at each step.
+ * Usage: node fetch.ts, with one JSON object in each line of its input, each for a `Memory` of its own.
+ * Answers each with a line: what came back at each step.
  */
-import { text } from 'node:stream/consumers';
+import { createInterface } from 'node:readline';
 import { Memory } from 'memd-client';
 import type { Correction, Note } from 'memd-client';
 
@@ -23,10 +23,7 @@ interface Step {
   slice?: number;
 }
 
-const asked = JSON.parse(await text(process.stdin)) as { steps: Step[] };
 let slice: number | undefined;
-const memory = new Memory({ fetch: sliced });
-const steps: object[] = [];
 
 async function sliced(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
   const answer = await fetch(input, init);
@@ -49,20 +46,25 @@ async function first(answer: Response): Promise<string> {
   return new TextDecoder().decode(value);
 }
 
-for (const { url, method, body, corrections = [], meanwhile = [], notes = [], leave, ...step } of asked.steps) {
-  slice = step.slice;
-  memory.correct(...corrections);
-  memory.remember(...notes);
-  const told = { status: 0, url: '', body: '', error: '' };
-  try {
-    const asking = memory.fetch(url, { method, ...(body !== undefined && { body }) });
-    memory.correct(...meanwhile);
-    const answer = await asking;
-    Object.assign(told, { status: answer.status, url: answer.url });
-    told.body = leave ? await first(answer) : await answer.text();
-  } catch (error) {
-    told.error = (error as Error).constructor.name;
+for await (const line of createInterface(process.stdin)) {
+  const asked = JSON.parse(line) as { steps: Step[] };
+  const memory = new Memory({ fetch: sliced });
+  const steps: object[] = [];
+  for (const { url, method, body, corrections = [], meanwhile = [], notes = [], leave, ...step } of asked.steps) {
+    slice = step.slice;
+    memory.correct(...corrections);
+    memory.remember(...notes);
+    const told = { status: 0, url: '', body: '', error: '' };
+    try {
+      const asking = memory.fetch(url, { method, ...(body !== undefined && { body }) });
+      memory.correct(...meanwhile);
+      const answer = await asking;
+      Object.assign(told, { status: answer.status, url: answer.url });
+      told.body = leave ? await first(answer) : await answer.text();
+    } catch (error) {
+      told.error = (error as Error).constructor.name;
+    }
+    steps.push({ ...told, pending: memory.pending, notes: memory.pendingNotes });
   }
-  steps.push({ ...told, pending: memory.pending, notes: memory.pendingNotes });
+  console.log(JSON.stringify({ steps }));
 }
-console.log(JSON.stringify({ steps }));

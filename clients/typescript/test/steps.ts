@@ -1,10 +1,10 @@
 /**
  * Requests through one `Memory`, by several SDKs, one after the other.
  *
- * Usage: node steps.ts < ASKED.json
- * Prints one JSON object: what came back at each step.
+ * Usage: node steps.ts, with one JSON object in each line of its input, each for a `Memory` of its own.
+ * Answers each with a line: what came back at each step.
  */
-import { text } from 'node:stream/consumers';
+import { createInterface } from 'node:readline';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import Anthropic from '@anthropic-ai/sdk';
@@ -39,8 +39,7 @@ interface Told {
 
 type Answer = Pick<Told, 'reply'> & { out: MemoryOut | undefined; headers: MemoryHeaders | undefined };
 
-const asked = JSON.parse(await text(process.stdin)) as { memory: MemoryOptions; steps: Step[] };
-const memory = new Memory(asked.memory);
+let memory: Memory;
 
 /** The text and the memory of a stream's events, read to the end or left after the first one. */
 async function read<Event>(events: AsyncIterable<Event>, how: Step['how'], said: (event: Event) => string) {
@@ -126,16 +125,20 @@ async function answer(step: Step): Promise<Answer> {
   return step.sdk === 'openai chat' ? chat(client, step) : responses(client, step);
 }
 
-const steps: Told[] = [];
-for (const step of asked.steps) {
-  memory.correct(...(step.corrections ?? []));
-  const told: Told = { reply: '', memory_out: null, headers: null, pending: 0, refused: 0, error: null };
-  try {
-    const { reply, out, headers } = await answer(step);
-    Object.assign(told, { reply, memory_out: out ?? null, headers: headers ?? null });
-  } catch (error) {
-    told.error = (error as Error).constructor.name;
+for await (const line of createInterface(process.stdin)) {
+  const asked = JSON.parse(line) as { memory: MemoryOptions; steps: Step[] };
+  memory = new Memory(asked.memory);
+  const steps: Told[] = [];
+  for (const step of asked.steps) {
+    memory.correct(...(step.corrections ?? []));
+    const told: Told = { reply: '', memory_out: null, headers: null, pending: 0, refused: 0, error: null };
+    try {
+      const { reply, out, headers } = await answer(step);
+      Object.assign(told, { reply, memory_out: out ?? null, headers: headers ?? null });
+    } catch (error) {
+      told.error = (error as Error).constructor.name;
+    }
+    steps.push({ ...told, pending: memory.pending.length, refused: memory.refused.length });
   }
-  steps.push({ ...told, pending: memory.pending.length, refused: memory.refused.length });
+  console.log(JSON.stringify({ steps }));
 }
-console.log(JSON.stringify({ steps }));
