@@ -273,7 +273,7 @@ class Archiver:
                 closing = index < surplus
                 if topic.is_others(conversation.id) or conversation in failed:
                     continue
-                end = self._due_end(conversation, closing=closing)
+                end = self._due_end(topic, conversation, closing=closing)
                 is_stored: bool | None = True
                 if conversation.abandoned and (conversation.is_answered or closing):
                     if end == conversation.wanted_end:
@@ -426,11 +426,12 @@ class Archiver:
 
         self._tasks.spawn(done(), kind)
 
-    def _due_end(self, conversation: Conversation, *, closing: bool) -> int:
+    def _due_end(self, topic: Topic, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
         idle_seconds = self._now() - conversation.used_at
         is_of_former_run = idle_seconds < 0  # and the clock was set back since: nobody knows how long ago it was
-        if closing or is_of_former_run or idle_seconds > self._config.buffer.idle_seconds:
+        is_idle = idle_seconds > self._config.buffer.idle_seconds and conversation not in topic.answering
+        if closing or is_of_former_run or is_idle:
             return conversation.wanted_end
         departed = min(conversation.departed_end, conversation.wanted_end)
         if idle_seconds < self._config.buffer.store_after_seconds:

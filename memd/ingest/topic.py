@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
+from memd.conversation.conversation import Conversation
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
@@ -134,6 +135,8 @@ class Topic:
         """The thread, or what stands for one, in which it is opened, written and closed."""
         self._before_write = before_write
         self._holders, self._used_at = 0, time.monotonic()
+        self.answering: list[Conversation] = []
+        """Those that a model answers just now: however long it takes, they are not idle."""
 
     def hold(self) -> None:
         """Keep the topic open until `release`."""

@@ -120,6 +120,8 @@ class TurnRunner:
                 with self._priority.held():
                     received = await self._receiver.receive(asked, topic, inquiry)
                 holding.callback(received.assignment.release)
+                topic.answering.append(received.prompt.conversation)
+                holding.callback(topic.answering.remove, received.prompt.conversation)
                 record.end_step("receive")
                 if self._rememberer.is_shared:  # the answer waits for it, and a recall takes longer
                     saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
