@@ -30,7 +30,8 @@ from strict_llama import StrictLlama
 from strict_server import StrictServer
 
 from memd.assets import ranks_bytes
-from memd.cli.check import data, installation
+from memd.cli.check import data
+from memd.cli.check import settings as settings_checks
 from memd.cli.check import upstream as upstream_checks
 from memd.cli.check.report import line, outcomes
 from memd.cli.check.result import CheckResult, ok
@@ -230,8 +231,8 @@ def test_chunks_of_another_model_need_to_be_embedded_again(segment_entries_max: 
 
 
 def test_a_model_whose_vectors_are_not_the_known_ones_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = (installation.KNOWN_VECTOR[0] + 2 * installation.TOLERANCE, *installation.KNOWN_VECTOR[1:])
-    monkeypatch.setattr(installation, "KNOWN_VECTOR", wrong)
+    wrong = (settings_checks.KNOWN_VECTOR[0] + 2 * settings_checks.TOLERANCE, *settings_checks.KNOWN_VECTOR[1:])
+    monkeypatch.setattr(settings_checks, "KNOWN_VECTOR", wrong)
     assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["embedding model"]
 
 
@@ -247,7 +248,7 @@ def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
 def test_a_tokenizer_that_counts_otherwise_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ranks_bytes().split(b"\n")
     lacking = b"\n".join(rank for rank in ranks if not rank.startswith(b"aGVsbG8= "))  # "hello"
-    monkeypatch.setattr(installation, "ranks_bytes", lambda: lacking)
+    monkeypatch.setattr(settings_checks, "ranks_bytes", lambda: lacking)
     assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["tokenizer"]
 
 

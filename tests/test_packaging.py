@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from recording_upstream import RecordingUpstream
 
-from memd.cli.check.installation import DISTRIBUTION
+from memd.cli.check.settings import DISTRIBUTION
 from memd.cli.main import main
 from memd.settings.loading import known_keys, variable_of
 

@@ -1,6 +1,7 @@
-"""`memd log`, `show`, `correct`, `undo` and `turn`: what happened to the memory, and what it did in a turn.
+"""`memd log`, `show`, `turn`, `correct`, `undo` and `erase`: what happened to the memory, and what is to change in it.
 
-Rule: the daemon reads, appends and answers from its receipts; these commands only show its answers.
+Rule: the daemon reads, appends, erases and answers from its receipts; these commands only show its answers. Before an
+erasure they show what would go, and ask.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from rich.text import Text
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import LogRoutes
 from memd.admin.receipts import Receipt
-from memd.admin.writes import Corrected, CorrectionBody, UndoBody
+from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
 from memd.cli.kept import waiting_messages, waiting_note
-from memd.cli.operations import Lines, RouteAnswer, option_of, shows
+from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound, WrongKey
+from memd.ingest.erasing.planning import PlannedErasure
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
-from memd.wording import counted, for_terminal, memory_words, name_for_terminal
+from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
 
 INDENT = 2
 TEXT_CHARACTERS = 100
@@ -422,3 +424,127 @@ def _path(turn_id: str) -> str:
     if not set(turn_id) <= set("0123456789abcdef"):
         raise BadQuestion(f"{turn_id[:60]!r} is no turn's id: those are 16 hexadecimal digits; `memd turn` lists them")
     return turn_id
+
+
+SECONDS_MAX = 3_600.0
+"""How long an erasure may take: a large topic is overwritten at the speed of its disk."""
+OVERWRITTEN = (
+    "Its files were overwritten and removed. A disk that writes elsewhere than it read (an SSD, a file system with "
+    "snapshots or copy on write) may keep old blocks until it needs them."
+)
+FILES_TOLD = 10
+
+
+@click.command()
+@settings_flags
+@options_of(ErasureBody, leave_out=["topic_id"], chunk_ids="--chunk")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
+@click.argument("topic", metavar="[TOPIC]", required=False)
+def erase(
+    config_path: Path | None,
+    data_dir: str | None,
+    chunk_ids: tuple[str, ...],
+    before: str | None,
+    retention: bool,
+    resume: bool,
+    forbid: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    topic: str | None,
+) -> int:
+    """Erase a topic, or single chunks, for good.
+
+    With TOPIC alone all of it. What is erased cannot be brought back; backups keep what they have.
+
+    Example: memd erase --dry-run work
+    """
+    given = {"TOPIC": bool(topic and not chunk_ids), "--chunk": bool(chunk_ids), "--retention": retention}
+    named = [name for name, is_given in (given | {"--resume": resume}).items() if is_given]
+    if len(named) != 1 or (topic and (retention or resume)):
+        raise BadQuestion(
+            f"say what to erase: TOPIC, --chunk ID, --retention or --resume, not {' and '.join(named) or 'none'}"
+        )
+    if before and named != ["TOPIC"]:
+        raise BadQuestion("--before belongs to a TOPIC")
+    if as_json and not (yes or dry_run or resume):
+        raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
+    config = config_of_existing(config_path, data_dir)
+    body = {"topic_id": topic, "chunk_ids": chunk_ids, "before": before, "forbid": forbid}
+    body |= {"retention": retention, "resume": resume}
+    with daemon_for(config) as daemon:
+        if not resume and not as_json:
+            plan = _asked(daemon, body, dry_run=True)
+            whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
+            _show_plan(plan, whole_topic)
+            if retention and not config.retention:
+                click.echo("The settings keep everything: they have no `retention`.")
+            if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
+                return 0
+            if not yes and not click.confirm("Erase this for good?"):
+                click.echo("Nothing was erased.")
+                return 0
+        answer = _asked(daemon, body, dry_run=dry_run)
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        _show_done(answer)
+    return 0
+
+
+def _asked(daemon: RunningDaemon, body: dict[str, Any], *, dry_run: bool) -> ErasureAnswer:
+    told = daemon.post("/memd/erase", body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
+    return msgspec.json.decode(told, type=ErasureAnswer)
+
+
+def _show_plan(answer: ErasureAnswer, whole_topic: str | None) -> None:
+    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
+    if not whole_topic and not any(plan.chunks for plan in answer.plans):
+        click.echo("There is nothing to erase.")
+    if whole_topic and not answer.plans:
+        click.echo(f"topic {whole_topic}, with its folder")
+    for plan in answer.plans:
+        for line in _planned(plan):
+            click.echo(line)
+    if (whole_topic or answer.plans) and answer.remains:
+        click.echo("What this does not reach:")
+        for one in answer.remains:
+            click.echo(f"  {for_terminal(one)}")
+
+
+def _planned(plan: PlannedErasure) -> list[str]:
+    size = f"{counted(plan.chunks, 'chunk')} ({counted(plan.entries, 'entry')})"
+    said = ""
+    if plan.oldest is not None and plan.newest is not None:
+        said = f", said from {day_and_time(plan.oldest)} to {day_and_time(plan.newest)}"
+    whole = ", with its folder" if plan.kind == "topic" else ""
+    lines = [f"topic {plan.topic_id}{whole}: {size}{said}"]
+    lines += [f"  {for_terminal(words)}" for words in plan.first_words]
+    more = plan.chunks - len(plan.first_words)
+    lines += [f"  and {more:,} more"] if more > 0 and plan.first_words else []
+    if plan.kept_documents:
+        lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
+    if plan.kept_live:
+        lines.append(f"  {counted(plan.kept_live, 'chunk')} of live conversations stay for now")
+    return lines
+
+
+def _show_done(answer: ErasureAnswer) -> None:
+    for one in answer.done:
+        what = f"topic {one.topic_id}" if one.kind == "topic" else f"in topic {one.topic_id}"
+        size = f"{counted(one.chunks, 'chunk')} ({counted(one.entries, 'entry')})"
+        click.echo(f"Erased {what}: {size}, in {one.seconds:.1f} s.")
+    if not answer.done:
+        click.echo("Nothing was left to erase.")
+        return
+    click.echo(OVERWRITTEN)
+    left = [path for one in answer.done for path in one.not_overwritten]
+    if left:
+        click.echo(
+            f"{counted(len(left), 'file')} could not be overwritten, because a backup shares them or a reader had them:"
+        )
+        for path in left[:FILES_TOLD]:
+            click.echo(f"  {for_terminal(path)}")
+        if len(left) > FILES_TOLD:
+            click.echo(f"  and {len(left) - FILES_TOLD:,} more")

@@ -49,7 +49,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "verify": ("log_files", "Read every byte of the log and report any damage."),
         "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
         "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),
-        "erase": ("erasing", "Erase a topic, or single chunks, for good."),
+        "erase": ("history", "Erase a topic, or single chunks, for good."),
     },
     "Bring in": {
         "sources": ("sources", "List the documents that were added, or take some out."),

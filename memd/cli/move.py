@@ -14,8 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from memd.admin.oauth.ledger import LedgerFile, kept_file
-from memd.admin.oauth.shared_ledger import LedgerState, Rows, rows_of, state_in
+from memd.admin.oauth.ledger import LedgerFile, LedgerState, Rows, kept_file, rows_of, state_in
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings

@@ -22,8 +22,7 @@ import msgspec
 
 from memd.admin.oauth.endpoint import GivenGrants
 from memd.admin.oauth.grants import GivenGrant, Grant
-from memd.admin.oauth.ledger import end_kept, kept_file
-from memd.admin.oauth.shared_ledger import rows_of, state_in
+from memd.admin.oauth.ledger import end_kept, kept_file, rows_of, state_in
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing

@@ -18,8 +18,7 @@ from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
 from memd.admin.history import ConversationRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
-from memd.admin.oauth.ledger import Ledger
-from memd.admin.oauth.shared_ledger import SharedLedger
+from memd.admin.oauth.ledger import Ledger, SharedLedger
 from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
 from memd.admin.receipts import Receipts, TurnRoutes
 from memd.admin.routes import OwnRoutes

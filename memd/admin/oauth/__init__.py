@@ -8,6 +8,6 @@ answers people with JSON.
     protocol.py    a client and its id; what clients ask and get: metadata, permission, tokens; every refusal    pure
     grants.py      who was allowed what: codes, access and refresh tokens, their ends                            pure
     consent.py     the page on which a person allows it                                                          pure
-    ledger.py      the grants of this daemon, and their file; shared_ledger.py: those of a cluster
+    ledger.py      the grants of this daemon, and their file, or those of a cluster
     endpoint.py    the routes
 """

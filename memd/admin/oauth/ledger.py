@@ -2,6 +2,9 @@
 
 Rule: nothing is handed out before it is on the disk, and nothing that ended comes back because the disk was full. The
 file has digests and no secret but the key that seals the ids of clients, which opens nothing by itself.
+
+In a cluster all daemons have the same grants, in its database: a code and a refresh token are taken once, whichever
+daemons they are shown to.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from memd.admin.oauth.grants import Allowed, Grant, Grants, Tokens
+from memd.admin.oauth.grants import Allowed, GivenCode, Grant, Grants, Tokens
 from memd.admin.oauth.protocol import Permission, TokenRequest
-from memd.errors import StoreError
+from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
 from memd.store.files import Files, replace_file
 
@@ -215,3 +219,128 @@ def tell_changes(before: Iterable[Grant], after: Iterable[Grant]) -> None:
                 log.info(
                     told, extra={**fields, "rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
                 )
+
+
+Rows = Mapping[str, str]
+GONE = "the token with which the program was allowed this is gone; ask again"
+_KEY, _GRANT, _CODE = "key", "grant/", "code/"
+
+
+class GrantBook(Protocol):
+    """The book of the database. Counterpart: memd/store/shared/books.py."""
+
+    def changes(self) -> int:
+        """How often it was changed."""
+
+    def read(self) -> Any:
+        """Its `changes` and `rows`."""
+
+    def change(self, work: Callable[[Rows], Rows]) -> Any:
+        """Replace its rows by what `work` makes of them; return as `read`."""
+
+
+class LedgerState(msgspec.Struct, frozen=True):
+    """All that is in the book."""
+
+    key: bytes
+    grants: tuple[Grant, ...]
+    """Oldest first."""
+    codes: Mapping[str, GivenCode]
+    """By their SHA-256, the oldest first."""
+
+
+class SharedLedger(Ledger):
+    """The grants that all daemons of a cluster know."""
+
+    def __init__(self, book: GrantBook, *copied: Any, **more: Any) -> None:
+        """`copied`, `more`: those of Ledger, for the copy."""
+        super().__init__(*copied, **more)
+        self._book = book
+        self.seen = -1
+        """Up to which change of the book this is known."""
+
+    async def catch_up(self) -> None:
+        """See Ledger."""
+        with suppress(StoreError):  # the watch over the tokens has told it
+            if await asyncio.to_thread(self._book.changes) == self.seen:
+                return
+            async with self._changing:
+                await self._adopt(await asyncio.to_thread(self._book.read))
+            await self.key_to_register()
+
+    async def key_to_register(self) -> bytes:
+        """See Ledger. It is made with the first look at the book, so that all daemons know it before it is needed."""
+        if not self.key:
+            key = secrets.token_bytes(SECRET_BYTES)
+
+            def keyed(rows: Rows) -> Rows:
+                state = state_in(rows)
+                return rows_of(msgspec.structs.replace(state, key=state.key or key))
+
+            async with self._changing:
+                await self._adopt(await asyncio.to_thread(self._book.change, keyed))
+        return self.key
+
+    async def allow(self, permission: Permission, allowed: Allowed) -> str:
+        """See Ledger."""
+        return await self._changed(lambda grants: grants.allow(permission, allowed, self._now()))
+
+    async def _changed(self, change: Callable[[Grants], Result]) -> Result:
+        outcome: list[Result | OAuthRefused] = []
+
+        def work(rows: Rows) -> Rows:
+            state = state_in(rows)
+            grants = Grants(new_secret, state.grants, state.codes)
+            try:
+                result: Result | OAuthRefused = change(grants)
+                if not all(map(self._is_somebodys, set(grants.all()).difference(state.grants))):
+                    grants, result = Grants(new_secret, state.grants, state.codes), OAuthRefused("invalid_grant", GONE)
+            except OAuthRefused as refusal:  # it may have ended a grant
+                result = refusal
+            outcome[:] = [result]
+            return rows_of(LedgerState(state.key, grants.all(), grants.codes))
+
+        async with self._changing:
+            await self._adopt(await asyncio.to_thread(self._book.change, work))
+        if isinstance(outcome[0], OAuthRefused):
+            raise outcome[0]
+        return outcome[0]
+
+    async def _adopt(self, page: Any) -> None:
+        before, state = self._grants.all(), state_in(page.rows)
+        self._grants, self.key, self.seen = Grants(new_secret, state.grants), state.key, page.changes
+        if before != state.grants:
+            tell_changes(before, state.grants)
+        with suppress(StoreError):  # the copy is written with the next change
+            await self._save(self.key)
+
+
+def state_in(rows: Rows) -> LedgerState:
+    """Return the state that is in the rows of the book.
+
+    Raises:
+        StoreError: a later memd wrote them.
+    """
+    try:
+        grants = [msgspec.json.decode(data, type=Grant) for name, data in rows.items() if name.startswith(_GRANT)]
+        codes = {
+            name.removeprefix(_CODE): msgspec.json.decode(data, type=GivenCode)
+            for name, data in rows.items()
+            if name.startswith(_CODE)
+        }
+        key = bytes.fromhex(msgspec.json.decode(rows[_KEY], type=str)) if _KEY in rows else b""
+    except ValueError as error:
+        raise StoreError(f"the grants in the database cannot be read ({error}); update memd on this machine") from None
+    by_age = sorted(codes.items(), key=lambda item: item[1].until)
+    return LedgerState(key, tuple(sorted(grants, key=lambda one: (one.created_at, one.id))), dict(by_age))
+
+
+def rows_of(state: LedgerState) -> Rows:
+    """Return the rows of a state."""
+    grants = {_GRANT + one.id: _json(one) for one in state.grants}
+    codes = {_CODE + digest: _json(one) for digest, one in state.codes.items()}
+    return {**({_KEY: _json(state.key.hex())} if state.key else {}), **grants, **codes}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memd.cli.check import data, installation, settings, upstream
+from memd.cli.check import data, settings, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -41,8 +41,8 @@ def outcomes(
         live: whether to hold a conversation with the model too.
         files: the disk; another one than the real only where a fault is to be injected.
     """
-    yield installation.packages()
-    yield installation.tokenizer()
+    yield settings.packages()
+    yield settings.tokenizer()
     useless: list[str] = []
     try:
         config = load_config(path, env, given, tell=useless.append)
@@ -55,7 +55,7 @@ def outcomes(
     for line in useless:
         yield warning(settings.SETTINGS, *line.split("; ", 1))
     yield settings.access(config, file, places)
-    yield installation.open_files(config)
+    yield settings.open_files(config)
     yield from settings.sources(config)
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     try:
@@ -96,8 +96,8 @@ def _stored(
     yield from data.audit(config.data_dir, files)
     yield from data.backup(config, env, daemon)
     yield from data.cluster(config)
-    yield from installation.embedding_model(config, topics, files)
-    yield from installation.reranker(config)
+    yield from settings.embedding_model(config, topics, files)
+    yield from settings.reranker(config)
 
 
 def line(outcome: CheckResult) -> str:
