@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from conftest import MakeDaemon
@@ -99,3 +100,20 @@ def test_what_the_prompt_has_is_not_shown_again_though_it_lies_in_a_sealed_segme
     question = {"role": "user", "content": "What did Ingrid say about the lock of the boat house?"}
     assert daemon.chat([*said, question]).headers["X-Memory-Injected"] == "", "all of it is in the prompt"
     assert daemon.chat([question]).headers["X-Memory-Injected"] != ""
+
+
+def test_a_note_that_is_asked_by_its_whole_text_goes_before_notes_that_share_one_half_of_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    notes = [
+        f"The {measure} of the northern line was chosen after two weeks of trials, in which the foreman and the people "
+        f"of the early shift wrote down each stop with its reason, and it stays as it is until the audit in autumn, "
+        f"when the figures of all four lines are laid side by side. Set: {value}."
+        for measure in ("belt speed", "crew size", "scrap rate")
+        for value in range(30, 35)
+    ]
+    assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "line", "notes": [{"content": one} for one in notes]}).json
+    for note in notes[:5]:
+        found = ask(f"{daemon.own_url}/memd/search?{urlencode({'q': note, 'topic': 'line'})}").json["chunks"]
+        assert note in found[0]["content"], [one["content"] for one in found[:3]]

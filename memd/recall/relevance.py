@@ -6,7 +6,8 @@ Rule: array operations alone, the same for every chunk wherever it lies. For eac
     relevance = (1 - f) own + f likeness to the five best, and a share of what the neighbours have of that
 
 scaled to the best raw cosine, so that thresholds are cosines; times the multiplier of corrections it is the score. Of a
-chunk the best part counts. With all weights at 0 the score is max(0, cosine) × multiplier. Figures: bench/NOTES.md.
+chunk the best part counts, and a little of the second. With all weights at 0 and one part the score is max(0, cosine) ×
+multiplier. Figures: bench/NOTES.md.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ STEP_WEIGHT = 0.5
 block before what the user asked for."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
+SECOND_SHARE = 0.2
+"""Of a chunk's score for the part that it answers second best, beside the best: of two that answer one part as well, as
+near copies do, the one that has the other part too goes first."""
 MEANING_POWER = 1.5
 FEEDBACK_CHUNKS = 5
 SHORT_TOKENS = 80
@@ -368,10 +372,13 @@ class Scores:
         """
         self.is_silent = is_silent
         relevance = np.maximum(shares.sum(axis=0), 0)
-        rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
-        self.score: Floats = relevance[rows, part] * multiplier
-        """With the multiplier, before echoes and times."""
+        rows, order = np.arange(len(multiplier)), (-relevance).argsort(axis=1)
+        part = order[:, 0]
         self._parts = shares[:, rows, part], cosines[rows, part]
+        if relevance.shape[1] > 1:
+            self._parts[0][:] += SECOND_SHARE * shares[:, rows, order[:, 1]]
+        self.score: Floats = np.maximum(self._parts[0].sum(axis=0), 0) * multiplier
+        """With the multiplier, before echoes and times."""
         scored = relevance * multiplier[:, None]
         best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
         self._share: Floats = (scored / np.maximum(best, 1e-9)).max(axis=1, initial=0)
