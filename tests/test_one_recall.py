@@ -114,6 +114,7 @@ def test_a_note_that_is_asked_by_its_whole_text_goes_before_notes_that_share_one
         for value in range(30, 35)
     ]
     assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "line", "notes": [{"content": one} for one in notes]}).json
+    daemon.wait_stored(*notes)
     for note in notes[:5]:
         found = ask(f"{daemon.own_url}/memd/search?{urlencode({'q': note, 'topic': 'line'})}").json["chunks"]
         assert note in found[0]["content"], [one["content"] for one in found[:3]]
