@@ -14,9 +14,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from daemon_process import clean_environment
+from recording_upstream import RecordingUpstream, Response
 
 from memd.demo.fake_model import UNKNOWN, FakeModel
-from memd.demo.play import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, load_turns
+from memd.demo.play import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, ChatClient, NotShown, load_turns
 
 
 @pytest.mark.process
@@ -54,6 +55,13 @@ def test_the_stand_in_reads_memory_blocks_and_cites_the_chunk(merged: bool) -> N
     else:
         messages = [{"role": "developer", "content": block}, {"role": "user", "content": question}]
     assert standin.reply_to(messages) == 'You said [mem:a3f9]: "The port is 7340."'
+
+
+async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: RecordingUpstream) -> None:
+    upstream.answer = lambda _: Response((b'{"error": {"message": "this model has no chat template"}}',), 500)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(NotShown, match=r"\(500\).*this model has no chat template"):
+            await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Which port is it?")
 
 
 async def test_the_stand_in_answers_in_the_shapes_of_llama_server() -> None:

@@ -36,6 +36,13 @@ from memd.store.disk import DiskFiles
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
 
+REFUSAL_CHARACTERS = 300
+"""Of what a model server says when it refuses a request."""
+
+
+class NotShown(Exception):
+    """Something that the demo claims did not happen."""
+
 
 class ChatAnswer(msgspec.Struct, frozen=True):
     """The answer to one request."""
@@ -68,14 +75,17 @@ class ChatClient:
         """Send the history with one more message, and append the streamed reply to it.
 
         Raises:
-            aiohttp.ClientResponseError: the answer is an error.
+            NotShown: the model refuses the request.
         """
         self.messages.append({"role": "user", "content": text})
         memory_in: dict[str, Any] = {"topic_id": self._topic_id}
         if corrections:
             memory_in["corrections"] = corrections
         body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
-        async with self._session.post(self._url, json=body, headers=headers, raise_for_status=True) as response:
+        async with self._session.post(self._url, json=body, headers=headers) as response:
+            if not response.ok:
+                said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
+                raise NotShown(f"the model refuses {text!r} ({response.status}): {said}")
             pieces, memory_out = await _read(response)
             answer = ChatAnswer(
                 text="".join(pieces),
@@ -167,10 +177,6 @@ RECALL_MILLISECONDS_MAX = 60_000
 """It shows what is remembered, however busy the machine is."""
 SHOWN_IN_FULL = 3
 """Turns at the beginning that are shown; of the others only figures."""
-
-
-class NotShown(Exception):
-    """Something that the demo claims did not happen."""
 
 
 def main(fast: bool, model: Path | None, stay: bool) -> int:
