@@ -374,10 +374,11 @@ class Scores:
         relevance = np.maximum(shares.sum(axis=0), 0)
         rows, order = np.arange(len(multiplier)), (-relevance).argsort(axis=1)
         part = order[:, 0]
-        self._parts = shares[:, rows, part], cosines[rows, part]
+        answering = shares[:, rows, part]
         if relevance.shape[1] > 1:
-            self._parts[0][:] += SECOND_SHARE * shares[:, rows, order[:, 1]]
-        self.score: Floats = np.maximum(self._parts[0].sum(axis=0), 0) * multiplier
+            answering += SECOND_SHARE * shares[:, rows, order[:, 1]]
+        self._parts = answering, cosines[rows, part]
+        self.score: Floats = np.maximum(answering.sum(axis=0), 0) * multiplier
         """With the multiplier, before echoes and times."""
         scored = relevance * multiplier[:, None]
         best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
