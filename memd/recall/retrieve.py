@@ -385,26 +385,12 @@ class Retriever:
         visible, read = frozenset(filters.visible_digests), dict[int, Entry]()
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
+        earlier = competes & strong & is_shown
+        left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
         while True:
             worth = competes & strong
-            earlier = worth & is_shown
-            left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
-            injected: list[int] = []
-            days = {""}
-            raw_tokens = frame
-            open_places = np.flatnonzero(worth & ~earlier)
-            said = records["said_at"][open_places].tolist()
-            for place, cost, said_at in zip(open_places.tolist(), costs[open_places].tolist(), said, strict=True):
-                if left < LINE_TOKENS_MIN or len(injected) == (self._settings.top_k or LISTED):
-                    break
-                if cost > left:
-                    continue
-                day = block.day_line(said_at) if self._dates else ""
-                more = 0 if day in days else self._tokens_of(day + "\n")
-                if (cost := cost + budget.drifted(more)) <= left:
-                    injected.append(place)
-                    days.add(day)
-                    left, raw_tokens = left - cost, raw_tokens + int(field.tokens[rows[place]]) + more
+            places = np.flatnonzero(worth & ~earlier)
+            injected, day_tokens = self._chosen(places, costs, records["said_at"], left, budget)
             if not visible:
                 break
             read |= field.entries(rows[[place for place in injected if int(rows[place]) not in read]])
@@ -412,6 +398,7 @@ class Retriever:
             if not seen:
                 break
             competes[seen] = False
+        raw_tokens = frame + day_tokens + int(field.tokens[rows[injected]].sum())
         lowest = Verdict.SILENT if scores.is_silent else Verdict.WEAK
         verdicts = np.array([lowest] * len(rows), object)  # np.full would make a mere str of it
         verdicts[worth], verdicts[~competes] = Verdict.NO_ROOM, Verdict.VISIBLE
@@ -429,6 +416,24 @@ class Retriever:
         return Filling(
             tuple(candidates), tuple(shown), raw_tokens if shown else 0, wanted / max(1, room) if count else 0.0, count
         )
+
+    def _chosen(
+        self, places: Rows, costs: Rows, said: NDArray[np.uint64], left: int, budget: Budget
+    ) -> tuple[list[int], int]:
+        """The places, best first, of which the lines fit into what is left, and the raw tokens of their days' lines."""
+        chosen, days, day_tokens = list[int](), {""}, 0
+        for place, cost, said_at in zip(places.tolist(), costs[places].tolist(), said[places].tolist(), strict=True):
+            if left < LINE_TOKENS_MIN or len(chosen) == (self._settings.top_k or LISTED):
+                break
+            if cost > left:
+                continue
+            day = block.day_line(said_at) if self._dates else ""
+            more = 0 if day in days else self._tokens_of(day + "\n")
+            if (cost := cost + budget.drifted(more)) <= left:
+                chosen.append(place)
+                days.add(day)
+                left, day_tokens = left - cost, day_tokens + more
+        return chosen, day_tokens
 
     def _candidates(
         self,
