@@ -41,7 +41,6 @@ from sources_files import Asked
 
 from memd.documents import GivenDocument, GivenSection
 from memd.ingest.readers.files import FileReader
-from memd.ingest.readers.process import ReadingProcess
 from memd.proxy.parts import Daemon
 
 TOPIC = "default"
@@ -119,8 +118,7 @@ class Resident:
 def memory(folder: Path) -> Rows:
     """Resident size while many files are read, above that before the first of them; of both processes."""
     sources_files.many(folder / "many", MEMORY_FILES, list(sources_files.prose(100)))
-    process = ReadingProcess()
-    with FileReader(process) as reader, Resident(lambda: [os.getpid(), *process.pids]) as resident:
+    with FileReader() as reader, Resident(lambda: [os.getpid(), *reader.pids]) as resident:
         began = time.perf_counter()
         for path in sorted((folder / "many").iterdir()):
             reader.sections(path)

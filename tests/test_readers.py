@@ -20,25 +20,16 @@ from memd.errors import BadDocument
 from memd.ingest.readers import child
 from memd.ingest.readers.child import MEMORY_BYTES_MAX
 from memd.ingest.readers.files import FileReader
-from memd.ingest.readers.formats import FOREIGN, is_readable
-from memd.ingest.readers.process import ReadingProcess
-from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.text import title_of
+from memd.ingest.readers.text import FOREIGN, is_readable, table_text, title_of
 
 pytestmark = pytest.mark.process
 WORD_MAIN = "word/document.xml"
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[ReadingProcess]:
-    process = ReadingProcess()
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def reader(process: ReadingProcess) -> FileReader:
-    return FileReader(process)
+def reader() -> Iterator[FileReader]:
+    with FileReader() as reader:
+        yield reader
 
 
 def places(sections: tuple[GivenSection, ...]) -> list[tuple[tuple[str, ...], int | str | None, str]]:
@@ -387,10 +378,10 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("watches_size", [False, True])
 def test_whoever_hangs_grows_or_dies_is_replaced_and_the_next_file_is_read(tried: Path, watches_size: bool) -> None:
-    process = ReadingProcess(watches_size=watches_size)
     tried.write_text("while True: pass")
-    assert reason(FileReader(process, seconds_max=1), tried) == "reading it took more than 1 second"
-    with FileReader(process) as reader:
+    with FileReader(seconds_max=1, watches_size=watches_size) as hurried:
+        assert reason(hurried, tried) == "reading it took more than 1 second" and not hurried.pids
+    with FileReader(watches_size=watches_size) as reader:
         tried.write_text("import time\nkept = []\nwhile True: kept.append(b'x' * (32 << 20)); time.sleep(0.02)")
         assert reason(reader, tried) == f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
         tried.write_text("import ctypes; ctypes.string_at(1)")

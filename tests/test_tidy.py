@@ -92,7 +92,6 @@ PURE = {
     *(
         "ingest.chunking",
         "ingest.pieces",
-        "ingest.readers.tables",
         "ingest.readers.text",
         "recall.question",
         "recall.block",

@@ -1,4 +1,4 @@
-"""The process that reads files: `python -m memd.ingest.readers.child`, started by process.py, whose counterpart it is.
+"""The process that reads files: `python -m memd.ingest.readers.child`, started by files.py, whose counterpart it is.
 
     standard input, output:  length (4 bytes, big-endian) | MessagePack of a `ReadRequest`, a `ReadAnswer` | …
 
@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +20,7 @@ import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.formats import TEXT_FORMAT
-from memd.ingest.readers.text import sections_of
+from memd.ingest.readers.text import TEXT, sections_of
 
 MEMORY_BYTES_MAX = 768 << 20
 """Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
@@ -38,6 +38,9 @@ class ReadRequest(msgspec.Struct, frozen=True):
 
     path: bytes
     reader: str
+    """See `FileFormat.reader`."""
+    name: str
+    """The file's; that at the path may be another one."""
     seconds_max: int
 
 
@@ -113,12 +116,15 @@ def _resident_bytes() -> int:
 
 def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
     path = Path(os.fsdecode(request.path))
-    if request.reader == TEXT_FORMAT.reader:  # long Markdown, whatever it is called
-        return sections_of("long.md", path.read_bytes())
-    reader = importlib.import_module(f"memd.ingest.readers.{request.reader}")
+    sections: Iterable[GivenSection]
+    if request.reader == TEXT:
+        sections = sections_of(request.name, path.read_bytes())
+    else:
+        module, _, function = request.reader.partition(".")
+        sections = getattr(importlib.import_module(f"memd.ingest.readers.{module}"), function)(path)
     found: list[GivenSection] = []
     size = 0
-    for section in reader.sections(path):
+    for section in sections:
         if not section.text.strip():
             continue
         whole = _encodable(section)

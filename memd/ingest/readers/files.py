@@ -1,36 +1,70 @@
 """Reads one file after the other into sections: the face of this folder.
 
-Rule: a file is refused for its kind or size before any of it is read.
+Rule: a file is refused for its kind or size before any of it is read. Long Markdown and what is no text is read in a
+process of its own (child.py); whatever is in a file, the answer comes within its seconds. A process that hangs, grows
+too large or dies is replaced at the next file, and the file is refused with the reason.
+
+Linux limits the child's address space. macOS has `RLIMIT_AS` but does not keep it: there the resident size is looked at
+every quarter of a second, and what is allocated faster than that can exceed the limit for that long.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import select
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
+
+import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.child import ReadRequest
-from memd.ingest.readers.formats import EXTRA, MARKDOWN, TEXT_FORMAT, UNREADABLE, FileFormat, format_of, suffix_of
-from memd.ingest.readers.process import ReadingProcess
-from memd.ingest.readers.text import sections_of
+from memd.ingest.readers.child import (
+    LENGTH_BYTES,
+    MEMORY_BYTES_MAX,
+    NEEDS_MEMORY,
+    TEXT_BYTES_MAX,
+    ReadAnswer,
+    ReadRequest,
+    framed,
+)
+from memd.ingest.readers.text import (
+    EXTRA,
+    MARKDOWN,
+    TEXT_FORMAT,
+    UNREADABLE,
+    FileFormat,
+    format_of,
+    sections_of,
+    suffix_of,
+)
+from memd.wording import counted
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
 """Longer Markdown is read in the process: there is some that takes time by the square of its length (200 KB of quotes
 forty seconds)."""
 READ_SECONDS_MAX = 120
 """For one file: the largest that may be read takes half of that, on a slow machine."""
+LOOK_MILLISECONDS = 250
+PIECE_BYTES = 1 << 20
+ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
+"""Of many short sections the frame is longer than the text."""
+KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+"""A child that could be taken over is told no key and no token."""
 
 
 class FileReader:
-    """Reads files; long Markdown and what is no text in a process of its own. Use it in one thread at a time, and close
-    it."""
+    """Reads files; starts the process at the first that needs it. Use it in one thread at a time, and close it."""
 
-    def __init__(self, process: ReadingProcess | None = None, seconds_max: int = READ_SECONDS_MAX) -> None:
-        self._process = process or ReadingProcess()
+    def __init__(self, seconds_max: int = READ_SECONDS_MAX, *, watches_size: bool = sys.platform != "linux") -> None:
         self._seconds_max = seconds_max
+        self._watches_size = watches_size
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> FileReader:
         return self
@@ -40,7 +74,16 @@ class FileReader:
 
     def close(self) -> None:
         """End the process; it is started again when it is needed."""
-        self._process.close()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes the pipes and waits
+                pass
+
+    @property
+    def pids(self) -> list[int]:
+        """The process, while there is one."""
+        return [] if self._process is None else [self._process.pid]
 
     def sections(self, path: Path, name: str = "") -> tuple[GivenSection, ...]:
         """Return the sections of a file, in order; none if it says nothing.
@@ -55,7 +98,7 @@ class FileReader:
         way = checked(name, size)
         if way is TEXT_FORMAT and not _is_long_markdown(name, size):
             return sections_of(name, path.read_bytes())
-        answer = self._process.ask(ReadRequest(os.fsencode(path.absolute()), way.reader, self._seconds_max))
+        answer = self._answer(ReadRequest(os.fsencode(path.absolute()), way.reader, name, self._seconds_max))
         if answer.reason:
             raise BadDocument(answer.reason)
         return answer.sections
@@ -69,6 +112,60 @@ class FileReader:
             file.write(content)
             file.flush()
             return self.sections(Path(file.name))
+
+    def _answer(self, request: ReadRequest) -> ReadAnswer:
+        """Have the process read a file.
+
+        Raises:
+            BadDocument: it took too long or too much memory, or ended the process.
+        """
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        is_whole = False
+        try:
+            process.stdin.write(framed(request))
+            process.stdin.flush()
+            received = self._received(process, time.monotonic() + self._seconds_max)
+            answer = msgspec.msgpack.decode(received, type=ReadAnswer)
+            is_whole = not answer.is_last
+        except BrokenPipeError:
+            raise BadDocument(_end_of(process)) from None
+        finally:
+            if not is_whole:
+                self.close()
+        return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            # -P: no module is taken from the folder in which memd was started, whose files are what is read.
+            command = [sys.executable, "-P", "-m", "memd.ingest.readers.child"]
+            self._process = subprocess.Popen(
+                command if self._watches_size else [*command, "--limited"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ},
+            )
+        return self._process
+
+    def _received(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """One message, without its length."""
+        assert process.stdout is not None
+        received = bytearray()
+        waiting = select.poll()  # not select(): a daemon with many connections has descriptors above 1,024
+        waiting.register(process.stdout, select.POLLIN)
+        while len(received) < LENGTH_BYTES + _length(received):
+            if time.monotonic() > deadline:
+                raise BadDocument(f"reading it took more than {counted(self._seconds_max, 'second')}")
+            if waiting.poll(LOOK_MILLISECONDS):
+                piece = os.read(process.stdout.fileno(), PIECE_BYTES)
+                if not piece or _length(received) > ANSWER_BYTES_MAX:
+                    raise BadDocument(_end_of(process))
+                received += piece
+            elif self._watches_size and _resident_bytes(process.pid) > MEMORY_BYTES_MAX:
+                raise BadDocument(NEEDS_MEMORY)
+        return bytes(received[LENGTH_BYTES:])
 
 
 def _is_long_markdown(name: str, size: int) -> bool:
@@ -92,3 +189,25 @@ def checked(name: str, size: int) -> FileFormat:
     if way.needs and importlib.util.find_spec(way.needs) is None:
         raise BadDocument(f"reading it needs more libraries: {EXTRA}")
     return way
+
+
+def _length(received: bytearray) -> int:
+    return int.from_bytes(received[:LENGTH_BYTES], "big") if len(received) >= LENGTH_BYTES else 0
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """The reason for which a process is no more."""
+    code = process.wait()
+    if code >= 0:
+        return (
+            f"the program that read it ended (exit code {code}): {sys.executable} -m memd.ingest.readers.child says why"
+        )
+    if -code == signal.SIGXCPU:
+        return "reading it took too much processor time"
+    name = signal.Signals(-code).name
+    return f"the program that read it was ended ({name}), or needed more than {MEMORY_BYTES_MAX >> 20} MB of memory"
+
+
+def _resident_bytes(pid: int) -> int:
+    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=False).stdout
+    return int(shown) * 1024 if shown.strip().isdigit() else 0

@@ -1,21 +1,105 @@
-"""The text of a file, in sections: Markdown by its headings, other text as a whole.
+"""Which file is read how, and those that are text: Markdown by its headings, rows of CSV, other text as a whole.
 
-Rule: pure. A file that cannot be read as text is refused with the reason; nothing is guessed or left out.
+Rule: pure. A format is known by the end of the file's name; what is in no table here is passed over where a folder is
+added. A file that cannot be read as text is refused with the reason; nothing is guessed or left out.
+
+Tables of all formats become text here: each row a paragraph of its own that names its columns, so that a question about
+a row finds it. The first row that could be one names the columns; what stands above it is text.
+
+    Product: Lamp; Price: 20; Stock: 4
 """
 
 from __future__ import annotations
 
+import csv
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.formats import MARKDOWN, suffix_of
+
+EXTRA = "pip install 'memd-proxy[documents]'"
+MB = 1_000_000
+
+
+class FileFormat(msgspec.Struct, frozen=True):
+    """How the files of a format are read."""
+
+    reader: str
+    """The module of this folder that reads them, and its function: `office.word`; `TEXT`: `sections_of`."""
+    bytes_max: int
+    needs: str = ""
+    """The package to import, of the extra `documents`; empty: none."""
+
+
+TEXT = "text"
+TEXT_FORMAT = FileFormat(TEXT, 2 * MB)
+_WORD = FileFormat("office.word", 100 * MB, "docx")
+_SLIDES = FileFormat("office.slides", 200 * MB, "pptx")
+_SHEETS = FileFormat("office.sheets", 100 * MB, "python_calamine")
+_HTML = FileFormat("pages.page", 10 * MB, "lxml")
+_ROWS = FileFormat(TEXT, 20 * MB)
+DELIMITED = (".csv", ".tsv")
+FOREIGN = {
+    ".pdf": FileFormat("pdf.sections", 500 * MB, "pypdfium2"),
+    ".docx": _WORD,
+    ".docm": _WORD,
+    ".pptx": _SLIDES,
+    ".pptm": _SLIDES,
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), _SHEETS),
+    **dict.fromkeys(DELIMITED, _ROWS),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _HTML),
+    ".epub": FileFormat("pages.book", 200 * MB, "lxml"),
+}
+"""These are read in a process of its own."""
+UNREADABLE = {
+    **dict.fromkeys((".pages", ".key", ".odt", ".odp", ".doc", ".ppt", ".rtf"), "export it as PDF"),
+    ".numbers": "export it as XLSX or PDF",
+}
+"""Documents that no reader here reads, and what to do instead."""
+MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
+TEXTS = frozenset(
+    {
+        *(".txt", ".text", ".log", ".rst", ".adoc", ".org", ".tex", ".json", ".jsonl", ".yaml", ".yml", ".toml"),
+        *(".ini", ".cfg", ".conf", ".xml", ".css", ".scss", ".py", ".pyi", ".js", ".mjs"),
+        *(".cjs", ".ts", ".tsx", ".jsx", ".vue", ".svelte", ".java", ".kt", ".kts", ".scala", ".groovy", ".go", ".rs"),
+        *(".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".swift", ".m", ".rb", ".php", ".pl", ".lua", ".r", ".jl", ".hs"),
+        *(".ml", ".ex", ".exs", ".erl", ".clj", ".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".sql", ".graphql"),
+        *(".proto", ".tf", ".gradle", ".cmake", ".mk"),
+    }
+)
+NAMES = frozenset({"readme", "license", "changelog", "makefile", "dockerfile", "notes", "todo", "contributing"})
+"""Files without a suffix that are text."""
+
+
+def is_readable(name: str) -> bool:
+    """Whether a file of this name is read, or named with the reason, where a whole folder is added."""
+    suffix = suffix_of(name)
+    return suffix in MARKDOWN | TEXTS | FOREIGN.keys() | UNREADABLE.keys() or name.lower() in NAMES
+
+
+def format_of(name: str) -> FileFormat:
+    """Return how a file of this name is read; what is not known is read as text."""
+    return FOREIGN.get(suffix_of(name), TEXT_FORMAT)
+
+
+def suffix_of(name: str) -> str:
+    """Return the end of a file's name in lower case, with its dot; empty if it has none."""
+    stem, dot, suffix = name.lower().rpartition(".")
+    return f".{suffix}" if stem and dot else ""
+
 
 HEADING_CHARACTERS_MAX = 200
+LINE_BYTES_MAX = 1_000_000
+"""Of CSV and TSV."""
+SAMPLE_CHARACTERS = 20_000
+DELIMITERS = ",;\t|"
 _LINES = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
 """Where a line of Markdown begins; `str.splitlines` also ends one at a form feed or U+2028."""
+_LINE_ENDS = re.compile(r"(?<=\n)")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n([\w-]+[ \t]*:(?:(?!---)[^\n]*\n){1,200})---[ \t]*(?:\r?\n|\Z)")
 """Names and values in front of a file, as site generators, Obsidian and Claude Code write them."""
 _NO_TITLE = re.compile(
@@ -34,21 +118,36 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     """
     if b"\0" in content:
         raise BadDocument("it is no text: it has bytes of something else in it")
-    text = decoded(content)
-    sections = _by_headings(text) if suffix_of(name) in MARKDOWN else [GivenSection(text=text.strip("\r\n"))]
+    suffix = suffix_of(name)
+    if suffix in DELIMITED:
+        _check_lines(content)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadDocument(f"it is no UTF-8 text (byte {error.start:,}): save it as UTF-8") from None
+    if suffix in MARKDOWN:
+        sections = _by_headings(text)
+    else:
+        sections = [GivenSection(text=_rows(text, suffix) if suffix in DELIMITED else text.strip("\r\n"))]
     return tuple(section for section in sections if section.text.strip())
 
 
-def decoded(content: bytes) -> str:
-    """Return UTF-8 text without its mark.
+def _check_lines(content: bytes) -> None:
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if len(line) > LINE_BYTES_MAX:
+            raise BadDocument(f"its line {number:,} has more than {LINE_BYTES_MAX:,} bytes")
 
-    Raises:
-        BadDocument: it is none.
-    """
+
+def _rows(text: str, suffix: str) -> str:
+    """The rows of CSV or TSV, by Python's own reader."""
     try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadDocument(f"it is no UTF-8 text (byte {error.start:,}): save it as UTF-8") from None
+        try:
+            dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:SAMPLE_CHARACTERS], DELIMITERS)
+        except csv.Error:
+            dialect = csv.excel_tab if suffix == ".tsv" else csv.excel
+        return table_text(csv.reader(_LINE_ENDS.split(text), dialect))
+    except csv.Error as error:
+        raise BadDocument(f"it is no CSV that can be read ({error})") from None
 
 
 def _by_headings(text: str) -> list[GivenSection]:
@@ -106,3 +205,67 @@ def title_of(said: str | None) -> str:
     """Return a document's own title on one line; empty if there is none."""
     title = " ".join((said or "").split())
     return "" if _NO_TITLE.fullmatch(title) else title
+
+
+HEADER_ROWS_MAX = 20
+"""So many rows are looked at for one that names the columns."""
+COLUMN_CHARACTERS_MAX = 80
+CELL_CHARACTERS_MAX = 20_000
+
+
+def table_text(rows: Iterable[Sequence[str]]) -> str:
+    """Return the text of a table's rows; of cells, white space at their ends does not count."""
+    return "\n\n".join(_paragraphs(rows))
+
+
+def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    waiting: list[list[str]] = []
+    columns: list[str] | None = None
+    for row in rows:
+        cells = [" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row]
+        if not any(cells):
+            continue
+        if columns is not None:
+            yield _named(columns, cells)
+        elif _names_columns(cells):
+            yield from map(_bare, waiting)
+            columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in cells]
+            header, waiting = cells, []
+            continue
+        else:
+            waiting.append(cells)
+            if len(waiting) > HEADER_ROWS_MAX or _has_figures(cells):
+                columns = []
+                yield from map(_bare, waiting)
+                waiting = []
+        header = []
+    yield from map(_bare, waiting)
+    if columns and header:  # nothing stood below it
+        yield _bare(header)
+
+
+def _names_columns(cells: Sequence[str]) -> bool:
+    """Whether a row could name the columns: two cells or more, each another text without figures of its own."""
+    given = [cell for cell in cells if cell]
+    return len(given) >= 2 and len(set(given)) == len(given) and not _has_figures(cells)
+
+
+def _has_figures(cells: Sequence[str]) -> bool:
+    return any(_is_figure(cell) for cell in cells)
+
+
+def _is_figure(cell: str) -> bool:
+    """Whether a cell is an amount, a date, a percentage: something that is counted and named by its column."""
+    return any(one.isdigit() for one in cell) and not any(one.isalpha() for one in cell)
+
+
+def _named(columns: Sequence[str], cells: Sequence[str]) -> str:
+    said = []
+    for position, cell in enumerate(cells):
+        column = columns[position] if position < len(columns) else ""
+        said += [f"{column}: {cell}" if column else cell] if cell else []
+    return "; ".join(said)
+
+
+def _bare(cells: Sequence[str]) -> str:
+    return "; ".join(cell for cell in cells if cell)

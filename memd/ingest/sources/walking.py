@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memd.ingest.readers.formats import is_readable
+from memd.ingest.readers.text import is_readable
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

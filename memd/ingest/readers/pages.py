@@ -1,23 +1,27 @@
-"""HTML, by lxml: the main part of a page by its headings, without scripts, navigation, headers and footers.
+"""Pages: HTML by lxml, the main part of a page by its headings; EPUB, a book of them in the order of its spine.
 
-Rule: what says itself that it is no text of the page is left out (`nav`, `aside`, `hidden` …); nothing is guessed from
-names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
+Rule: scripts, navigation, headers and footers of a page, and what says itself that it is no text of it (`nav`, `aside`,
+`hidden` …), are left out; nothing is guessed from names of classes or the density of links, which loses a fifth of long
+pages (bench/NOTES.md). What a book's spine does not name is not read.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from lxml import etree, html
 from lxml.html import defs
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.tables import table_text
-from memd.ingest.readers.text import Headings, joined
+from memd.ingest.readers.office import archive, xml_of
+from memd.ingest.readers.text import Headings, joined, table_text
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = frozenset(
@@ -32,7 +36,7 @@ BLOCKS = (defs.block_tags - {"del", "ins"}) | HTML5
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
-def sections(path: Path) -> Iterator[GivenSection]:
+def page(path: Path) -> Iterator[GivenSection]:
     """Yield the sections of a page.
 
     Raises:
@@ -136,3 +140,40 @@ def _rows(table: Any) -> Iterator[list[str]]:
         part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
     for row in table.iter("tr"):
         yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]
+
+
+CONTAINER, RIGHTS = "META-INF/container.xml", "META-INF/rights.xml"
+SPACES = {
+    "c": "urn:oasis:names:tc:opendocument:xmlns:container",
+    "opf": "http://www.idpf.org/2007/opf",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
+
+
+def book(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a book, below its title.
+
+    Raises:
+        BadDocument: it is none, is encrypted, or unpacks to too much.
+    """
+    with archive(path, "EPUB") as opened:
+        if RIGHTS in opened.namelist():
+            raise BadDocument("it is encrypted (DRM)")
+        rootfile = xml_of(opened, CONTAINER).find(".//c:rootfile", SPACES)
+        if rootfile is None:
+            raise BadDocument(f"it is no EPUB that can be read ({CONTAINER} names no book)")
+        package = xml_of(opened, rootfile.get("full-path", ""))
+        above = Headings(package.findtext(".//dc:title", None, SPACES))
+        names = {one.get("id"): one.get("href", "") for one in package.iterfind(".//opf:manifest/opf:item", SPACES)}
+        folder = posixpath.dirname(rootfile.get("full-path", ""))
+        for one in package.iterfind(".//opf:spine/opf:itemref", SPACES):
+            chapter = _read(opened, folder, names.get(one.get("idref"), ""))
+            if chapter.strip():
+                above.enter(1, "")
+                yield from page_sections(chapter, above)
+
+
+def _read(opened: ZipFile, folder: str, href: str) -> bytes:
+    """A file of the book; empty if it is not there."""
+    name = posixpath.normpath(posixpath.join(folder, urllib.parse.unquote(href.partition("#")[0])))
+    return opened.read(name) if name in opened.namelist() else b""
