@@ -28,8 +28,8 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Status
-from memd.ingest.imports import sending as import_sending
-from memd.ingest.imports.sending import Sending
+from memd.ingest.imports import parts as import_parts
+from memd.ingest.imports.parts import Sending
 from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.recall.corrections import plan_undo
@@ -220,7 +220,7 @@ def test_an_import_tells_the_same_history(
     monkeypatch: pytest.MonkeyPatch,
     group_entries: int,
 ) -> None:
-    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", export_file)
     history = told_history(tmp_path / "new", embedder)
     assert history == told_history(grown, embedder)
@@ -246,7 +246,7 @@ def test_what_was_imported_can_be_undone(
     monkeypatch: pytest.MonkeyPatch,
     group_entries: int,
 ) -> None:
-    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", export_file)
     store = opened(tmp_path / "new", embedder)
     bikes, encoder = store.topic("bikes"), TextEncoder(embedder)
@@ -298,7 +298,7 @@ def test_an_interrupted_import_is_resumed_without_doubles(
     monkeypatch: pytest.MonkeyPatch,
     stop_after: int,
 ) -> None:
-    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", 3)
+    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", 3)
     appended = 0
 
     def failing(*arguments: Any) -> bytes:
@@ -357,7 +357,7 @@ def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_who
     group_entries: int,
     number: int,
 ) -> None:
-    monkeypatch.setattr(import_sending, "GROUP_ENTRIES", group_entries)
+    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
     run(tmp_path / "new", export_file)
     assert run(tmp_path / "new", export_file).counts.entries == 0

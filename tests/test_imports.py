@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from memd.ingest.dates import Dating
 from memd.ingest.imports import items as import_items
-from memd.ingest.imports.files import files_of, read
-from memd.ingest.imports.formats import BAD_LINES_MAX, NAMES, Bad, Empty, ExportedEntry, Found
+from memd.ingest.imports.files import BAD_LINES_MAX, NAMES, Bad, Empty, ExportedEntry, Found, files_of, read
 from memd.ingest.imports.items import items
-from memd.ingest.imports.sending import stretches, topic_of_folder
-from memd.ingest.imports.threads import NO_PARENT, Node, Thread, thread_of
+from memd.ingest.imports.parts import stretches, topic_of_folder
+from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
 from memd.messages import Message, stored_text
 
 EXPORTS = Path(__file__).parent / "exports"

@@ -16,7 +16,7 @@ from recording_upstream import RecordingUpstream
 from memd.conversation.events import Appended, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.chunking import Utterance, split
-from memd.ingest.dates import Dating
+from memd.ingest.imports.threads import Dating
 from memd.settings.model import ChunkingSettings
 
 NOON = 1_762_171_200_000_000

@@ -25,8 +25,7 @@ from memd.entries import Draft, Entry, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.archiver import Archiver
 from memd.ingest.imports.items import ITEM_BYTES_MAX
-from memd.ingest.imports.sending import LinesTaken, PartTaken
-from memd.ingest.imports.taking import Drafts, GivenLine, GivenPart, line_drafts, part_drafts
+from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, chunks_of, known_documents

@@ -27,10 +27,9 @@ from memd.cli.running import RunningDaemon, daemon_for
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
-from memd.ingest.dates import Dating
-from memd.ingest.imports.files import STANDARD_INPUT, ImportedFile, files_of, has_conversation, read
-from memd.ingest.imports.formats import NAMES, TITLES, Bad
-from memd.ingest.imports.sending import Sending
+from memd.ingest.imports.files import NAMES, STANDARD_INPUT, TITLES, Bad, ImportedFile, files_of, has_conversation, read
+from memd.ingest.imports.parts import Sending
+from memd.ingest.imports.threads import Dating
 from memd.ingest.sources.agents import claude_code_folders
 from memd.ingest.sources.documents import KnownDocument
 from memd.ingest.sources.looking import Look, Source, is_below, look

@@ -12,10 +12,9 @@ import msgspec
 from memd.admin.documents import EntriesBody, MessagesBody
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
-from memd.ingest.dates import Dating
 from memd.ingest.imports.files import files_of, read
-from memd.ingest.imports.sending import LinesTaken, PartTaken, Sending
-from memd.ingest.imports.taking import line_drafts, part_drafts
+from memd.ingest.imports.parts import LinesTaken, PartTaken, Sending, line_drafts, part_drafts
+from memd.ingest.imports.threads import Dating
 from memd.ingest.offline import append_and_seal
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor

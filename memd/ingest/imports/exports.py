@@ -33,8 +33,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from memd.errors import BadImport, BadRequestBody
-from memd.ingest.dates import Dating
-from memd.ingest.imports.threads import Answer, Node, Thread, named, said, thread_of, with_attachments
+from memd.ingest.imports.threads import Answer, Dating, Node, Thread, named, said, thread_of, with_attachments
 from memd.messages import Message, ToolCall
 from memd.wire.chat.message import parse_message
 from memd.wire.lenient_json import UNREADABLE, is_list, text_or_empty

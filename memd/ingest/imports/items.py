@@ -72,7 +72,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def _lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
-    for number, line in enumerate(_bounded_lines(blocks, bytes_max), 1):
+    for number, line in enumerate(bounded_lines(blocks, bytes_max), 1):
         place = f"line {number:,}"
         if len(line) > bytes_max:
             yield Item(place, problem=_too_long(bytes_max))
@@ -92,7 +92,7 @@ def _elements(line: bytes) -> list[Raw] | None:
         return None
 
 
-def _bounded_lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
+def bounded_lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
     """Yield lines; of one that is too long only so much that this can be seen."""
     held = bytearray()
     for block in blocks:

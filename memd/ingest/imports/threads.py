@@ -7,6 +7,9 @@ branches of live conversations too.
 
     root - a - b - c        shown: a b c        order    a  b  c  d  e
              `- d - e                           parents -1  0  1  0  3
+
+Programs name and write times in many ways; what cannot be read, or cannot be a time at which somebody wrote to a
+machine, is none.
 """
 
 from __future__ import annotations
@@ -14,12 +17,72 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from memd.errors import BadImport, EmptyImport
 from memd.messages import Message, ToolCall
+
+_NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
+"""The members that are looked at, the best first."""
+_EARLIEST_US, _LATEST_US = 315_532_800_000_000, 4_102_444_800_000_000
+"""1980 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them. One before
+them is a counter, or that of a machine without a clock."""
+_SCALES_US = (1e6, 1e3, 1, 1e-3)
+"""Microseconds to one second, millisecond, microsecond, nanosecond."""
+_SECONDS_MAX = 1e11
+_DATE_DIGITS = len("20251103")
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Dating:
+    """Reads the times of an export, and counts those that cannot be."""
+
+    def __init__(self, latest_us: int = _LATEST_US) -> None:
+        """`latest_us`: no message is from later than this; microseconds since the epoch."""
+        self._latest_us = min(latest_us, _LATEST_US)
+        self.refused = 0
+        """Messages and conversations whose time was no time, in the future or before 1980."""
+
+    def told_time(self, value: msgspec.Raw | bytes) -> int | None:
+        """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
+        try:
+            members = _decoder.decode(value)
+        except msgspec.MsgspecError:  # no object
+            return None
+        return self.first_time(msgspec.json.decode(members[name]) for name in _NAMES if name in members)
+
+    def first_time(self, values: Iterable[Any]) -> int | None:
+        """The first of some values of JSON that is a time, in microseconds since the epoch; None if none is."""
+        named = [one for one in values if one not in (None, "")]
+        times = map(_microseconds, named)
+        found = next((at for at in times if at is not None and _EARLIEST_US < at <= self._latest_us), None)
+        self.refused += found is None and bool(named)
+        return found
+
+
+def _microseconds(value: Any) -> int | None:
+    try:
+        if isinstance(value, str):
+            is_number = len(value) > _DATE_DIGITS and value.replace(".", "", 1).isdecimal()
+            return _scaled(float(value)) if is_number else round(_of_text(value) * 1e6)
+        return _scaled(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError, OSError):  # no time; not a number; beyond what this machine's clock can say
+        return None
+
+
+def _scaled(number: float) -> int:
+    place = next((place for place in range(len(_SCALES_US)) if number < _SECONDS_MAX * 1000**place), 0)
+    return round(number * _SCALES_US[place])
+
+
+def _of_text(text: str) -> float:
+    """Seconds since the epoch of an ISO 8601 time; one without a zone is this machine's."""
+    return datetime.fromisoformat(text.strip()).timestamp()
+
 
 NAME_CHARACTERS_MAX = 200
 NO_PARENT = -1
@@ -144,19 +207,39 @@ def thread_of(
     by_id, found = _by_id(nodes)
     children, roots = _children(by_id)
     shown = _path(by_id, leaf if leaf in by_id else next(reversed(by_id), None))
-    walk = _Walk(by_id, children, set(shown), begun)
-    for root in [*shown[-1:], *roots]:
-        walk.take(root)
-    if circling := [name for name in by_id if name not in walk.seen]:
+    seen: set[str] = set()
+    messages: list[Message] = []
+    parents: list[int] = []
+
+    def take(root: str) -> None:
+        """List what hangs below a node, that included."""
+        waiting = [(root, NO_PARENT)]
+        while waiting:
+            name, parent = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for message in by_id[name].messages:
+                before = messages[parent].said_at if parent != NO_PARENT else UNSET
+                parents.append(parent)
+                parent = len(messages)
+                messages.append(_dated(message, before, begun))
+            below = children.get(name, ())
+            others = [one for one in reversed(below) if one not in shown]
+            waiting += [(one, parent) for one in (*others, *(one for one in below if one in shown))]  # the last is next
+
+    for root in [*list(shown)[-1:], *roots]:
+        take(root)
+    if circling := [name for name in by_id if name not in seen]:
         found.append(f"{len(circling):,} messages follow each other in a circle, which is opened")
         for name in circling:
-            walk.take(name)
-    if not walk.messages:
+            take(name)
+    if not messages:
         if problems or found:
             raise BadImport("; ".join([*problems, *found][:3]))
         raise EmptyImport("it has no message with text")
-    thread_id = thread_id or hashlib.blake2b(walk.messages[0].content_digest, digest_size=8).hexdigest()
-    return Thread(program, thread_id, walk.messages, walk.parents, folder, (*problems, *found))
+    thread_id = thread_id or hashlib.blake2b(messages[0].content_digest, digest_size=8).hexdigest()
+    return Thread(program, thread_id, messages, parents, folder, (*problems, *found))
 
 
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
@@ -184,49 +267,16 @@ def _children(by_id: dict[str, Node]) -> tuple[dict[str, list[str]], list[str]]:
     return children, roots
 
 
-def _path(by_id: dict[str, Node], leaf: str | None) -> list[str]:
+def _path(by_id: dict[str, Node], leaf: str | None) -> dict[str, None]:
     """From a leaf up to its root, or to where a circle closes."""
     path: dict[str, None] = {}
     while leaf is not None and leaf in by_id and leaf not in path:
         path[leaf] = None
         leaf = by_id[leaf].parent
-    return list(path)
+    return path
 
 
-class _Walk:
-    """Lists messages in order, each behind its parent."""
-
-    def __init__(
-        self, by_id: dict[str, Node], children: dict[str, list[str]], shown: set[str], begun: int | None
-    ) -> None:
-        self._by_id = by_id
-        self._children = children
-        self._shown = shown
-        self._begun = begun
-        self.seen: set[str] = set()
-        self.messages: list[Message] = []
-        self.parents: list[int] = []
-
-    def take(self, root: str) -> None:
-        """Add what hangs below a node, that included."""
-        waiting = [(root, NO_PARENT)]
-        while waiting:
-            name, parent = waiting.pop()
-            if name in self.seen:
-                continue
-            self.seen.add(name)
-            for message in self._by_id[name].messages:
-                self.parents.append(parent)
-                parent = len(self.messages)
-                self.messages.append(self._dated(message, self.parents[-1]))
-            below = self._children.get(name, ())
-            own = [one for one in below if one in self._shown]
-            others = [one for one in reversed(below) if one not in self._shown]
-            waiting += [(one, parent) for one in (*others, *own)]  # what comes last is taken next
-
-    def _dated(self, message: Message, parent: int) -> Message:
-        if message.said_at is not UNSET:
-            return message
-        before = self.messages[parent].said_at if parent != NO_PARENT else UNSET
-        at = self._begun if before is UNSET and self._begun is not None else before
-        return message if at is UNSET else msgspec.structs.replace(message, said_at=at)
+def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Message:
+    """A message without a time is of that of the one before it, or of the conversation's."""
+    at = begun if before is UNSET and begun is not None else before
+    return message if message.said_at is not UNSET or at is UNSET else msgspec.structs.replace(message, said_at=at)

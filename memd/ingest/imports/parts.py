@@ -1,0 +1,388 @@
+"""An import in parts: the command sends what was read (`Sending`), the daemon makes entries of it (`part_drafts`,
+`line_drafts`).
+
+Rule: no file is opened here. Each part is durable when it is answered; a conversation is sent in order, so that the
+daemon can give each message the digest that it has in live traffic. The daemon's side is synchronous and appends
+nothing; what the topic has already is left out, so that an import that was interrupted is resumed by doing it again. A
+chunk that an export speaks of keeps its uuid, its history and its place in time (`origin_id`); only its canonical ids
+are new.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw
+
+from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, topic_called
+from memd.errors import BadImport, BadQuestion, BadTopicId
+from memd.ingest.imports.files import Bad, Empty, ExportedEntry, Found
+from memd.ingest.imports.threads import NO_PARENT, Thread
+from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
+from memd.settings.model import AUTO_TOPIC
+from memd.speech import Speech
+from memd.store.erasure.rewriting import was_erased
+from memd.store.log.columns import uuid_bytes
+from memd.store.store import TopicLog
+from memd.store.tools.export_line import decode_line, state_of
+
+BEYOND = -1
+"""The place of a chunk of which the file has told more than the log had."""
+_VECTORS_MAX = 4096  # the corrections of a chunk repeat its text
+Hex = Annotated[str, Meta(pattern="^(?:[0-9a-f]{32})$")]
+
+
+class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One message of an imported conversation."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=200)]
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    attachments: tuple[Hex, ...] = ()
+    """Digests of the parts that are not text."""
+    said_at: Annotated[int, Meta(ge=0, lt=4_102_444_800_000_000)] | None = None
+    """Microseconds since 1970."""
+
+    @classmethod
+    def of(cls, message: Message) -> GivenMessage:
+        """A message as it is sent."""
+        return cls(
+            message.role,
+            message.text,
+            message.tool_calls,
+            message.tool_call_id,
+            message.name,
+            tuple(digest.hex() for digest in message.attachments),
+            None if message.said_at is UNSET else message.said_at,
+        )
+
+    def message(self, author: str) -> Message:
+        """The message that is meant, as one of the principal that imports it."""
+        return Message(
+            self.role,
+            self.text,
+            self.tool_calls,
+            self.tool_call_id,
+            self.name,
+            tuple(bytes.fromhex(digest) for digest in self.attachments),
+            said_at=UNSET if self.said_at is None else self.said_at,
+            author=author or UNSET,
+        )
+
+
+class GivenPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Messages of a conversation that follow each other."""
+
+    source: Annotated[str, Meta(min_length=1, max_length=1_000)]
+    """The conversation: only chunks of one source can be neighbours."""
+    messages: Annotated[tuple[GivenMessage, ...], Meta(min_length=1)]
+    after: Hex | None = None
+    """The digest of the message before the first, as it was told when that was taken; None: there is none."""
+    question: GivenMessage | None = None
+    """That message, where the first answers it."""
+
+
+class GivenLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of an export."""
+
+    line: Raw
+    place: Annotated[int, Meta(ge=BEYOND)] = 0
+    """As the answer told it for the line before it of the same chunk."""
+
+
+class Drafts(msgspec.Struct, frozen=True):
+    """The entries to append, and what was found out."""
+
+    drafts: list[Draft]
+    known: int
+    """Messages or entries that are there already, and messages that are not remembered at all."""
+    redacted: Counter[str]
+    digests: tuple[bytes, ...] = ()
+    """Of a part: one for each message."""
+    places: tuple[int, ...] = ()
+    """Of lines: see `GivenLine.place`."""
+
+
+def part_drafts(
+    topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
+) -> Drafts:
+    """The chunks of a part that the topic does not have, as those of the principal that imports it.
+
+    Args:
+        is_apart: he may not know what others have said: only what he himself has imported is known, and the digests
+            are his own.
+
+    Raises:
+        EmbeddingError: the model failed on a text.
+    """
+    messages = [speech.heard(one.message(author)) for one in part.messages]
+    previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
+    leading = leading_count(messages) if part.after is None else 0
+    contents = [message.content_digest for message in messages[leading:]]
+    if is_apart:
+        contents = [blake2b(one, key=author.encode()[:64], digest_size=DIGEST_BYTES).digest() for one in contents]
+    digests = chain_all(contents, previous)
+    stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages[leading:], strict=True))
+    if part.question is not None and part.after is not None:
+        stretch.insert(0, (previous, speech.heard(part.question.message(author))))
+    redactor = drafter.cutter.redactor
+    runs = unstored_runs(topic, stretch, redactor)
+    drafts = drafter.drafts(topic, runs, source=part.source, is_apart=is_apart)
+    known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
+    redacted = redactor.marks([draft.content for draft in drafts])
+    return Drafts(drafts, known, redacted, (*[previous] * leading, *digests))
+
+
+def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None) -> Drafts:
+    """The entries of an export that the topic does not have. What they were called before is not looked at. Those of
+    a chunk that was erased are left out.
+
+    Args:
+        signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
+
+    Raises:
+        EmbeddingError: the model failed on a text.
+        ValueError, BadTopicId: a line is none.
+    """
+    redactor = drafter.cutter.redactor
+    histories: dict[bytes, tuple[list[bytes], int]] = {}
+
+    @lru_cache(_VECTORS_MAX)
+    def vector_of(text: str) -> bytes:
+        vector: Vector = drafter.embed_many([text])[0]
+        return vector.astype("<f4").tobytes()
+
+    drafts: list[Draft] = []
+    places, redacted = [], Counter[str]()
+    for given in lines:
+        _, read = decode_line(bytes(given.line))
+        if signed_by is not None:
+            acted = UNSET if read.action is None else signed_by or UNSET
+            read = msgspec.structs.replace(read, author=signed_by or UNSET, action_by=acted)
+        draft = redactor.draft(read)  # before it is looked up: the log has it redacted
+        states, place = histories.get(draft.uuid) or (
+            [state_of(entry) for entry in topic.snapshot().history(draft.uuid)],
+            given.place,
+        )
+        place = _place_of(states, place, draft)
+        is_known = place != BEYOND or was_erased(topic.snapshot(), draft.uuid)
+        if is_known and place == len(states) and _belongs_to_the_last(topic, drafts, draft):
+            is_known, place = False, BEYOND
+        histories[draft.uuid] = states, place
+        places.append(place)
+        if is_known:
+            continue
+        redacted += redactor.replaced(read, draft)
+        if draft.status is Status.ACTIVE:
+            draft = msgspec.structs.replace(draft, vector=vector_of(draft.embedded_text))
+        drafts.append(draft)
+    return Drafts(drafts, len(lines) - len(drafts), redacted, places=tuple(places))
+
+
+def _place_of(states: Sequence[bytes], place: int, draft: Draft) -> int:
+    """The place in a chunk's history behind this state of it; `BEYOND` if the log has no such state behind `place`.
+
+    A chunk may be in one state several times (praised, blamed, praised): states are compared in order.
+    """
+    if place == BEYOND or (state := state_of(draft)) not in states[place:]:
+        return BEYOND
+    return states.index(state, place) + 1
+
+
+def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft) -> bool:
+    """Whether this is a chunk that the log has, and the last entry there takes out what the chunk replaced.
+
+    So it is where live chunks were imported before the whole history. It is appended once more, to be found behind that
+    entry: else who undoes the Update would bring back the old chunk and leave the new one.
+    """
+    if draft.action != "Update":
+        return False
+    if pending:
+        last, status = pending[-1].uuid, pending[-1].status
+    else:
+        views = list(topic.snapshot().views.values())
+        row = next(view.rows[-1] for view in reversed(views) if len(view.rows))
+        last, status = uuid_bytes(row["uuid_high"], row["uuid_low"]), Status(row["status"])
+    return status is not Status.ACTIVE and last in draft.supersedes
+
+
+GROUP_ENTRIES = 256
+"""Entries of an export that are appended with one fsync: about three seconds of embedding."""
+STRETCH_MESSAGES = 64
+"""Messages of a conversation after which the next user message begins a new append."""
+STRETCH_CHARACTERS = 1_000_000
+"""Text after which the next message of the user or assistant does."""
+Post = Callable[[str, object], bytes]
+"""Sends a body to a route of the daemon; returns the answer, or raises `BadQuestion` where the body is wrong."""
+
+
+class PartTaken(msgspec.Struct, frozen=True):
+    """The answer to a part of a conversation."""
+
+    digests: tuple[str, ...]
+    chunks: int
+    known: int
+    redacted: dict[str, int]
+
+
+class LinesTaken(msgspec.Struct, frozen=True):
+    """The answer to lines of an export."""
+
+    appended: int
+    known: int
+    places: tuple[int, ...]
+    redacted: dict[str, int]
+
+
+class ImportCounts(msgspec.Struct):
+    """Figures of one import."""
+
+    entries: int = 0
+    """Of exports: appended."""
+    entries_known: int = 0
+    conversations: Counter[str] = msgspec.field(default_factory=Counter)
+    """By the name of their format."""
+    empty: int = 0
+    """Conversations in which nothing was said."""
+    branches: int = 0
+    """Of conversations, besides the one that is shown."""
+    chunks: int = 0
+    """Of conversations: appended."""
+    messages_known: int = 0
+    """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
+    redacted: Counter[str] = msgspec.field(default_factory=Counter)
+    """The number of secrets that were replaced in the appended entries, by the name of the pattern."""
+
+
+class Sending:
+    """One import. `counts` and `problems` may be read at any time."""
+
+    def __init__(self, post: Post, topic_id: str | None = None) -> None:
+        """`topic_id`: where everything goes, or `AUTO_TOPIC`, that of a folder that a coding agent worked in; None:
+        entries to the topics they came from, conversations to `default`."""
+        self.counts = ImportCounts()
+        self.problems: list[tuple[str, Bad]] = []
+        """All that could not be imported, or not as it stands, by the name of its file."""
+        self._post = post
+        self._topic_id = topic_id
+        self._lines: list[GivenLine] = []
+        self._uuids: list[bytes] = []
+        self._lines_topic = ""
+        self._lines_from = ("", "")
+        """The file and the place of the first of them."""
+        self._size = 0
+        self._places: dict[tuple[str, bytes], int] = {}
+
+    def take(self, name: str, found: Found) -> None:
+        """Send what was found in a file, or note why not.
+
+        Raises:
+            DaemonError, StoreError, EmbeddingError: nothing more can be imported now.
+        """
+        try:
+            if isinstance(found, Bad):
+                self.problems.append((name, found))
+            elif isinstance(found, Empty):
+                self.counts.empty += 1
+            elif isinstance(found, ExportedEntry):
+                self._entry(name, found)
+            else:
+                place, thread = found
+                self.problems += [(name, Bad(place, problem)) for problem in thread.problems]
+                self._thread(thread)
+        except (BadQuestion, BadImport, BadTopicId, ValueError, RecursionError) as error:
+            place = found[0] if isinstance(found, tuple) else found.place
+            self.problems.append((name, Bad(place, str(error))))
+
+    def end(self) -> None:
+        """Send what is left; may be called at any time."""
+        lines, self._lines, self._size = self._lines, [], 0
+        uuids, self._uuids = self._uuids, []
+        if not lines:
+            return
+        topic = self._lines_topic
+        try:
+            told = self._post("/memd/import/entries", {"topic_id": topic, "lines": lines})
+        except BadQuestion as error:
+            name, place = self._lines_from
+            self.problems.append((name, Bad(place, f"{error}; --topic NAME puts everything into one topic")))
+            return
+        taken = msgspec.json.decode(told, type=LinesTaken)
+        self._places.update(zip(((topic, uuid) for uuid in uuids), taken.places, strict=True))
+        self.counts.entries += taken.appended
+        self.counts.entries_known += taken.known
+        self.counts.redacted.update(taken.redacted)
+
+    def _entry(self, name: str, entry: ExportedEntry) -> None:
+        topic, draft = decode_line(entry.line)
+        if self._topic_id not in (None, AUTO_TOPIC):
+            topic = self._topic_id or topic
+        # Entries of different topics keep the order that they have in the file.
+        if topic != self._lines_topic or len(self._lines) >= GROUP_ENTRIES or self._size >= STRETCH_CHARACTERS:
+            self.end()
+            self._lines_topic, self._lines_from = topic, (name, entry.place)
+        self._lines.append(GivenLine(msgspec.Raw(entry.line), self._places.get((topic, draft.uuid), 0)))
+        self._uuids.append(draft.uuid)
+        self._size += len(entry.line)
+
+    def _thread(self, thread: Thread) -> None:
+        self.end()
+        topic = self._topic_of(thread)
+        digests: list[str] = []
+        for part in stretches(thread):
+            before = thread.parents[part.start]
+            given = GivenPart(
+                thread.source,
+                tuple(map(GivenMessage.of, thread.messages[part.start : part.stop])),
+                None if before == NO_PARENT else digests[before],
+                _question(thread, part.start),
+            )
+            told = self._post("/memd/import/messages", {"topic_id": topic, "part": given})
+            taken = msgspec.json.decode(told, type=PartTaken)
+            digests += taken.digests
+            self.counts.chunks += taken.chunks
+            self.counts.messages_known += taken.known
+            self.counts.redacted.update(taken.redacted)
+        self.counts.conversations[thread.program] += 1
+        self.counts.branches += thread.branches
+
+    def _topic_of(self, thread: Thread) -> str:
+        if self._topic_id != AUTO_TOPIC:
+            return self._topic_id or DEFAULT_TOPIC_ID
+        return topic_of_folder(thread.folder)
+
+
+def stretches(thread: Thread) -> Iterator[range]:
+    """Cut a conversation into parts that are appended one by one: no part crosses branches, and each begins with a
+    turn, as no chunk crosses two, unless one is very long."""
+    start = size = 0
+    for place, message in enumerate(thread.messages):
+        is_full = place - start >= STRETCH_MESSAGES and message.role == "user"
+        is_huge = size >= STRETCH_CHARACTERS and message.role in ("user", "assistant")
+        if place > start and (thread.parents[place] != place - 1 or is_full or is_huge):
+            yield range(start, place)
+            start, size = place, 0
+        size += len(message.text) + sum(len(call.arguments) for call in message.tool_calls)
+    if thread.messages:
+        yield range(start, len(thread.messages))
+
+
+def topic_of_folder(folder: str) -> str:
+    """The topic of a project, whose folder may be of another machine; `default` for none."""
+    return topic_called(re.split(r"[/\\]", folder.rstrip("/\\"))[-1])
+
+
+def _question(thread: Thread, start: int) -> GivenMessage | None:
+    before = thread.parents[start]
+    if before == NO_PARENT or thread.messages[start].role == "user" or thread.messages[before].role != "user":
+        return None
+    return GivenMessage.of(thread.messages[before])

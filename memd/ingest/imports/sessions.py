@@ -1,0 +1,346 @@
+"""The sessions of coding agents, whose lines are conversations together.
+
+Rule: pure. Left out is all that was not said: what a program writes by itself, its commands, events that repeat items.
+Messages are read as the API has them that the agent speaks: those of a session that went through memd are known again.
+
+Claude Code: `~/.claude/projects/*/SESSION.jsonl`, a line for each event.
+
+    {"type": "user" or "assistant", "uuid", "parentUuid", "sessionId", "cwd", "timestamp", "isSidechain", "isMeta",
+     "message": {"role", "id", "content": as in Anthropic's API}}
+
+Not documented by Anthropic beyond docs.claude.com/en/docs/claude-code/sdk/sdk-sessions; the lines are as
+alicoding/claude-parser (JSONL-STRUCTURE.md) and yongkangc/claude-ui (knowledge/example-cc-config-folder.md) found
+them. An answer is written block by block, each on a line with the id of the answer, and each result of its calls names
+the line of its call as its parent: lines of one answer become one message again, and its results follow each other.
+What it writes by itself: `isMeta`, summaries of what is there in full, errors, the output of its own commands. A
+subagent's session (`agent-*.jsonl`) is a conversation of its own.
+
+Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, a line for each item.
+
+    {"timestamp", "type": "session_meta", "payload": {"id", "cwd"}}
+    {"timestamp", "type": "response_item", "payload": an item of the responses API}
+
+As `RolloutLine` and `RolloutItem` in codex-rs/protocol/src/protocol.rs of openai/codex have it; kvsankar/agent-history
+describes it. Files of before September 2025 have the items themselves as lines, behind one with
+`id`, `timestamp` and `instructions`.
+
+Aider: `.aider.chat.history.md`, all chats of a folder in one Markdown file.
+
+    # aider chat started at 2024-05-03 10:00:00
+    #### what the user said, each line with two spaces at its end
+    what the model said
+    > what Aider itself said, each line with two spaces at its end
+
+As aider/io.py of Aider-AI/aider writes it (`append_chat_history`, `user_input`, `ai_output`, `tool_output`) and
+`split_chat_history_markdown` in aider/utils.py reads it; the two spaces are looked at here, too, because a model's
+answer may have headings and quotations of its own. Of a command stays what a user says behind /ask, /code, /architect
+and /context. The only time in it is that of each start, by the machine's clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from memd.errors import BadImport, BadRequestBody
+from memd.ingest.imports.items import ITEM_BYTES_MAX
+from memd.ingest.imports.threads import Dating, Node, Thread, said, straight, thread_of
+from memd.messages import Message
+from memd.wire.anthropic.message import parse_message, pieces_of
+from memd.wire.lenient_json import UNREADABLE, is_list, is_string, text_or_empty
+from memd.wire.responses.items import grouped, parse_items
+
+_OWN_WORDS = ("<command-name>", "<command-message>", "<local-command-", "<bash-input>", "<bash-stdout>")
+
+
+class _SentMessage(msgspec.Struct):
+    role: str = ""
+    content: Raw = Raw(b'""')
+    id: str | None = None
+    model: Any = None
+
+
+class _SessionLine(msgspec.Struct, rename="camel"):
+    """The members that memd reads, of any type: other kinds of lines have what they like."""
+
+    type: Any = None
+    uuid: Any = None
+    parent_uuid: Any = None
+    logical_parent_uuid: Any = None
+    session_id: Any = None
+    agent_id: Any = None
+    cwd: Any = None
+    timestamp: Any = None
+    message: Raw = Raw(b"{}")
+    is_sidechain: Any = None
+    is_meta: Any = None
+    is_compact_summary: Any = None
+    is_api_error_message: Any = None
+
+
+class _ApiElement(msgspec.Struct):
+    """A message of the API, put together."""
+
+    node: Node
+    blocks: list[Raw] = []
+    """Of an answer, whose lines are put together at the end."""
+    said_at: int | None = None
+    answers: str | None = None
+    """Of results: the key of the answer with the calls."""
+
+
+_session_decoder = msgspec.json.Decoder(_SessionLine)
+_sent_decoder = msgspec.json.Decoder(_SentMessage)
+_string_decoder = msgspec.json.Decoder(str)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+
+
+def is_claude_code(members: Mapping[str, Raw]) -> bool:
+    """Whether an object with these members is a line of a session."""
+    if "sessionId" in members and "type" in members:
+        return True
+    kind = bytes(members.get("type", b""))
+    return (kind == b'"summary"' and "leafUuid" in members) or kind == b'"file-history-snapshot"'
+
+
+class ClaudeCodeSession:
+    """Reads the lines of one file."""
+
+    def __init__(self, dating: Dating) -> None:
+        self._dating = dating
+        self._elements: dict[str, _ApiElement] = {}
+        self._keys: dict[str, str | None] = {}
+        """For each line's uuid the element that it belongs to, or that the lines before it belong to."""
+        self._id = self._folder = ""
+        self._leaf: str | None = None
+
+    def add(self, line: bytes) -> None:
+        """Take a line.
+
+        Raises:
+            BadImport, BadRequestBody, UNREADABLE: it is none.
+        """
+        event = _session_decoder.decode(line)
+        self._id = self._id or "/".join(filter(None, map(text_or_empty, (event.session_id, event.agent_id))))
+        self._folder = self._folder or text_or_empty(event.cwd)
+        parent = self._keys.get(text_or_empty(event.parent_uuid) or text_or_empty(event.logical_parent_uuid))
+        key = None
+        try:
+            if event.type in ("user", "assistant"):
+                sent = _sent_decoder.decode(event.message)
+                if not self._is_own(event, sent):
+                    key = self._placed(event, sent, parent)
+        finally:
+            if uuid := text_or_empty(event.uuid):
+                self._keys[uuid] = key or parent
+        if key is not None and not event.is_sidechain:
+            self._leaf = key
+
+    def threads(self) -> Iterator[Thread]:
+        """Yield the conversation, if anything was said.
+
+        Raises:
+            BadImport: a message cannot be read.
+        """
+        problems: list[str] = []
+        for element in self._elements.values():
+            try:
+                if element.blocks:
+                    element.node.messages = _messages("assistant", element.blocks, element.said_at)
+            except (*UNREADABLE, BadRequestBody) as error:
+                problems.append(f"answer {element.node.id[:60]!r} cannot be read: {error}")
+        nodes = [element.node for element in self._elements.values()]
+        if any(node.messages for node in nodes) or problems:
+            yield thread_of("claude-code", self._id, nodes, self._leaf, folder=self._folder, problems=problems)
+
+    def _is_own(self, event: _SessionLine, sent: _SentMessage) -> bool:
+        """Whether Claude Code wrote a message by itself."""
+        if event.is_meta or event.is_compact_summary or event.is_api_error_message or sent.model == "<synthetic>":
+            return True
+        return is_string(sent.content) and _string_decoder.decode(sent.content).lstrip().startswith(_OWN_WORDS)
+
+    def _placed(self, event: _SessionLine, sent: _SentMessage, parent: str | None) -> str:
+        """Put a line's blocks where they belong; return the element's key."""
+        at = self._dating.first_time([event.timestamp])
+        if is_list(sent.content):
+            blocks = [Raw(bytes(block)) for block in _list_decoder.decode(sent.content)]
+        else:
+            blocks = [Raw(msgspec.json.encode({"type": "text", "text": sent.content}))]
+        own_id = text_or_empty(event.uuid) or f"line {len(self._elements)}"
+        if event.type == "assistant":
+            answer = self._elements.setdefault(sent.id or own_id, _ApiElement(Node(sent.id or own_id, parent), [], at))
+            answer.blocks += blocks
+            return answer.node.id
+        messages = _messages("user", blocks, at)
+        before = self._elements.get(parent or "")
+        if before is not None and messages and all(message.role == "tool" for message in messages):
+            answers = before.answers or before.node.id
+            key = f"results of {answers}"
+            results = self._elements.setdefault(key, _ApiElement(Node(key, answers), answers=answers))
+            results.node.messages = [*results.node.messages, *messages]
+            return key
+        if own_id in self._elements:
+            raise BadImport(f"the id {own_id[:60]!r} is there twice")
+        self._elements[own_id] = _ApiElement(Node(own_id, parent, messages))
+        return own_id
+
+
+def _messages(role: str, blocks: list[Raw], at: int | None) -> list[Message]:
+    """The messages of an element of the API: the results in it, one by one, and the rest."""
+    whole = Raw(msgspec.json.encode({"role": role, "content": blocks}))
+    messages = [parse_message(piece) for piece in pieces_of(whole)]
+    said_at = UNSET if at is None else at
+    return [msgspec.structs.replace(one, said_at=said_at) for one in messages if one.text.strip() or one.tool_calls]
+
+
+_ITEMS = frozenset(
+    {b'"message"', b'"function_call"', b'"function_call_output"', b'"custom_tool_call"', b'"custom_tool_call_output"'}
+)
+"""The items that have words in them: the others are reasoning, and calls of tools that the model's maker runs."""
+
+
+class _RolloutLine(msgspec.Struct):
+    type: str = ""
+    timestamp: Any = None
+    payload: Raw = Raw()
+    id: Any = None
+
+
+class _RolloutMeta(msgspec.Struct):
+    id: Any = None
+    cwd: Any = None
+
+
+class _RolloutKind(msgspec.Struct):
+    type: Raw = Raw()
+
+
+_rollout_decoder = msgspec.json.Decoder(_RolloutLine)
+_meta_decoder = msgspec.json.Decoder(_RolloutMeta)
+_kind_decoder = msgspec.json.Decoder(_RolloutKind)
+
+
+def is_codex(members: Mapping[str, Raw]) -> bool:
+    """Whether an object with these members is a line of a session."""
+    if {"timestamp", "type", "payload"} <= members.keys():
+        return True
+    return {"id", "timestamp", "instructions"} <= members.keys() and "messages" not in members
+
+
+class CodexSession:
+    """Reads the lines of one file."""
+
+    def __init__(self, dating: Dating) -> None:
+        self._dating = dating
+        self._id = self._folder = ""
+        self._items: list[Raw] = []
+        self._times: list[int | None] = []
+
+    def add(self, line: bytes) -> None:
+        """Take a line.
+
+        Raises:
+            UNREADABLE: it is none.
+        """
+        event = _rollout_decoder.decode(line)
+        if event.type == "session_meta" and bytes(event.payload):
+            meta = _meta_decoder.decode(event.payload)
+            self._id, self._folder = self._id or text_or_empty(meta.id), self._folder or text_or_empty(meta.cwd)
+            return
+        has_frame = bool(bytes(event.payload))
+        item = event.payload if has_frame else Raw(line)
+        if not event.type:
+            self._id = self._id or text_or_empty(event.id)
+        elif has_frame and event.type != "response_item":
+            return
+        if bytes(_kind_decoder.decode(item).type) in _ITEMS:
+            self._items.append(Raw(bytes(item)))
+            self._times.append(self._dating.first_time([event.timestamp]))
+
+    def threads(self) -> Iterator[Thread]:
+        """Yield the conversation, if anything was said.
+
+        Raises:
+            BadImport: nothing of it can be read.
+        """
+        messages: list[Message] = []
+        problems: list[str] = []
+        times = iter(self._times)
+        for group in grouped(self._items):
+            try:
+                message = parse_items(group)
+                at = next(times)
+                for _ in range(len(msgspec.json.decode(b"[%b]" % bytes(group), type=list[Raw])) - 1):
+                    next(times)
+                messages.append(message if at is None else msgspec.structs.replace(message, said_at=at))
+            except (*UNREADABLE, BadRequestBody) as error:
+                problems.append(f"an item cannot be read: {error}")
+        if messages or problems:
+            yield thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
+
+
+AIDER_STARTED = "# aider chat started at "
+_USER, _OWN = "#### ", ">"
+_COMMAND = re.compile(r"\s*(?:/(?:ask|code|architect|context)\s+(?P<said>.*)|[/!].*)", re.DOTALL)
+_BLANK = "<blank>"
+
+
+def is_aider(head: bytes) -> bool:
+    """Whether a file that begins so is a history of Aider."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(AIDER_STARTED.encode())
+
+
+def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterator[Thread]:
+    """Read a history, chat by chat; one in which nothing was said gives none.
+
+    Args:
+        folder: the name of the folder that it lies in.
+    """
+    started, chat = "", _AiderChat()
+    for raw in chain(lines, [AIDER_STARTED.encode()]):
+        line = raw.decode(errors="replace").removeprefix("\ufeff")
+        if not line.startswith(AIDER_STARTED):
+            chat.add(line, len(raw))
+            continue
+        if messages := chat.messages():
+            name = "/".join(part for part in (folder.rstrip("/").rpartition("/")[2], started) if part)
+            yield thread_of("aider", name, straight(messages), begun=dating.first_time([started]), folder=folder)
+        started, chat = line.removeprefix(AIDER_STARTED).strip(), _AiderChat()
+
+
+class _AiderChat:
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._role = ""
+        self._lines: list[str] = []
+        self._size = 0
+
+    def add(self, line: str, size: int) -> None:
+        ends = line.endswith("  ")
+        role = "user" if line.startswith(_USER) and ends else "" if line.startswith(_OWN) and ends else "assistant"
+        if role != self._role and (line.strip() or self._role != "assistant"):
+            self._flush()
+            self._role = role
+        text = line.rstrip() if role == "assistant" else line.removeprefix(_USER).rstrip()
+        self._size += size
+        if self._size > ITEM_BYTES_MAX:
+            raise BadImport(f"a message of it has more than {ITEM_BYTES_MAX:,} bytes")
+        self._lines.append(text)
+
+    def messages(self) -> list[Message]:
+        self._flush()
+        return self._messages
+
+    def _flush(self) -> None:
+        text = "\n".join(self._lines).strip()
+        if self._role == "user":
+            command = _COMMAND.fullmatch(text)
+            text = (command["said"] or "") if command else "" if text == _BLANK else text
+        if self._role:
+            self._messages += said(self._role, text)
+        self._lines, self._size = [], 0
