@@ -26,9 +26,7 @@ from recording_upstream import RecordingUpstream
 from memd.documents import GivenDocument, GivenSection
 from memd.errors import BadDocument, EmbeddingError, StoreError
 from memd.ingest.readers.text import sections_of
-from memd.ingest.sources.alignment import aligned
-from memd.ingest.sources.documents import chunks_of, known_documents
-from memd.ingest.sources.taking import CHUNKS_MAX
+from memd.ingest.sources.documents import CHUNKS_MAX, aligned, chunks_of, known_documents
 from memd.ingest.sources.walking import Chosen, Walk, is_excluded
 from memd.ingest.topics import Topic
 

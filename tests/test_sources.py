@@ -22,12 +22,10 @@ from recording_upstream import RecordingUpstream
 from memd.documents import GivenDocument
 from memd.errors import BadSource
 from memd.ingest.sources import looking
-from memd.ingest.sources.agents import claude_code_folders, project_name
-from memd.ingest.sources.documents import KnownDocument
+from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.looking import Look, Seen, Source, look
-from memd.ingest.sources.taking import TakenDocument
 from memd.ingest.sources.tending import topic_of
-from memd.ingest.sources.walking import Chosen
+from memd.ingest.sources.walking import Chosen, claude_code_folders, project_name
 
 
 class Kept:

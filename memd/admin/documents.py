@@ -28,9 +28,8 @@ from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
-from memd.ingest.sources.documents import KnownDocument, chunks_of, known_documents
+from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, chunks_of, known_documents
 from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
-from memd.ingest.sources.taking import DocumentTaker, TakenDocument
 from memd.ingest.sources.tending import SourceState, SourceTender
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import BufferedText

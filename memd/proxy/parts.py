@@ -38,7 +38,7 @@ from memd.ingest.erasing.retention import BY, Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.sources.taking import DocumentTaker
+from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics
 from memd.principals import Principals

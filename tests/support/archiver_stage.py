@@ -25,7 +25,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor, last_look
-from memd.ingest.sources.taking import DocumentTaker
+from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
 from memd.store.store import Store

@@ -21,8 +21,7 @@ from memd.documents import GivenDocument
 from memd.errors import BadDocument, BadQuestion, BadSource
 from memd.ingest.readers.files import FileReader, checked
 from memd.ingest.readers.text import TEXT_FORMAT
-from memd.ingest.sources.documents import KnownDocument
-from memd.ingest.sources.taking import TakenDocument
+from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.walking import Chosen, FoundFile, Walk
 from memd.wording import counted
 

@@ -22,9 +22,8 @@ from memd.embedding.priority import Priority
 from memd.entries import topic_called
 from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
-from memd.ingest.sources.documents import KnownDocument, known_documents
+from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, known_documents
 from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
-from memd.ingest.sources.taking import DocumentTaker, TakenDocument
 from memd.ingest.sources.walking import Chosen, is_excluded
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings

@@ -2,18 +2,27 @@
 
 Rule: an exclusion matches whole components of a path, those of a link's target too. What `.gitignore` leaves out is
 left out, and so are hidden files and folders. A link that leads out of the source is not followed unless that is asked
-for. A folder that cannot be read is named, and the rest goes on.
+for. A folder that cannot be read is named, and the rest goes on. Whoever wrote a `.gitignore` need not be trusted: no
+rule takes longer than the square of a path's length, and what git cannot read is no rule.
+
+Claude Code has notes of its own (https://code.claude.com/docs/en/memory, "Auto memory"), in
+`~/.claude/projects/<project>/memory/`: `MEMORY.md` and further Markdown files, `~/.claude` being `CLAUDE_CONFIG_DIR`
+where that is set. `<project>` is the path of the project in which every character but ASCII letters and digits is a
+`-`; one of more than 200 characters is cut there, with a hash behind it. That cannot be undone, but the sessions beside
+the folder (`*.jsonl`) say in `cwd` where they were; what cannot be read is taken as not there.
 """
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import functools
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -89,8 +98,6 @@ class Walk:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
             if any(entry.name == GITIGNORE and entry.is_file() for entry in entries):
-                from memd.ingest.sources.ignoring import rules_of  # its package takes long to import
-
                 ignored = (*ignored, (below, rules_of(f"{folder}/{GITIGNORE}")))
         except FileNotFoundError:
             return  # it has gone since it was listed
@@ -159,3 +166,122 @@ def _components(exclusion: str) -> list[str]:
 
 def _is_ignored(below: str, ignored: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
     return any(spec.match_file(below[len(base) :]) for base, spec in ignored)
+
+
+BYTES_MAX = 100_000
+"""Of one `.gitignore`; those of large projects have a tenth of it."""
+_STAR = r"\[\^/\]\*"
+_FIXED = r"(?:\[\^?\]?[^\]/]*\]|\[\^/\](?!\*)|\\.|[^/\\(\[])*"
+"""Between two stars of a component: brackets, `?`, escaped and plain characters."""
+_STAR_BEFORE_ANOTHER = re.compile(f"{_STAR}({_FIXED})(?={_STAR})")
+_LEADING, _INNER = "^(?:.+/)?", "(?:/.+)?"
+"""The expressions of `**/` and `/**/`. No component has a `/`: neither they nor a star can be a rule's own words."""
+
+
+def rules_of(path: str) -> GitIgnoreSpec:
+    """Read a `.gitignore`.
+
+    Raises:
+        OSError: it cannot be read, or is too long for one.
+    """
+    from pathspec import GitIgnoreSpec  # it takes long to import
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+    class Steady(GitIgnoreSpecPattern):
+        """A rule whose wildcards are never tried anew once what follows them, up to the next one, was found."""
+
+        @classmethod
+        def pattern_to_regex(cls, pattern: Any) -> tuple[Any, bool | None]:
+            regex, include = super().pattern_to_regex(pattern)
+            return regex and _steady(regex), include
+
+    def is_rule(line: str) -> bool:
+        """Whether git would take a line for a rule; it passes over others (`!`, `[z-a]`)."""
+        try:
+            Steady(line)
+        except (ValueError, re.error):
+            return False
+        return True
+
+    with open(path, "rb") as file:
+        content = file.read(BYTES_MAX + 1)
+    if len(content) > BYTES_MAX:
+        raise OSError(errno.EFBIG, f"its .gitignore has more than {BYTES_MAX:,} bytes", path)
+    lines = content.decode("utf-8", errors="replace").splitlines()
+    return GitIgnoreSpec.from_lines(filter(is_rule, lines), Steady)
+
+
+def _steady(regex: str) -> str:
+    """The expression with atomic groups, as those of `fnmatch.translate`: the first place where the words between two
+    wildcards stand leaves most to the rest, so no other has to be tried."""
+    first, *others = _STAR_BEFORE_ANOTHER.sub(r"(?>[^/]*?\1)", regex).split(_INNER)
+    if not others:
+        return first
+    if first.startswith(_LEADING):
+        first = f"^(?>(?:[^/]+/)*?{first.removeprefix(_LEADING)}(?=/))"
+    inner = "".join(f"(?>(?:/[^/]+)*?{one}(?=/))" for one in others[:-1])
+    return f"{first}{inner}{_INNER}{others[-1]}"
+
+
+NAME_CHARACTERS_MAX = 200
+LINES_READ_MAX = 50
+"""Of a session, until one says where it was."""
+
+
+class AgentFolder(msgspec.Struct, frozen=True):
+    """The notes of an agent on one project."""
+
+    memory: Path
+    project: Path
+    """The project's own folder, or the folder of its name where nobody says which it was."""
+    name: str
+    """Of the notes, as a source."""
+
+
+class _SaidWhere(msgspec.Struct):
+    """A line of a session, as far as it matters here."""
+
+    cwd: str = ""
+
+
+def claude_code_folders(env: Mapping[str, str]) -> list[AgentFolder]:
+    """Return the folders in which Claude Code has noted something, in the order of their projects' names."""
+    projects = Path(env.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "projects"
+    found = []
+    for folder in sorted(projects.glob("*/memory")):
+        if folder.is_dir() and any(folder.rglob("*.md")):
+            project = _project(folder.parent)
+            found.append(AgentFolder(folder, project, f"claude-code/{project.name.lstrip('-') or 'project'}"))
+    doubled = {one.name for one in found if [other.name for other in found].count(one.name) > 1}
+    return [
+        msgspec.structs.replace(one, name=f"claude-code/{one.memory.parent.name.lstrip('-')}")
+        if one.name in doubled
+        else one
+        for one in found
+    ]
+
+
+def project_name(path: str) -> str:
+    """Return the name that Claude Code gives the folder of a project, without the hash behind a long one."""
+    return re.sub(r"[^a-zA-Z0-9]", "-", path)[:NAME_CHARACTERS_MAX]
+
+
+def _project(folder: Path) -> Path:
+    """Where the project was, as its sessions say."""
+    for session in sorted(folder.glob("*.jsonl")):
+        try:
+            with session.open("rb") as lines:
+                for line, _ in zip(lines, range(LINES_READ_MAX), strict=False):
+                    where = _where(line)
+                    if where and project_name(where) == folder.name[:NAME_CHARACTERS_MAX]:
+                        return Path(where)
+        except OSError:
+            continue
+    return folder
+
+
+def _where(line: bytes) -> str:
+    try:
+        return msgspec.json.decode(line, type=_SaidWhere).cwd
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
