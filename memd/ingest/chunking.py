@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -101,6 +102,7 @@ def split(messages: Sequence[Utterance], *, settings: ChunkingSettings, count: C
     """
     if len({message.role is None for message in messages}) > 1:
         raise ValueError("messages and texts without a speaker are mixed: put them into runs of their own")
+    count = cache(count)  # each piece is weighed alone, before it is cut further, and where a chunk begins with it
     return tuple(_chunk(group, messages) for group in _groups(_pieces(messages, settings, count), settings, count))
 
 

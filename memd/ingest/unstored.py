@@ -45,6 +45,8 @@ _CHUNK_BYTES = 1_900
 """Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
+_READ_AT_ONCE = 64
+"""Chunks whose vectors the table makes in one call, between two steps."""
 _SPARE_PARTS = 64
 """Parts that are kept although nobody asks for them now: a fork or a retry may."""
 
@@ -553,12 +555,17 @@ class PartCutter:
     def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> PendingRun:
         table = table_of(self._log.fingerprint)
 
-        def pending(draft: Draft, entry: Entry) -> PendingChunk:
-            step()
-            vector = np.zeros(0, np.float32) if table is None else table.vector(draft.embedded_text)
-            return PendingChunk(draft, self._log.counted(entry), vector)
+        def pending() -> Iterator[PendingChunk]:
+            entries = iter(self._log.reserve(drafts))
+            for at in range(0, len(drafts), _READ_AT_ONCE):
+                some = drafts[at : at + _READ_AT_ONCE]
+                texts = [draft.embedded_text for draft in some]
+                vectors = np.zeros((len(some), 0), np.float32) if table is None else table.vectors(texts)
+                for draft, vector in zip(some, vectors, strict=True):
+                    step()
+                    yield PendingChunk(draft, self._log.counted(next(entries)), vector)
 
-        return PendingRun(map(pending, drafts, self._log.reserve(drafts)))
+        return PendingRun(pending())
 
 
 class ListedParts:

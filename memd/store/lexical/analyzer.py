@@ -222,7 +222,8 @@ def _is_code(term: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return [word for part in _parts(text) for word in _WORDS.findall(_ENDINGS.sub("", as_seen(part)))]
+    found = [word for part in _parts(text) for word in _WORDS.findall(as_seen(part))]
+    return [_ENDINGS.sub("", word) if "'" in word or "’" in word else word for word in found]
 
 
 def _parts(text: str) -> Iterator[str]:
