@@ -40,7 +40,7 @@ from memd.store.tools.conversations import FORMS
 from memd.store.tools.export import export
 from memd.store.tools.export_line import shown_text
 from memd.store.tools.verify import verify
-from memd.wire.chat.message import parse_message
+from memd.wire.chat import parse_message
 
 NEW = {"canonical_id", "digests"}
 """What is not the same after an import."""

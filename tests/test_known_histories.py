@@ -1,4 +1,4 @@
-"""Histories that come again: what is known of them changes nothing but the time that it takes (`wire/histories.py`)."""
+"""Histories that come again: what is known of them changes nothing but the time that it takes (`Histories`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from memd.errors import BadRequestBody
-from memd.wire import histories
-from memd.wire.chat.api import CHAT
-from memd.wire.chat.elements import parse_elements
-from memd.wire.histories import Histories, History
-from memd.wire.message_cache import MessageCache
-from memd.wire.ollama.api import OLLAMA
+from memd.wire import message_cache
+from memd.wire.chat import CHAT, parse_elements
+from memd.wire.message_cache import Histories, History, MessageCache
+from memd.wire.ollama import OLLAMA
 from memd.wire.request import ModelRequest
 
 APIS = [CHAT, OLLAMA]
@@ -23,7 +21,7 @@ SPACES = ("", " ", "\n", "\t \r\n")
 
 @pytest.fixture(autouse=True)
 def short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "MESSAGES_MIN", 1)
+    monkeypatch.setattr(message_cache, "MESSAGES_MIN", 1)
 
 
 def listed(messages: list[dict[str, Any]], space: str = " ") -> bytes:

@@ -25,7 +25,7 @@ from memd.messages import (
 )
 from memd.normal_form import canonical_arguments, without_thinking
 from memd.speech import THINKING_ALONE
-from memd.wire.chat.message import parse_message
+from memd.wire.chat import parse_message
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
 

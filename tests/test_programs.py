@@ -18,7 +18,7 @@ from memd.proxy.side_requests import SideRequests
 from memd.settings.model import Config, IngestSettings
 from memd.settings.programs import Kind, Programs, programs_of, rules
 from memd.speech import Speech
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 
 PROGRAMS = programs_of(Config().ingest)
 SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply)

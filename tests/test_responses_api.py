@@ -19,9 +19,9 @@ from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
 from memd.wire.api import Placement
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 from memd.wire.request import Insertion
-from memd.wire.responses.api import RESPONSES
+from memd.wire.responses import RESPONSES
 
 FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)

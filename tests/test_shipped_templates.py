@@ -21,7 +21,7 @@ from recording_upstream import RecordingUpstream, recording_upstream
 from separate_blocks import separating
 from tiny_model import write_scripted_model
 
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 from memd.wire.request import Insertion
 
 SHIPPED = chat_templates()

@@ -13,10 +13,10 @@ from test_turn import FACT, daemon_in_process
 from memd.proxy.side_requests import SEARCHED_CHARACTERS_MAX, SideRequests
 from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
-from memd.wire.anthropic.api import ANTHROPIC
+from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api
-from memd.wire.chat.api import CHAT
-from memd.wire.responses.api import RESPONSES
+from memd.wire.chat import CHAT
+from memd.wire.responses import RESPONSES
 
 SIDE_REQUESTS = SideRequests(programs_of(Config().ingest))
 

@@ -15,7 +15,7 @@ from memd.settings.loading import load_config
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
-from memd.wire.chat.message import parse_message
+from memd.wire.chat import parse_message
 from memd.wire.message_cache import MessageCache, parsed_message
 from memd.wire.registry import APIS
 

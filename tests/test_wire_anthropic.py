@@ -13,9 +13,8 @@ from test_wire_chat import BLOCK, is_plain, json_values, valid_text
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
-from memd.wire.anthropic.api import ANTHROPIC
-from memd.wire.anthropic.message import encode_message, parse_message
-from memd.wire.chat.api import CHAT
+from memd.wire.anthropic import ANTHROPIC, encode_message, parse_message
+from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import Insertion, ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from test_wire_chat_capture import calls, cuts, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.anthropic.api import ANTHROPIC, AnthropicCapture, parse_reply
-from memd.wire.capture import Reply, Usage
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.anthropic import ANTHROPIC, AnthropicCapture
+from memd.wire.reply import Reply, ReplyStream, Usage
 from memd.wire.sse import SseEvent
 
 Event = dict[str, Any]
@@ -118,7 +117,7 @@ def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_call
     ]
     usage = {**PROMPT, "output_tokens": 5}
     answer = {"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}
-    reply = parse_reply(json.dumps(answer).encode())
+    reply = ANTHROPIC.parse_reply(json.dumps(answer).encode())
     streamed = captured(stream_of(*reply_events(said, tool_calls, []))).reply()
     assert reply.message is not None and streamed.message is not None
     assert reply.message.content_digest == streamed.message.content_digest
@@ -139,13 +138,13 @@ def test_the_prompt_is_what_was_read_and_what_the_cache_had(
 ) -> None:
     reply = captured(stream_of(start(**usage), *end())).reply()
     assert reply.usage == Usage(prompt_tokens, 5, cached)
-    whole = parse_reply(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
+    whole = ANTHROPIC.parse_reply(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
     assert whole.usage == reply.usage
 
 
 @pytest.mark.parametrize("usage", [None, 5, [], {}, {"input_tokens": "1"}, {"input_tokens": True}])
 def test_a_usage_of_another_shape_is_none(usage: Any) -> None:
-    assert parse_reply(json.dumps({"content": [], "usage": usage}).encode()).usage is None
+    assert ANTHROPIC.parse_reply(json.dumps({"content": [], "usage": usage}).encode()).usage is None
 
 
 def test_parallel_calls_and_text_around_them_are_kept_apart() -> None:
@@ -163,7 +162,7 @@ def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     assert not capture.finished
     reply = capture.reply(interrupted=True)
     assert (reply.error, reply.message) == ("slot died", Message("assistant", "He", interrupted=True))
-    assert parse_reply(json.dumps(error).encode()) == Reply(None, error="slot died")
+    assert ANTHROPIC.parse_reply(json.dumps(error).encode()) == Reply(None, error="slot died")
 
 
 def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
@@ -240,11 +239,11 @@ def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], 
 
 @given(st.binary() | odd_events.map(lambda event: json.dumps(event).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(parse_reply(body), Reply)
+    assert isinstance(ANTHROPIC.parse_reply(body), Reply)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"content":' + b"[" * 5000, b'{"content":[{"type":"text","text":"\n"}]}']
 )
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert parse_reply(body).message is None
+    assert ANTHROPIC.parse_reply(body).message is None

@@ -13,8 +13,7 @@ from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
 from memd.wire.api import Placement
-from memd.wire.chat.api import CHAT
-from memd.wire.chat.message import encode_message, parse_message, with_text_in_front
+from memd.wire.chat import CHAT, encode_message, parse_message, with_text_in_front
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import Insertion, ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn

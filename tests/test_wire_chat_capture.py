@@ -13,10 +13,8 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from memd.messages import Message, ToolCall
-from memd.wire.capture import Reply, Usage
-from memd.wire.chat.api import CHAT
-from memd.wire.chat.capture import ChatCapture, parse_reply
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.chat import CHAT, ChatCapture
+from memd.wire.reply import Reply, ReplyStream, Usage
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
@@ -98,7 +96,7 @@ def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_c
         ],
     }
     body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": TIMINGS})
-    reply = parse_reply(body.encode())
+    reply = CHAT.parse_reply(body.encode())
     assert reply.message == captured(stream_of(*reply_chunks(content, tool_calls, []))).message()
     assert reply.usage == Usage(22, 5, 9)
     assert reply.finish_reason == "stop"
@@ -165,14 +163,14 @@ def test_a_legacy_function_call_is_captured() -> None:
 )
 def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | None) -> None:
     assert captured(stream_of({"choices": [], **members})).usage == usage
-    assert parse_reply(json.dumps(members).encode()).usage == usage
+    assert CHAT.parse_reply(json.dumps(members).encode()).usage == usage
 
 
 def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     capture = captured(stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
     assert (capture.error, capture.finished) == ("slot died", False)
     assert capture.message(interrupted=True) == Message("assistant", "He", interrupted=True)
-    assert parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
+    assert CHAT.parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
 
 
 def test_a_stream_that_breaks_off_keeps_what_came() -> None:
@@ -285,11 +283,11 @@ def test_a_stream_that_comes_in_large_parts_is_captured_as_one_that_comes_in_sma
 
 @given(st.binary() | odd_answers.map(lambda answer: json.dumps(answer).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(parse_reply(body), Reply)
+    assert isinstance(CHAT.parse_reply(body), Reply)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"choices":' + b"[" * 5000, b'{"choices":[{"message":{"content":"\x01"}}]}']
 )
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert parse_reply(body).message is None
+    assert CHAT.parse_reply(body).message is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.ollama.api import OLLAMA
+from memd.wire.ollama import OLLAMA
 from memd.wire.request import Insertion
 from memd.wire.sideband import MemoryOut
 

@@ -11,7 +11,7 @@ from memd.messages import Message
 from memd.telemetry.metrics import Metrics
 from memd.wire import registry
 from memd.wire.api import Api
-from memd.wire.chat.api import ChatApi
+from memd.wire.chat import ChatApi
 from memd.wire.registry import APIS, api_of
 
 

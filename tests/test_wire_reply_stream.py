@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from test_wire_sse import DONE, LAST, PING, ROLE, TEXT, USAGE, line_ends, parse, pieces, stream_bytes
 
 from memd.messages import Message
-from memd.wire.capture import CAPTURE_BYTES_MAX
-from memd.wire.chat.api import CHAT
-from memd.wire.chat.capture import ChatCapture
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.chat import CHAT, ChatCapture
+from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream
 from memd.wire.sideband import InjectedChunk, MemoryOut
 
 OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))

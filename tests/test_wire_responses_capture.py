@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from memd.messages import Message, ToolCall
-from memd.wire.capture import Reply, Usage
-from memd.wire.reply_stream import ReplyStream
-from memd.wire.responses.api import RESPONSES, ResponsesCapture, parse_reply
+from memd.wire.reply import Reply, ReplyStream, Usage
+from memd.wire.responses import RESPONSES, ResponsesCapture
 from memd.wire.sse import SseEvent
 
 Dialect = Literal["openai", "llama.cpp"]
@@ -110,7 +109,7 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
 @given(outputs, dialects)
 def test_a_reply_is_the_same_message_streamed_or_not(output: list[dict[str, Any]], dialect: Dialect) -> None:
     body = json.dumps({**HEAD, "status": "completed", "output": output, "usage": USAGE}).encode()
-    reply = parse_reply(body)
+    reply = RESPONSES.parse_reply(body)
     assert reply == captured(stream_of(events_of(output, [], dialect))).reply()
     assert (reply.usage, reply.finish_reason, reply.error) == (Usage(22, 5, 9), "completed", None)
 
@@ -172,7 +171,7 @@ def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     opened = [{"type": "response.output_item.added", "item": {**done, "content": []}}]
     opened += [{"type": "response.refusal.delta", "delta": piece} for piece in ("I can", "not.")]
     assert captured(stream_of(opened)).reply().message == Message("assistant", "I cannot.")
-    assert parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
+    assert RESPONSES.parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
 
 
 def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
@@ -184,7 +183,7 @@ def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
 
 def test_a_response_of_nothing_is_no_message_as_in_its_echo() -> None:
     assert captured(stream_of(events_of([], []))).reply().message is None
-    assert parse_reply(b'{"output":[]}') == Reply(None)
+    assert RESPONSES.parse_reply(b'{"output":[]}') == Reply(None)
 
 
 @given(st.integers(min_value=0, max_value=900), cuts, st.booleans())
@@ -276,9 +275,9 @@ def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], 
 
 @given(st.binary() | odd_responses.map(lambda response: json.dumps(response).encode()))
 def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(parse_reply(body), Reply)
+    assert isinstance(RESPONSES.parse_reply(body), Reply)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"output":' + b"[" * 5000, b'{"output":[{"content":"\n"}]}'])
 def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert parse_reply(body).message is None
+    assert RESPONSES.parse_reply(body).message is None

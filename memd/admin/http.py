@@ -28,7 +28,7 @@ from memd.errors import (
 )
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 
 log = logging.getLogger("memd")
 

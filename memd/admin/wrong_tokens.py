@@ -22,7 +22,7 @@ from memd.clock import steady_now
 from memd.ingest.topic import Inquiry
 from memd.principals import Principal, Principals
 from memd.wire.api import Api
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 
 log = logging.getLogger("memd")
 

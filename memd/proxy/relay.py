@@ -27,9 +27,8 @@ from memd.proxy.upstream.pool import Hints, UpstreamPool
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
 from memd.telemetry.request_log import record_of
 from memd.wire.api import Api
-from memd.wire.capture import Reply
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, codings_of, unpacked_parts
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.reply import Reply, ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
 
 log = logging.getLogger("memd")

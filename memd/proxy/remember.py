@@ -34,7 +34,7 @@ from memd.speech import Speech
 from memd.telemetry.logging import MEMORY_STEPS
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
-from memd.wire.capture import Reply
+from memd.wire.reply import Reply
 
 log = logging.getLogger("memd")
 

@@ -45,7 +45,7 @@ from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of
 from memd.wire.registry import api_of
 from memd.wire.sideband import memory_headers

@@ -42,7 +42,7 @@ from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
-from memd.wire.capture import Reply
+from memd.wire.reply import Reply
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")

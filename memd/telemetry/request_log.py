@@ -17,7 +17,7 @@ from aiohttp import web
 
 from memd.telemetry.logging import Content
 from memd.telemetry.metrics import Metrics
-from memd.wire.capture import Usage
+from memd.wire.reply import Usage
 
 log = logging.getLogger("memd")
 

@@ -1,32 +1,42 @@
 """The contract that each API of a model server implements: chat completions, responses, Anthropic's, Ollama's.
 
-Rule: an API is stateless and pure. Code outside an API's own folder never asks which API it has; `registry.py` lists
+Rule: an API is stateless and pure. Code outside an API's own module never asks which API it has; `registry.py` lists
 them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message
-from memd.wire.capture import Reply
 from memd.wire.lenient_json import with_stand_ins
 from memd.wire.message_cache import MessageCache
-from memd.wire.reply_stream import ReplyStream
-from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest
+from memd.wire.reply import Capture, Reply, ReplyStream
+from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest, encode_body, texts_by_position
 from memd.wire.sideband import MemoryOut
 
 Placement = Literal["separate", "merged"]
 """`separate`: a block becomes a message of its own; `merged`: it is put in front of the next message's content."""
 
 
-class Api(Protocol):
-    """One API."""
+class Changes(msgspec.Struct, frozen=True):
+    """The differences between a body as it came and as it is forwarded, by the index of each message."""
+
+    left_out: frozenset[int]
+    replaced: Mapping[int, str]
+    """The texts that take the place of the contents of results of tools."""
+    blocks: Mapping[int, list[str]]
+    """Texts to insert, before or into these messages."""
+    placement: Placement
+
+
+class Api:
+    """One API. Most of them have OpenAI's errors, and one element of the list for each message."""
 
     name: str
     """As in the log and the metrics."""
@@ -34,8 +44,12 @@ class Api(Protocol):
     """The end of the path of its requests."""
     count_path: str
     """The path at which llama-server counts a request's prompt tokens; its answer has `input_tokens`."""
-    stream_type: str
+    stream_type = "text/event-stream"
     """The content type of a streamed reply."""
+    list_name = "messages"
+    """The member of a body that holds the messages."""
+    capture: type[Capture]
+    """Captures a streamed reply."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """Parse a request.
@@ -43,6 +57,7 @@ class Api(Protocol):
         Raises:
             BadRequestBody: `body` is no request of this API.
         """
+        raise NotImplementedError
 
     def encode(
         self,
@@ -59,24 +74,39 @@ class Api(Protocol):
         its call. Insertions at one position keep their order. An insertion before a message that is left out is left
         out too.
         """
+        if request.original is not None and not leave_out and not insertions and not replaced:
+            return request.original
+        blocks = texts_by_position(request, insertions)
+        changes = Changes(frozenset(leave_out), replaced, blocks, placement)
+        return encode_body(request, self.list_name, self.elements(request, changes))
+
+    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
+        """Return the elements of the list to forward; a single one that is no object stands for itself."""
+        raise NotImplementedError
 
     def encode_message(self, message: Message) -> Raw:
         """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""
+        raise NotImplementedError
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """Put `text` and an empty line in front of the content of a user's message in the syntax of `raw_messages`."""
+        raise NotImplementedError
 
     def continues(self, message: Message, previous: Message | None) -> bool:
         """Tell whether a message must share one element of the list with the message before it."""
+        return False
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
         """Return a reader for a streamed reply that captures at most `bytes_max` of it and adds `out` to the stream."""
+        return ReplyStream(self.capture(bytes_max), out)
 
     def parse_reply(self, body: bytes) -> Reply:
         """Parse a reply that was not streamed; a body that is none gives an empty `Reply`."""
+        raise NotImplementedError
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """Encode an error in the API's own shape."""
+        return msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}})
 
 
 def read_request(api: Api, body: bytes, cache: MessageCache | None = None) -> ModelRequest:

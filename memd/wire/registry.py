@@ -1,15 +1,15 @@
 """The list of the APIs with memory.
 
-Rule: an API is added with a folder of its own and a line here; routes, metrics and the log follow from it.
+Rule: an API is added with a module of its own and a line here; routes, metrics and the log follow from it.
 """
 
 from __future__ import annotations
 
-from memd.wire.anthropic.api import ANTHROPIC
+from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api
-from memd.wire.chat.api import CHAT
-from memd.wire.ollama.api import OLLAMA
-from memd.wire.responses.api import RESPONSES
+from memd.wire.chat import CHAT
+from memd.wire.ollama import OLLAMA
+from memd.wire.responses import RESPONSES
 
 APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC, OLLAMA)
 """No `path` ends like another, and each `name` is unique."""

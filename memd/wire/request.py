@@ -16,7 +16,6 @@ from memd.errors import BadMemoryIn, BadRequestBody
 from memd.messages import BLOCK_OPENING, Message, leading_count
 from memd.speech import Speech
 from memd.wanted import EVERYTHING, Wanted
-from memd.wire.histories import NOTHING_KNOWN, History, Parse
 from memd.wire.lenient_json import (
     UNREADABLE,
     decode_or_none,
@@ -26,7 +25,7 @@ from memd.wire.lenient_json import (
     lenient_text,
     without_stand_ins,
 )
-from memd.wire.message_cache import MessageCache, parsed_message
+from memd.wire.message_cache import NOTHING_KNOWN, History, MessageCache, Parse, parsed_message
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)

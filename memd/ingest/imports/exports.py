@@ -35,7 +35,7 @@ from msgspec import UNSET, Raw
 from memd.errors import BadImport, BadRequestBody
 from memd.ingest.imports.threads import Answer, Dating, Node, Thread, named, said, thread_of, with_attachments
 from memd.messages import Message, ToolCall
-from memd.wire.chat.message import parse_message
+from memd.wire.chat import parse_message
 from memd.wire.lenient_json import UNREADABLE, is_list, text_or_empty
 
 Members = Mapping[str, Raw]

@@ -51,9 +51,9 @@ from memd.errors import BadImport, BadRequestBody
 from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.threads import Dating, Node, Thread, said, straight, thread_of
 from memd.messages import Message
-from memd.wire.anthropic.message import parse_message, pieces_of
+from memd.wire.anthropic import parse_message, pieces_of
 from memd.wire.lenient_json import UNREADABLE, is_list, is_string, text_or_empty
-from memd.wire.responses.items import grouped, parse_items
+from memd.wire.responses import grouped, parse_items
 
 _OWN_WORDS = ("<command-name>", "<command-message>", "<local-command-", "<bash-input>", "<bash-stdout>")
 

@@ -21,7 +21,7 @@ from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
-from memd.wire.chat.api import CHAT
+from memd.wire.chat import CHAT
 from memd.wire.request import Insertion
 
 REFUSED = frozenset({401, 403})

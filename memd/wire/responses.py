@@ -1,6 +1,10 @@
-"""`POST /v1/responses`: parses its body, and encodes it again with the least possible change.
+"""OpenAI's Responses, `POST /v1/responses`: requests to messages and back, and replies.
 
-Rule: consecutive items of the assistant (reasoning, text, calls) are one message, as in llama.cpp; its element of
+Rule: an item is translated into a chat message as llama.cpp does it, and that is parsed by `wire/chat.py`: so it has
+the digest of the same message sent through chat completions. Any JSON object becomes some message; only unreadable
+bytes raise.
+
+Consecutive items of the assistant (reasoning, text, calls) are one message, as in llama.cpp; its element of
 `raw_messages` is their JSON texts joined by commas. An `input` that is a string is the only element, and stays a string
 until a block has to be placed beside it. An item of a reply counts as its `done` event has it; its deltas count only
 if that event never comes, because the stream broke off. Servers name an item by its place, by its id or, in llama.cpp,
@@ -9,35 +13,209 @@ only by its call's id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
+from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
-from memd.wire.api import Placement
-from memd.wire.capture import CAPTURE_BYTES_MAX, ByteBudget, Capture, Reply, Usage, count_of, error_text
-from memd.wire.chat.api import CHAT
-from memd.wire.chat.capture import parsed_or_none
-from memd.wire.chat.elements import joined_answer
-from memd.wire.chat.message import joined_text, with_content, with_text_in_front
-from memd.wire.lenient_json import decode_or_none, is_string, mended, text_or_empty
+from memd.normal_form import canonical_arguments
+from memd.wire.api import Api, Changes
+from memd.wire.chat import (
+    joined_answer,
+    joined_text,
+    parse_message,
+    parsed_or_none,
+    with_content,
+    with_text_in_front,
+)
+from memd.wire.lenient_json import (
+    UNREADABLE,
+    decode_or_none,
+    is_list,
+    is_object,
+    is_string,
+    lenient_text,
+    mended,
+    text_or_empty,
+)
 from memd.wire.message_cache import MessageCache
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
 from memd.wire.request import (
-    NOTHING_REPLACED,
-    Insertion,
     ModelRequest,
-    encode_body,
     objects_in,
     request_from,
-    texts_by_position,
     top_level,
 )
-from memd.wire.responses.items import block_item, encode_items, grouped, item_of_string, parse_item, parse_items
-from memd.wire.sideband import MemoryOut
 from memd.wire.sse import SseEvent
+
+_ASSISTANT = "assistant"
+_WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
+"""Items that memd ignores: reasoning is never hashed or stored, and a reference cannot be looked up."""
+
+
+class _ItemMembers(msgspec.Struct):
+    """The members of an item that memd reads; an absent one is empty."""
+
+    type: Raw = Raw()
+    role: Raw = Raw()
+    content: Raw = Raw()
+    name: Raw = Raw()
+    call_id: Raw = Raw()
+    arguments: Raw = Raw()
+    input: Raw = Raw()
+    output: Raw = Raw()
+
+
+class _ImagePart(msgspec.Struct):
+    type: Any = None
+    image_url: Any = None
+    detail: Any = None
+
+
+_item_decoder = msgspec.json.Decoder(_ItemMembers)
+_items_decoder = msgspec.json.Decoder(list[Raw])
+_image_decoder = msgspec.json.Decoder(_ImagePart)
+
+
+def is_of_assistant(raw: Raw | bytes) -> bool:
+    """Tell whether the item `raw` is part of an assistant message: its text, its calls, its reasoning.
+
+    Raises:
+        BadRequestBody: not a JSON object.
+    """
+    item, kind = _decoded(raw)
+    if kind == "message":
+        return lenient_text(item.role) == _ASSISTANT
+    return not kind.endswith("_output")
+
+
+def grouped(items: Iterable[Raw]) -> list[Raw]:
+    """Join the items of each message, their JSON texts separated by commas: the assistant's between two others.
+
+    Raises:
+        BadRequestBody: one is not a JSON object.
+    """
+    groups: list[list[bytes]] = []
+    follows_assistant = False
+    for raw in items:
+        of_assistant = is_of_assistant(raw)
+        if of_assistant and follows_assistant:
+            groups[-1].append(bytes(raw))
+        else:
+            groups.append([bytes(raw)])
+        follows_assistant = of_assistant
+    return [Raw(b",".join(group)) for group in groups]
+
+
+def parse_items(raw: Raw | bytes) -> Message:
+    """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user.
+
+    Raises:
+        BadRequestBody: not JSON objects, or text in them is not valid Unicode.
+    """
+    if is_string(raw):
+        return parse_message(_encoded({"role": "user", "content": Raw(raw)}))
+    try:
+        items = _items_decoder.decode(b"[%b]" % bytes(raw))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}") from error
+    return joined_answer([parse_item(item) for item in items])
+
+
+def parse_item(raw: Raw | bytes) -> Message:
+    """Parse one item into a message.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
+    """
+    item, kind = _decoded(raw)
+    try:
+        return parse_message(_encoded(_as_chat(item, kind, bytes(raw))))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}") from error
+
+
+def encode_items(message: Message) -> Raw:
+    """Encode `message` as items, their JSON texts joined by commas, without attachments; the text has `[image]`."""
+    return Raw(b",".join(_encoded(item) for item in _items_of(message)))
+
+
+def _items(raw: Raw) -> Raw:
+    """The items of a message: an `input` of a single string stands for one."""
+    return Raw(_encoded({"type": "message", "role": "user", "content": raw})) if is_string(raw) else raw
+
+
+def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
+    """Decode an item; return it and its type, which messages may leave out."""
+    try:
+        item = _item_decoder.decode(raw)
+        return item, lenient_text(item.type) or "message"
+    except UNREADABLE as error:
+        raise BadRequestBody(f"an item cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def _as_chat(item: _ItemMembers, kind: str, encoded: bytes) -> dict[str, Any]:
+    """Translate an item into a chat message."""
+    if kind == "message":
+        return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
+    if kind.endswith("_output"):
+        return {"role": "tool", "content": _content(item.output), "tool_call_id": _or_null(item.call_id)}
+    if kind in _WITHOUT_CONTENT:
+        return {"role": _ASSISTANT}
+    name = _or_null(item.name)
+    if kind == "function_call":
+        call: dict[str, Any] = {"function": {"name": name, "arguments": _or_null(item.arguments)}}
+    elif kind == "custom_tool_call":
+        call = {"custom": {"name": name, "input": _or_null(item.input)}}
+    else:  # of a vendor's own tools: one part, whatever the order of its members
+        return {"role": _ASSISTANT, "content": [Raw(canonical_arguments(encoded.decode()).encode())]}
+    return {"role": _ASSISTANT, "tool_calls": [{"id": _or_null(item.call_id), **call}]}
+
+
+def _content(raw: Raw) -> Any:
+    """Translate a message's content: images as in chat completions."""
+    if not is_list(raw):
+        return _or_null(raw)
+    return [_part(part) for part in _items_decoder.decode(raw)]
+
+
+def _part(raw: Raw) -> Any:
+    """Translate a content part; an image gets the digest that it has through chat completions from most clients."""
+    if not is_object(raw):
+        return raw
+    image = _image_decoder.decode(raw)
+    if image.type != "input_image" or not isinstance(image.image_url, str):
+        return raw
+    url: dict[str, Any] = {"url": image.image_url}
+    if image.detail not in (None, "auto"):  # the default, which chat clients omit and responses clients must write
+        url["detail"] = image.detail
+    return {"type": "image_url", "image_url": url}
+
+
+def _items_of(message: Message) -> Iterable[dict[str, Any]]:
+    if message.role == "tool":
+        yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}
+        return
+    if message.role != _ASSISTANT:
+        yield {"type": "message", "role": message.role, "content": message.text}
+        return
+    if message.text or not message.tool_calls:
+        part = {"type": "output_text", "text": message.text, "annotations": []}
+        yield {"type": "message", "role": _ASSISTANT, "content": [part]}
+    for call in message.tool_calls:
+        yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _or_null(raw: Raw) -> Raw | None:
+    return raw if bytes(raw) else None
+
+
+def _encoded(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The types of the event that ends a stream and contains the whole response."""
@@ -45,7 +223,6 @@ CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.
 _TEXT_DELTAS = frozenset(
     f"response.{what}.delta" for what in ("output_text", "function_call_arguments", "custom_tool_call_input")
 )
-_ITEM_BYTES = 256  # charged per item, so that a stream of empty ones is bounded too
 
 
 class _ResponsesEvent(msgspec.Struct):
@@ -107,18 +284,12 @@ class ResponsesCapture(Capture):
     """Captures the reply of one stream."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
+        super().__init__(bytes_max)
         self.usage: Usage | None = None
         self.status: str | None = None
         """The final status of the response: `completed`, `incomplete` or `failed`; None before the end."""
-        self.error: str | None = None
-        self._budget = ByteBudget(bytes_max)
         self._items: dict[int | str, _PartialItem] = {}
         self._last: _PartialItem | None = None
-
-    @property
-    def truncated(self) -> bool:
-        """See `Capture.truncated`."""
-        return self._budget.exceeded
 
     @property
     def finished(self) -> bool:
@@ -168,7 +339,7 @@ class ResponsesCapture(Capture):
             key = len(self._items)
         item = self._items.get(key)
         if item is None:
-            if not self._budget.take(_ITEM_BYTES):
+            if not self._budget.take(STRUCTURE_BYTES):
                 return None
             item = self._items[key] = _PartialItem()
             item.calls = text_or_empty(head.type).endswith("_call")
@@ -204,19 +375,8 @@ class ResponsesCapture(Capture):
         self.usage = _usage(response) or self.usage
         self.error = self.error or _failure(response, self.status)
         if not self._items:  # the server sent nothing but the whole response
-            for place, raw in enumerate(_items_of(response)):
+            for place, raw in enumerate(_output_of(response)):
                 self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
-
-
-def parse_reply(body: bytes) -> Reply:
-    """See `Api.parse_reply`."""
-    response = decode_or_none(_response_decoder, body)
-    if response is None:
-        return Reply(message=None)
-    messages = [message for raw in _items_of(response) if (message := parsed_or_none(raw, parse_item)) is not None]
-    message = msgspec.structs.replace(joined_answer(messages), role="assistant") if messages else None
-    status = text_or_empty(response.status) or None
-    return Reply(message, _usage(response), status, _failure(response, status))
 
 
 def _key(output_index: Any, *ids: Any) -> int | str | None:
@@ -226,7 +386,7 @@ def _key(output_index: Any, *ids: Any) -> int | str | None:
     return next((one for one in ids if isinstance(one, str) and one), None)
 
 
-def _items_of(response: _Response) -> list[Raw]:
+def _output_of(response: _Response) -> list[Raw]:
     return decode_or_none(_items_decoder, response.output) or []
 
 
@@ -247,13 +407,14 @@ _HELD_ELSEWHERE = ("previous_response_id", "conversation")
 """Members that refer to a conversation stored by the upstream, so that `input` is only a part of it."""
 
 
-class ResponsesApi:
+class ResponsesApi(Api):
     """OpenAI's responses; see `Api`."""
 
     name = "responses"
     path = "/responses"
     count_path = "/v1/responses/input_tokens"
-    stream_type = "text/event-stream"
+    list_name = "input"
+    capture = ResponsesCapture
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object whose `input` is a string or a list of objects."""
@@ -264,7 +425,7 @@ class ResponsesApi:
             body,
             members,
             goes_on_with=goes_on_with,
-            list_name="input",
+            list_name=self.list_name,
             raw_messages=_raw_messages(members),
             parse=parse_items,
             cache=cache,
@@ -273,34 +434,23 @@ class ResponsesApi:
             instructions="instructions",
         )
 
-    def encode(
-        self,
-        request: ModelRequest,
-        *,
-        leave_out: Collection[int] = (),
-        replaced: Mapping[int, str] = NOTHING_REPLACED,
-        insertions: Sequence[Insertion] = (),
-        placement: Placement = "separate",
-    ) -> bytes:
-        """See `Api.encode`. 'separate' makes a developer message; 'merged' puts it in front of a user's content."""
-        if request.original is not None and not leave_out and not insertions and not replaced:
-            return request.original
-        left_out = frozenset(leave_out)
-        texts = texts_by_position(request, insertions)
-        if len(request.raw_messages) == 1 and not left_out and not texts and is_string(request.raw_messages[0]):
-            return encode_body(request, "input", request.raw_messages[0])
+    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
+        """See `Api.elements`. 'separate' makes a developer message; 'merged' puts it in front of a user's content."""
+        is_alone = len(request.raw_messages) == 1 and is_string(request.raw_messages[0])
+        if is_alone and not changes.left_out and not changes.blocks:
+            return request.raw_messages[0]
         elements: list[Raw] = []
         for position, raw in enumerate(request.raw_messages):
-            if position in left_out:
+            if position in changes.left_out:
                 continue
-            items = item_of_string(raw) if is_string(raw) else raw
-            blocks = texts.get(position, [])
-            if blocks and placement == "merged" and request.messages[position].role == "user":
+            items, blocks = _items(raw), changes.blocks.get(position, [])
+            if blocks and changes.placement == "merged" and request.messages[position].role == "user":
                 elements.append(with_text_in_front(items, "\n\n".join(blocks), part_type="input_text"))
                 continue
-            elements += [block_item(text) for text in blocks]
-            elements.append(with_content(items, replaced[position], "output") if position in replaced else items)
-        return encode_body(request, "input", elements)
+            elements += [Raw(_encoded({"type": "message", "role": "developer", "content": text})) for text in blocks]
+            replaced = changes.replaced.get(position)
+            elements.append(items if replaced is None else with_content(items, replaced, "output"))
+        return elements
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
@@ -308,23 +458,17 @@ class ResponsesApi:
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""
-        return with_text_in_front(item_of_string(raw) if is_string(raw) else raw, text, part_type="input_text")
-
-    def continues(self, message: Message, previous: Message | None) -> bool:
-        """See `Api.continues`: never, no two messages share an item."""
-        return False
-
-    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
-        """See `Api.new_stream`."""
-        return ReplyStream(ResponsesCapture(bytes_max), out)
+        return with_text_in_front(_items(raw), text, part_type="input_text")
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""
-        return parse_reply(body)
-
-    def error_body(self, status: int, message: str, kind: str) -> bytes:
-        """See `Api.error_body`: OpenAI's shape."""
-        return CHAT.error_body(status, message, kind)
+        response = decode_or_none(_response_decoder, body)
+        if response is None:
+            return Reply(message=None)
+        parts = [message for raw in _output_of(response) if (message := parsed_or_none(raw, parse_item)) is not None]
+        message = msgspec.structs.replace(joined_answer(parts), role="assistant") if parts else None
+        status = text_or_empty(response.status) or None
+        return Reply(message, _usage(response), status, _failure(response, status))
 
 
 def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:

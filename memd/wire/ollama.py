@@ -1,30 +1,72 @@
-"""Ollama's `POST /api/chat`: parses its body, and encodes it again with the least possible change.
+"""Ollama's own API, `POST /api/chat`: requests to messages and back, and replies.
 
-Rule: as in `wire/chat/api.py`, which it follows in all that is not named here. Replies are lines of JSON
-(https://docs.ollama.com/api/chat, /api/streaming), which do not depend on how the bytes were split; the bytes kept of
-an unfinished one are bounded. A line that is not Ollama's is read as a chunk of chat completions: llama-server answers
-so at this path (tools/server/server.cpp).
+Rule: as in `wire/chat.py`, which it follows in all that is not named here. Its messages differ in three members:
+`images` holds the attachments, `tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an
+object. Ollama's own clients do not send the ids of calls back, so a call has none here and is known by its arguments.
+
+Replies are lines of JSON (https://docs.ollama.com/api/chat, /api/streaming), which do not depend on how the bytes were
+split; the bytes kept of an unfinished one are bounded. A line that is not Ollama's is read as a chunk of chat
+completions: llama-server answers so at this path (tools/server/server.cpp).
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from memd.messages import Message
-from memd.wire.capture import Reply, Usage, count_of, error_text
-from memd.wire.chat import capture as chat
-from memd.wire.chat.api import ChatApi
-from memd.wire.chat.capture import ChatCapture, assistant_message
+from memd.messages import DIGEST_BYTES, Message
+from memd.wire import chat
+from memd.wire.chat import ChatApi, ChatCapture, assistant_message
 from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
-from memd.wire.ollama.message import encode_message, parse_message
-from memd.wire.reply_stream import ReplyStream
+from memd.wire.reply import Reply, ReplyStream, Usage, count_of, error_text
 from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
 from memd.wire.sideband import MemoryOut
 from memd.wire.sse import EVENT_BYTES_MAX, SseEvent
+
+
+class _OwnMembers(msgspec.Struct):
+    images: list[Raw] | None = None
+    tool_name: str | None = None
+
+
+_own_decoder = msgspec.json.Decoder(_OwnMembers)
+_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def parse_message(raw: Raw | bytes) -> Message:
+    """Parse the JSON object `raw` into a message without its thinking.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
+    """
+    message = without_call_ids(chat.parse_message(raw))
+    own = decode_or_none(_own_decoder, raw) or _OwnMembers()
+    if not own.images and not own.tool_name:
+        return message
+    digests = [hashlib.blake2b(bytes(image), digest_size=DIGEST_BYTES).digest() for image in own.images or ()]
+    return msgspec.structs.replace(
+        message,
+        text="\n".join([*([message.text] if message.text else ()), *["[image]"] * len(digests)]),
+        attachments=(*message.attachments, *digests),
+        name=message.name or own.tool_name or "",
+    )
+
+
+def without_call_ids(message: Message) -> Message:
+    """The message as Ollama's own clients send it back."""
+    if not any(call.id for call in message.tool_calls):
+        return message
+    calls = tuple(msgspec.structs.replace(call, id="") for call in message.tool_calls)
+    return msgspec.structs.replace(message, tool_calls=calls)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as the object that Ollama wants, also if a model made no object of them."""
+    return decode_or_none(_arguments_decoder, text.encode()) or ({"arguments": text} if text.strip("{} ") else {})
 
 
 class _Line(msgspec.Struct):
@@ -73,19 +115,6 @@ class OllamaCapture(ChatCapture):
     def take_run(self, lines: bytes) -> bool:
         """See `Capture.take_run`: there are no runs of lines."""
         return False
-
-
-def parse_reply(body: bytes) -> Reply:
-    """See `Api.parse_reply`."""
-    answer = decode_or_none(_line_decoder, body)
-    if answer is None:
-        return chat.parse_reply(body)
-    return Reply(
-        assistant_message(answer.message, parse_message),
-        answer.usage,
-        text_or_empty(answer.done_reason) or None,
-        error_text(answer.error),
-    )
 
 
 _FIELD = b"data:"
@@ -150,11 +179,11 @@ class OllamaApi(ChatApi):
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        known, new = elements_behind(members, "messages", parse_message, cache)
+        known, new = elements_behind(members, self.list_name, parse_message, cache)
         request = request_from(
             body,
             members,
-            list_name="messages",
+            list_name=self.list_name,
             raw_messages=[*known.raws, *new],
             parse=parse_message,
             cache=cache,
@@ -172,7 +201,15 @@ class OllamaApi(ChatApi):
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
-        return Raw(encode_message(message))
+        members: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.tool_calls:
+            members["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+                for call in message.tool_calls
+            ]
+        if message.name:
+            members["tool_name" if message.role == "tool" else "name"] = message.name
+        return Raw(msgspec.json.encode(members))
 
     def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
         """See `Api.new_stream`."""
@@ -180,7 +217,11 @@ class OllamaApi(ChatApi):
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""
-        return parse_reply(body)
+        answer = decode_or_none(_line_decoder, body)
+        if answer is None:
+            return super().parse_reply(body)
+        message = assistant_message(answer.message, parse_message)
+        return Reply(message, answer.usage, text_or_empty(answer.done_reason) or None, error_text(answer.error))
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """See `Api.error_body`: Ollama's shape."""

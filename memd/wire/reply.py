@@ -1,21 +1,120 @@
-"""The stream of one reply, parsed once: its events are captured, `memory_out` is added to one of them, all bytes pass.
+"""Replies on their way to the client: captured from the events of a stream, which gets `memory_out` and passes whole.
 
-Rule: no byte is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished event
-are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
-`event_bytes_max`.
+Rule: a captured `Message` has the content digest of the same reply as the client echoes it in its next request, which
+is how it is recognised then. Capturing never raises, whatever the upstream sends, and keeps at most `bytes_max`.
 
-What passes without a change is read later, in one go: pieces that come one by one cost a fifth of the time so.
+No byte of a stream is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished
+event are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
+`event_bytes_max`. What passes without a change is read later, in one go: pieces that come one by one cost a fifth of
+the time so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from memd.wire.capture import Capture, Reply
+import msgspec
+
+from memd.messages import Message
 from memd.wire.sideband import MemoryOut, encode_memory_out
 from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser, SseRun
+
+CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
+STRUCTURE_BYTES = 256
+"""Charged for each call, item or block of a reply, so that a stream of empty ones is bounded too."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """The cost of an exchange in the upstream's tokens, as the upstream states it."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """The prompt's tokens that were in the upstream's cache."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The reply of one exchange, as far as it was captured."""
+
+    message: Message | None
+    """The assistant's message (choice 0); None if there is none."""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """The message of an error that came instead of the reply or within it."""
+
+
+class ByteBudget:
+    """The bytes of a reply that may still be captured; none after the first cut."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_left = bytes_max
+        self.exceeded = False
+
+    def cut(self, piece: str) -> bytes:
+        """Spend the budget on `piece`; return it in UTF-8, cut at a whole character where the budget ends."""
+        encoded = piece.encode()
+        if len(encoded) > self._bytes_left:
+            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
+            self.exceeded = True
+            self._bytes_left = 0
+        else:
+            self._bytes_left -= len(encoded)
+        return encoded
+
+    def take(self, size_bytes: int) -> bool:
+        """Spend `size_bytes` on a structure; False if the budget does not have them. A negative size is given back."""
+        if self._bytes_left < size_bytes:
+            self.exceeded = True
+            return False
+        self._bytes_left -= size_bytes
+        return True
+
+
+class Capture:
+    """Puts a reply together from the events of one stream."""
+
+    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
+        self.error: str | None = None
+        self._budget = ByteBudget(bytes_max)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether text was dropped because of the bound."""
+        return self._budget.exceeded
+
+    @property
+    def finished(self) -> bool:
+        """Whether the reply came to its end."""
+        raise NotImplementedError
+
+    def take(self, event: SseEvent) -> bool:
+        """Capture the next event; return whether `memory_out` belongs in it."""
+        raise NotImplementedError
+
+    def take_run(self, lines: bytes) -> bool:
+        """Capture the events of an `SseRun` at once; False if that is not possible, and then nothing is captured."""
+        return False
+
+    def reply(self, interrupted: bool = False) -> Reply:
+        """Return the reply so far; `interrupted` marks one that did not come to its end."""
+        raise NotImplementedError
+
+
+def count_of(value: Any) -> int | None:
+    """Return a decoded value if it is a count of tokens, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def error_text(error: Any) -> str | None:
+    """Return the message of a decoded error; None if there is no error."""
+    if not error:
+        return None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else str(error)[:1000]
+
 
 _WHITE_SPACE = b" \t"
 _UNREAD_BYTES_MAX = 16 * 1024

@@ -1,0 +1,620 @@
+"""OpenAI's chat completions, `POST /v1/chat/completions`: requests to messages and back, and replies.
+
+Rule: any JSON object becomes some `Message`, however odd its members; only unreadable JSON raises. A reply becomes the
+same `Message` as the client's echo of it. A request is encoded again with the least possible change: a message keeps
+its bytes unless a block is merged into it.
+
+One message is one element of `messages`, or several that are one answer, as its reply was captured, whatever its
+client makes of it; then its element of `raw_messages` is their JSON texts joined by commas. Codex keeps a conversation
+as items and makes a message of each, of a reply's text in front of its calls or behind them:
+
+    assistant: text | assistant: call | assistant: call | tool: result | tool: result
+    assistant: call | assistant: text | tool: result
+
+The results tell what belongs together: only calls that are answered right behind the elements are joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw
+
+from memd.errors import BadRequestBody
+from memd.messages import DIGEST_BYTES, RESULT_ROLES, Message, ToolCall
+from memd.wire.api import Api, Changes
+from memd.wire.lenient_json import (
+    UNREADABLE,
+    decode_or_none,
+    is_list,
+    is_object,
+    is_string,
+    lenient_text,
+    mended,
+    text_or_empty,
+    with_stand_ins,
+)
+from memd.wire.message_cache import MessageCache
+from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
+from memd.wire.request import (
+    ModelRequest,
+    elements_behind,
+    request_from,
+    top_level,
+)
+from memd.wire.sse import DONE, SseEvent
+
+_WHITE_SPACE = b" \t\n\r"
+_BLOCK_GAP = "\n\n"  # between a block and the content that it is merged into
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+_UNHASHED_TYPES = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
+_AUDIO_TYPES = frozenset({"input_audio", "audio", "audio_url"})
+
+
+class _MessageMembers(msgspec.Struct):
+    """The members of a message that memd reads; an absent one is empty."""
+
+    role: Raw = Raw()
+    content: Raw = Raw()
+    refusal: Raw = Raw()
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    tool_call_id: Raw = Raw()
+    name: Raw = Raw()
+
+
+class _ContentPart(msgspec.Struct):
+    type: Raw = Raw()
+    text: Raw = Raw()
+    refusal: Raw = Raw()
+
+
+class _CallMembers(msgspec.Struct):
+    id: Raw = Raw()
+    function: Raw = Raw()
+    custom: Raw = Raw()
+
+
+class _FunctionMembers(msgspec.Struct):
+    name: Raw = Raw()
+    arguments: Raw = Raw()
+    input: Raw = Raw()
+
+
+_members_decoder = msgspec.json.Decoder(_MessageMembers)
+_part_decoder = msgspec.json.Decoder(_ContentPart)
+_call_decoder = msgspec.json.Decoder(_CallMembers)
+_function_decoder = msgspec.json.Decoder(_FunctionMembers)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+
+
+def parse_message(raw: Raw | bytes) -> Message:
+    """Parse the JSON object `raw` into a message without reasoning.
+
+    Raises:
+        BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body too).
+    """
+    try:
+        members = _members_decoder.decode(raw)
+        text, attachments = _content(bytes(members.content))
+        return Message(
+            role=lenient_text(members.role),
+            text=joined_text(text, lenient_text(members.refusal)),
+            tool_calls=_tool_calls(members),
+            tool_call_id=lenient_text(members.tool_call_id),
+            name=lenient_text(members.name),
+            attachments=attachments,
+        )
+    except UNREADABLE as error:
+        raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def joined_text(content: str, refusal: str) -> str:
+    """Join the content of a message and its refusal to its text."""
+    return "\n".join(text for text in (content, refusal) if text)
+
+
+def encode_message(message: Message) -> bytes:
+    """Encode `message` as a JSON object, without its attachments; the text has `[image]` for each."""
+    members: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        members["content"] = message.text or None
+        members["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        members["tool_call_id"] = message.tool_call_id
+    if message.name:
+        members["name"] = message.name
+    return msgspec.json.encode(members)
+
+
+def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
+    """Put `text` and an empty line in front of the content of the message `raw`; all else keeps its bytes and order.
+
+    String content is lengthened, a list of parts gets a first part of `part_type`, null or absent content becomes
+    `text`. Content of another type, which no upstream accepts, stays as it is.
+    """
+    members = _object_decoder.decode(raw)
+    content = bytes(members.get("content", b"null"))
+    if is_string(content):
+        opened = msgspec.json.encode(text + _BLOCK_GAP)
+        members["content"] = Raw(opened[:-1] + content[1:])
+    elif is_list(content):
+        part = msgspec.json.encode({"type": part_type, "text": text + _BLOCK_GAP})
+        comma = b"" if content[1:].lstrip(_WHITE_SPACE).startswith(b"]") else b","
+        members["content"] = Raw(b"[" + part + comma + content[1:])
+    elif content == b"null":
+        members["content"] = Raw(msgspec.json.encode(text))
+    return Raw(msgspec.json.encode(members))
+
+
+def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
+    """Put `text` in place of the content (or another `member`) of the message `raw`; all else keeps its bytes."""
+    return Raw(msgspec.json.encode(_object_decoder.decode(raw) | {member: text}))
+
+
+def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
+    """Return the text of a message's content and the digests of its parts that are not text."""
+    if not is_list(content):
+        return lenient_text(Raw(content)), ()
+    texts: list[str] = []
+    attachments: list[bytes] = []
+    for raw in _list_decoder.decode(content):
+        text, digest = _part(raw)
+        if digest is not None:
+            attachments.append(digest)
+        if text is not None:
+            texts.append(text)
+    return "\n".join(texts), tuple(attachments)
+
+
+def _part(raw: Raw) -> tuple[str | None, bytes | None]:
+    """Return a content part's text (None: it does not count) and, unless it is text, its digest."""
+    encoded = bytes(raw)
+    if is_string(encoded):
+        return lenient_text(raw), None
+    kind = ""
+    if is_object(encoded):
+        part = _part_decoder.decode(encoded)
+        kind = lenient_text(part.type)
+        if kind in _TEXT_TYPES or (not kind and bytes(part.text)):
+            return lenient_text(part.text), None
+        if kind == "refusal":
+            return lenient_text(part.refusal), None
+        if kind in _UNHASHED_TYPES:
+            return None, None
+    label = "[image]" if kind in _IMAGE_TYPES else "[audio]" if kind in _AUDIO_TYPES else "[file]"
+    return label, hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
+
+
+def _tool_calls(members: _MessageMembers) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    if is_list(members.tool_calls):
+        calls += [_tool_call(bytes(raw)) for raw in _list_decoder.decode(members.tool_calls)]
+    if is_object(members.function_call):
+        calls.append(_function("", bytes(members.function_call)))
+    return tuple(calls)
+
+
+def _tool_call(encoded: bytes) -> ToolCall:
+    if not is_object(encoded):
+        return ToolCall(id="", name="", arguments=encoded.decode())
+    call = _call_decoder.decode(encoded)
+    return _function(lenient_text(call.id), bytes(call.function) or bytes(call.custom))
+
+
+def _function(call_id: str, encoded: bytes) -> ToolCall:
+    if not is_object(encoded):
+        return ToolCall(id=call_id, name="", arguments=encoded.decode())
+    function = _function_decoder.decode(encoded)
+    arguments = function.arguments if bytes(function.arguments) else function.input
+    return ToolCall(id=call_id, name=lenient_text(function.name), arguments=lenient_text(arguments))
+
+
+class _Head(msgspec.Struct, gc=False):
+    role: Any = None
+    tool_call_id: Any = None
+
+
+class _Call(msgspec.Struct, gc=False):
+    id: str = ""
+
+
+class _Part(msgspec.Struct, gc=False):
+    """The members that tell whether an element is part of an answer; one of another type is looked into no further."""
+
+    content: Any = None
+    refusal: Any = None
+    tool_calls: list[_Call] | None = None
+    function_call: None = None
+    name: Any = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it has more than calls and white space."""
+        return bool(self.refusal) or bool(self.content.strip() if isinstance(self.content, str) else self.content)
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+_answer_part_decoder = msgspec.json.Decoder(_Part)
+_ONE_BEHIND_ANOTHER = b"\1\1"
+
+
+def are_apart(elements: Sequence[Raw]) -> bool:
+    """Whether no two in a row can be one answer, whatever stands around them; quick: most clients have none."""
+    return _ONE_BEHIND_ANOTHER not in _marked(elements)
+
+
+def grouped(elements: Sequence[Raw]) -> list[Raw]:
+    """Join the elements of one answer, their JSON texts separated by commas; all others stay alone."""
+    marked = _marked(elements)
+    if _ONE_BEHIND_ANOTHER not in marked:
+        return list(elements)
+    groups: list[Raw] = []
+    run: list[Raw] = []  # of the assistant's elements
+    for position, element in enumerate(elements):
+        if run and not (marked[position - 1] and marked[position] and _is_assistants(run[-1], element)):
+            groups += _with_answer_joined(run, elements, position)
+            run = []
+        run.append(element)
+    return groups + _with_answer_joined(run, elements, len(elements))
+
+
+def elements_of(raw: Raw | bytes) -> list[Raw]:
+    """The elements of one message, `raw` being their JSON texts joined by commas.
+
+    Raises:
+        BadRequestBody: it cannot be read.
+    """
+    try:
+        return _list_decoder.decode(b"[%b]" % bytes(raw))
+    except UNREADABLE as error:
+        raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
+
+
+def parse_elements(raw: Raw | bytes) -> Message:
+    """Parse the elements of one message, see `elements_of`.
+
+    Raises:
+        BadRequestBody: not JSON objects, or text in them is not valid Unicode.
+    """
+    return joined_answer([parse_message(element) for element in elements_of(raw)])
+
+
+def joined_answer(parts: Sequence[Message]) -> Message:
+    """Join the parts of one answer; a single message stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return Message(
+        role="assistant",
+        text="\n".join(part.text for part in parts if part.text),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        name=next((part.name for part in parts if part.name), ""),
+        attachments=tuple(digest for part in parts for digest in part.attachments),
+    )
+
+
+def _marked(elements: Sequence[Raw]) -> bytes:
+    """A byte for each: 1 where it may be an assistant's."""
+    return bytes([b'"assistant"' in bytes(element) for element in elements])
+
+
+def _is_assistants(*elements: Raw) -> bool:
+    return all(_head(element).role == "assistant" for element in elements)
+
+
+def _head(element: Raw) -> _Head:
+    return decode_or_none(_head_decoder, element) or _Head()
+
+
+def _with_answer_joined(run: list[Raw], elements: Sequence[Raw], end: int) -> list[Raw]:
+    """A run of the assistant's elements, which ends before `end`, with those joined that are one answer."""
+    if len(run) < 2:
+        return run
+    heads = takewhile(lambda head: head.role in RESULT_ROLES, map(_head, elements[end:]))
+    answered = {text_or_empty(head.tool_call_id) for head in heads} - {""}
+    start, texts, calls, names = len(run), 0, 0, set[str]()
+    for position in reversed(range(len(run))):
+        part = decode_or_none(_answer_part_decoder, run[position])
+        if part is None:
+            break
+        texts += part.says_something
+        names |= {text_or_empty(part.name)} - {""}
+        if texts > 1 or len(names) > 1 or not answered.issuperset(call.id for call in part.tool_calls or ()):
+            break
+        start, calls = position, calls + len(part.tool_calls or ())
+    return [*run[:start], Raw(b",".join(map(bytes, run[start:])))] if calls and start < len(run) else run
+
+
+class _Choice(msgspec.Struct):
+    index: Any = 0
+    delta: Any = None
+    message: Raw = Raw()
+    finish_reason: Any = None
+
+
+class _ChatAnswer(msgspec.Struct):
+    """The members of a stream's chunk, or of a whole answer, that memd reads."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    timings: Any = None
+    error: Any = None
+
+
+class _TextDelta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content: str
+
+
+class _TextChoice(msgspec.Struct, gc=False):
+    delta: _TextDelta
+    index: Literal[0] = 0
+    finish_reason: None = None
+
+
+class _TextChunk(msgspec.Struct, gc=False):
+    """Nearly every chunk of a stream: a piece of choice 0's text and nothing else that memd reads."""
+
+    choices: tuple[_TextChoice]
+    usage: None = None
+    timings: None = None
+    error: None = None
+
+
+_answer_decoder = msgspec.json.Decoder(_ChatAnswer)
+_chunk_decoder = msgspec.json.Decoder(_TextChunk)
+
+
+class _PartialCall:
+    """A tool call whose deltas are still coming."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = ""
+        self.arguments = bytearray()
+
+
+class ChatCapture(Capture):
+    """Captures choice 0 of a stream of chunks."""
+
+    def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
+        super().__init__(bytes_max)
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.done = False
+        """Whether `[DONE]` has come."""
+        self._role = ""
+        self._content = bytearray()
+        self._refusal = bytearray()
+        self._calls: dict[int, _PartialCall] = {}
+        self._function_call: _PartialCall | None = None
+
+    @property
+    def finished(self) -> bool:
+        """See `Capture.finished`."""
+        return self.error is None and (self.done or self.finish_reason is not None)
+
+    def take(self, event: SseEvent) -> bool:
+        """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; in others it breaks clients."""
+        if event.data.strip() == DONE:
+            self.done = True
+            return False
+        answer = decode_or_none(_answer_decoder, event.data)
+        if answer is None:
+            return False
+        if answer.usage is not None or answer.timings is not None:
+            self.usage = _usage(answer) or self.usage
+        if answer.error is not None:
+            self.error = self.error or error_text(answer.error)
+        for choice in answer.choices or ():
+            if choice.index == 0:
+                if choice.finish_reason is not None:
+                    self.finish_reason = _text(choice.finish_reason) or self.finish_reason
+                if isinstance(choice.delta, dict):
+                    self._take_delta(choice.delta)
+        return bool(answer.choices)
+
+    def take_run(self, lines: bytes) -> bool:
+        """See `Capture.take_run`: possible if all chunks have text of choice 0 and nothing else."""
+        text = _text_of(lines)
+        if text is None:
+            return False
+        self._role = self._role or "assistant"
+        self._append(self._content, text)
+        return True
+
+    def message(self, interrupted: bool = False) -> Message | None:
+        """Return the reply so far; None if nothing of it has come. `interrupted`: see `Capture.reply`."""
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        if self._function_call is not None:
+            calls.append(self._function_call)
+        text = mended(joined_text(self._content.decode(), self._refusal.decode()))
+        if not text and not calls and not (self.finished and self._role):
+            return None
+        tool_calls = tuple(ToolCall(call.id, call.name, mended(call.arguments.decode())) for call in calls)
+        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls, interrupted=interrupted)
+
+    def reply(self, interrupted: bool = False) -> Reply:
+        """See `Capture.reply`."""
+        return Reply(self.message(interrupted), self.usage, self.finish_reason, self.error)
+
+    def _take_delta(self, delta: dict[str, Any]) -> None:
+        self._role = self._role or _text(delta.get("role")) or "assistant"
+        self._append(self._content, _text(delta.get("content")))
+        if len(delta) == 1 and "content" in delta:  # nearly every delta of a stream
+            return
+        self._append(self._refusal, _text(delta.get("refusal")))
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, dict):
+                self._take_call(call)
+        function = delta.get("function_call")
+        if isinstance(function, dict):
+            if self._function_call is None:
+                self._function_call = self._new_call()
+            self._take_function(self._function_call, function)
+
+    def _take_call(self, delta: dict[str, Any]) -> None:
+        """Capture a tool-call delta; without `index` it belongs to the last call, or with an id begins a new one."""
+        index = delta.get("index")
+        if not isinstance(index, int):
+            index = max(self._calls, default=-1) + (1 if delta.get("id") or not self._calls else 0)
+        call = self._calls.get(index)
+        if call is None:
+            call = self._new_call()
+            if call is None:
+                return
+            self._calls[index] = call
+        call.id = call.id or self._budget.cut(_text(delta.get("id"))).decode()
+        for member in ("function", "custom"):
+            function = delta.get(member)
+            if isinstance(function, dict):
+                self._take_function(call, function)
+
+    def _take_function(self, call: _PartialCall | None, function: dict[str, Any]) -> None:
+        if call is None:
+            return
+        if not call.name:
+            call.name = self._budget.cut(_text(function.get("name"))).decode()
+        arguments = function.get("arguments", function.get("input"))
+        if isinstance(arguments, dict):
+            arguments = msgspec.json.encode(arguments).decode()
+        self._append(call.arguments, _text(arguments))
+
+    def _new_call(self) -> _PartialCall | None:
+        """Begin a tool call; None if the budget is spent."""
+        return _PartialCall() if self._budget.take(STRUCTURE_BYTES) else None
+
+    def _append(self, kept: bytearray, piece: str) -> None:
+        kept += self._budget.cut(piece)
+
+
+def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:
+    """Read the message of a whole answer; None if it is none."""
+    message = parsed_or_none(raw, parse)
+    if message is None:
+        return None
+    return message if message.role else msgspec.structs.replace(message, role="assistant")
+
+
+def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
+    """Read a message or an item of a whole answer, with stand-ins where it needs them; None if it is none."""
+    try:
+        return parse(raw)
+    except BadRequestBody:
+        readable = with_stand_ins(bytes(raw))
+    try:
+        return None if readable == bytes(raw) else parse(Raw(readable))
+    except BadRequestBody:
+        return None
+
+
+def _text_of(lines: bytes) -> str | None:
+    """Return the text of chunks, one per line; None if one of them has more than text or is no chunk."""
+    try:
+        pieces = [chunk.choices[0].delta.content for chunk in _chunk_decoder.decode_lines(lines)]
+    except UNREADABLE:
+        return None
+    return "".join(pieces) if len(pieces) == lines.count(b"\n") + 1 else None  # msgspec lets a line hold several
+
+
+def _usage(answer: _ChatAnswer) -> Usage | None:
+    """Read OpenAI's `usage`, else llama.cpp's `timings`: prompt_n tokens were evaluated, cache_n were cached."""
+    usage = answer.usage if isinstance(answer.usage, dict) else {}
+    timings = answer.timings if isinstance(answer.timings, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
+    cache_n, prompt_n = count_of(timings.get("cache_n")), count_of(timings.get("prompt_n"))
+    cached = cache_n if cached is None else cached
+    prompt_tokens = count_of(usage.get("prompt_tokens"))
+    if prompt_tokens is not None:
+        return Usage(prompt_tokens, count_of(usage.get("completion_tokens")), cached)
+    if prompt_n is not None and cache_n is not None:
+        return Usage(prompt_n + cache_n, count_of(timings.get("predicted_n")), cached)
+    return None
+
+
+def _text(value: Any) -> str:
+    """Return a string as it is, the joined text parts of a list, or else the empty string."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return ""
+
+
+class ChatApi(Api):
+    """OpenAI's chat completions; see `Api`."""
+
+    name = "chat"
+    path = "/chat/completions"
+    count_path = "/v1/chat/completions/input_tokens"
+    capture = ChatCapture
+    block_role = "developer"
+    """The role of a block that is a message of its own."""
+
+    def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
+        """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
+        members = top_level(body)
+        known, new = elements_behind(members, self.list_name, parse_elements, cache)
+        raw_messages = [*known.raws, *new]
+        is_apart = are_apart([*known.raws[-1:], *new])
+        return request_from(
+            body,
+            members,
+            list_name=self.list_name,
+            raw_messages=raw_messages if is_apart else grouped(raw_messages),
+            parse=parse_elements,
+            cache=cache,
+            bounds=("max_completion_tokens", "max_tokens", "n_predict"),
+            standing=("tools", "functions"),
+            known=known if is_apart else None,
+        )
+
+    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw]:
+        """See `Api.elements`. 'separate': a message of its own, of `block_role`. 'merged': in front of the content."""
+        raws, replaced = request.raw_messages, changes.replaced
+        messages: list[Raw] = []
+        begin = 0
+        for position in sorted({*changes.left_out, *changes.blocks, *replaced}):
+            messages += raws[begin:position]
+            begin = position + 1
+            if position in changes.left_out:
+                continue
+            blocks, raw = changes.blocks.get(position, []), raws[position]
+            if blocks and changes.placement == "merged":
+                first, *others = elements_of(raw)
+                messages += [with_text_in_front(first, "\n\n".join(blocks)), *others]
+                continue
+            messages += [Raw(msgspec.json.encode({"role": self.block_role, "content": text})) for text in blocks]
+            messages.append(with_content(raw, replaced[position]) if position in replaced else raw)
+        return messages + raws[begin:]
+
+    def encode_message(self, message: Message) -> Raw:
+        """See `Api.encode_message`."""
+        return Raw(encode_message(message))
+
+    def in_front(self, raw: Raw, text: str) -> Raw:
+        """See `Api.in_front`."""
+        return with_text_in_front(raw, text)
+
+    def parse_reply(self, body: bytes) -> Reply:
+        """See `Api.parse_reply`."""
+        answer = decode_or_none(_answer_decoder, body)
+        if answer is None:
+            return Reply(message=None)
+        chosen = next((one for one in answer.choices or () if one.index == 0 and bytes(one.message)), _Choice())
+        message = assistant_message(chosen.message) if bytes(chosen.message) else None
+        return Reply(message, _usage(answer), _text(chosen.finish_reason) or None, error_text(answer.error))
+
+
+CHAT = ChatApi()

@@ -1,1 +1,0 @@
-"""OpenAI's chat completions: `POST /v1/chat/completions`."""

@@ -1,1 +1,0 @@
-"""Ollama's own API: `POST /api/chat`."""

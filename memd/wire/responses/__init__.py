@@ -1,1 +1,0 @@
-"""OpenAI's Responses: `POST /v1/responses`."""
