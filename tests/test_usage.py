@@ -11,8 +11,10 @@ from conftest import MakeDaemon
 from daemon_process import ask, wait_until
 from recording_upstream import RecordingUpstream
 
+from memd.admin.queries import PeriodQuery
 from memd.admin.receipts import Receipt
 from memd.admin.usage import usage_of
+from memd.wanted import Since, Until
 
 NOON = int(datetime(2026, 11, 20, 12).timestamp() * 1e6)
 DAY = 86_400_000_000
@@ -36,7 +38,7 @@ def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_c
         line(NOON, http_status=None, prompt_tokens=1_000),
         line(NOON, **told)[:-9],  # torn by a crash
     ]
-    usage = usage_of(lines)
+    usage = usage_of(lines, PeriodQuery())
     figures = [(row.day, row.topic_id, row.model, row.requests, row.prompt_tokens) for row in usage.rows]
     assert figures == [
         ("2026-11-21", "home", "tiny", 1, 1),
@@ -46,8 +48,9 @@ def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_c
     row = usage.rows[2]
     assert (row.cached_tokens, row.completion_tokens, row.memory_tokens, row.estimated) == (120, 18, 60, 1)
     assert usage.since == NOON
-    assert [row.topic_id for row in usage_of(lines, ["home"]).rows] == ["home"]
-    assert [row.day for row in usage_of(lines, since=NOON + 1, to=NOON + DAY).rows] == ["2026-11-20"]
+    assert [row.topic_id for row in usage_of(lines, PeriodQuery(topic=("home",))).rows] == ["home"]
+    that_day = PeriodQuery(since=Since(NOON + 1), to=Until(NOON + DAY))
+    assert [row.day for row in usage_of(lines, that_day).rows] == ["2026-11-20"]
 
 
 def test_the_command_shows_what_requests_took(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

@@ -27,7 +27,7 @@ from memd import __version__
 from memd.admin.access import principal_of, source_of
 from memd.admin.http import refusal_of
 from memd.admin.queries import ALL_TOPICS, BEFOREHAND, COUNTED, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
-from memd.admin.receipts import Receipt, Receipts
+from memd.admin.receipts import Receipt, Receipts, receipt_in
 from memd.admin.routing import Route, get
 from memd.errors import BadQuestion, MemdError, StoreError
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
@@ -37,7 +37,6 @@ from memd.store.audit.book import AuditBook, read_book
 from memd.store.audit.chain import Act, Checked, Head, KnownHead, head_from
 from memd.store.files import Files
 from memd.telemetry.request_log import CLIENT_GONE
-from memd.wire.lenient_json import decode_or_none
 
 log = logging.getLogger("memd")
 
@@ -349,42 +348,6 @@ class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
     acts: tuple[AuditedAct, ...]
 
 
-class _ReceiptCandidate(msgspec.Struct):
-    uuid: str = ""
-    verdict: str = ""
-
-
-class _ReceiptCorrection(msgspec.Struct):
-    chunk_ids: tuple[str, ...] = ()
-
-
-class _ReceiptSignal(msgspec.Struct):
-    type: str = ""
-    chunk_id: str | None = None
-
-
-class _ToldReceipt(msgspec.Struct):
-    """The members of a receipt that are of interest."""
-
-    turn_id: str
-    at: int
-    topic_id: str
-    author: str = ""
-    api: str = ""
-    mode: str = ""
-    http_status: int | None = None
-    related: tuple[str, ...] = ()
-    conversation: str = ""
-    is_retry: bool = False
-    candidates: tuple[_ReceiptCandidate, ...] = ()
-    shown: tuple[str, ...] = ()
-    corrections: tuple[_ReceiptCorrection, ...] = ()
-    signals: tuple[_ReceiptSignal, ...] = ()
-
-
-_receipts = msgspec.json.Decoder(_ToldReceipt)
-
-
 class AuditRoutes:
     """Who did what."""
 
@@ -441,7 +404,7 @@ def _expected_head(text: str) -> Head:
 def _is_wanted(query: AuditQuery, act: Act) -> bool:
     """Whether an act is asked for. One that was about all topics was about each."""
     return (
-        (query.since or 0) <= act.at < (query.to or 1 << 63)
+        query.has(act.at)
         and (not query.who or act.who in query.who)
         and (not query.topic or any(topic in act.topics for topic in (*query.topic, ALL_TOPICS)))
         and (not query.act or act.act in query.act)
@@ -451,7 +414,7 @@ def _is_wanted(query: AuditQuery, act: Act) -> bool:
 def note_turn(auditor: Auditor, receipt: Receipt) -> None:
     """Have the acts of a turn whose receipt is not kept among the lines of the chain."""
     if auditor.is_on:
-        for act in _acts_of(msgspec.convert(receipt, _ToldReceipt, from_attributes=True)):
+        for act in _acts_of(receipt):
             auditor.note(msgspec.structs.replace(act, turn=""))
 
 
@@ -499,7 +462,7 @@ def _told_by(lines: Iterable[bytes], wanted: Callable[[Act], bool]) -> tuple[int
     oldest: int | None = None
     told: list[AuditedAct] = []
     for line in lines:
-        receipt = decode_or_none(_receipts, line)
+        receipt = receipt_in(line)
         if receipt is None:  # torn, or the first line of a file
             continue
         oldest = receipt.at if oldest is None else min(oldest, receipt.at)
@@ -507,7 +470,7 @@ def _told_by(lines: Iterable[bytes], wanted: Callable[[Act], bool]) -> tuple[int
     return oldest, told
 
 
-def _acts_of(receipt: _ToldReceipt) -> Iterator[Act]:
+def _acts_of(receipt: Receipt) -> Iterator[Act]:
     facts: dict[str, Any] = {
         "at": receipt.at,
         "who": receipt.author or OWNER_NAME,
@@ -522,7 +485,7 @@ def _acts_of(receipt: _ToldReceipt) -> Iterator[Act]:
         yield Act(act="read", topics=(*topic, *receipt.related), ids=ids, count=len(receipt.shown or injected), **facts)
     if receipt.conversation and receipt.mode == "full" and not receipt.is_retry:
         yield Act(act="write", topics=topic, **facts)
-    failed = {one.chunk_id for one in receipt.signals if one.type == "correction_failed"}
+    failed = {one.get("chunk_id") for one in receipt.signals if one.get("type") == "correction_failed"}
     asked = [one for correction in receipt.corrections for one in correction.chunk_ids]
     for detail, named in (
         ("", [one for one in asked if one not in failed]),

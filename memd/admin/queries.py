@@ -222,13 +222,22 @@ class ConversationsQuery(TopicsQuery, frozen=True, kw_only=True):
     limit: Limit = PAGE
 
 
-class FiguresQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/figures`."""
+class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/usage`, and other routes that tell of a stretch of time."""
 
     since: Annotated[Since | None, Meta(description="Only what happened from this time (2026-11-20) on.")] = (
         msgspec.field(default=None, name="from")
     )
     to: Annotated[Until | None, Meta(description="Only what happened before this time (of a date: its end).")] = None
+
+    def has(self, at: int) -> bool:
+        """Whether a moment, in microseconds since the epoch, is in the stretch."""
+        return (self.since or 0) <= at < (self.to or 1 << 63)
+
+
+class FiguresQuery(PeriodQuery, frozen=True, kw_only=True):
+    """`GET /memd/figures`."""
+
     by: Annotated[
         Literal["auto", "hour", "day", "week"],
         Meta(description="The length of a period; auto: the shortest that makes no more than 100."),
@@ -243,22 +252,9 @@ class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
     limit: Limit = PAGE
 
 
-class UsageQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/usage`."""
-
-    since: Annotated[Since | None, Meta(description="Only what was asked from this time (2026-11-20) on.")] = (
-        msgspec.field(default=None, name="from")
-    )
-    to: Annotated[Until | None, Meta(description="Only what was asked before this time (of a date: its end).")] = None
-
-
-class AuditQuery(TopicsQuery, frozen=True, kw_only=True):
+class AuditQuery(PeriodQuery, frozen=True, kw_only=True):
     """`GET /memd/audit`."""
 
-    since: Annotated[Since | None, Meta(description="Only what was done from this time (2026-11-20) on.")] = (
-        msgspec.field(default=None, name="from")
-    )
-    to: Annotated[Until | None, Meta(description="Only what was done before this time (of a date: its end).")] = None
     who: Annotated[tuple[str, ...], Meta(description="Only what this principal did; may be given again.")] = ()
     act: Annotated[tuple[ActKind, ...], Meta(description="Only this kind of act; may be given again.")] = ()
     expect: Annotated[str | None, Meta(description="A head that was kept, which the record must still have.")] = None

@@ -204,7 +204,7 @@ class Receipts:
         """
 
         def changed(line: bytes) -> bytes:
-            receipt = _decode(line)
+            receipt = receipt_in(line)
             if receipt is None:
                 return line if line.startswith(b'{"redaction":') else b""  # torn: nobody reads it
             return msgspec.json.encode(without_texts(receipt)) if _is_concerned(receipt, concern) else line
@@ -239,7 +239,9 @@ class Receipts:
 
     def _find(self, turn_id: str, who: Principal) -> Receipt | None:
         mark = f'"turn_id":"{turn_id}"'.encode()
-        return next((found for line in self._lines(who) if mark in line and (found := _decode(line)) is not None), None)
+        return next(
+            (found for line in self._lines(who) if mark in line and (found := receipt_in(line)) is not None), None
+        )
 
     def _latest_turns(
         self, count: int, who: Principal, topic_id: str | None, before: str | None
@@ -248,7 +250,7 @@ class Receipts:
         steps: dict[tuple[str, str], list[int]] = defaultdict(list)
         reached = before is None
         for line in self._lines(who):
-            receipt = _decode(line)
+            receipt = receipt_in(line)
             if receipt is None or topic_id not in (None, receipt.topic_id):
                 continue
             turn = receipt.topic_id, receipt.asked[:ASKED_CHARACTERS]
@@ -269,7 +271,7 @@ class Receipts:
         for line in self._lines(who):
             if uuid is not None and uuid.encode() not in line:
                 continue
-            receipt = _decode(line)
+            receipt = receipt_in(line)
             if receipt is None:
                 continue
             wanted = (topic_id is None or receipt.topic_id == topic_id) and (uuid is None or _injected(receipt, uuid))
@@ -302,7 +304,7 @@ def _readable(lines: Iterable[bytes], who: Principal) -> Iterator[bytes]:
             continue
         if all(who.may("read", one) for one in (*asked.related, *asked.shown_from)):
             yield line
-        elif (receipt := _decode(line)) is not None:
+        elif (receipt := receipt_in(line)) is not None:
             yield msgspec.json.encode(_without_unreadable(receipt, who))
 
 
@@ -386,7 +388,8 @@ def _injected(receipt: Receipt, uuid: str) -> bool:
     return any(one.uuid == uuid and one.verdict == INJECTED for one in receipt.candidates)
 
 
-def _decode(line: bytes) -> Receipt | None:
+def receipt_in(line: bytes) -> Receipt | None:
+    """The receipt that a line is; None: it is torn, or the first line of a file."""
     try:
         return msgspec.json.decode(line, type=Receipt)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -26,30 +26,36 @@ from memd.store.audit.chain import ActKind
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 RouteRight = Right | Literal["any", "open"]
 """`any`: whoever has a token; `open`: also who has none."""
-BODY_BYTES_MAX = 4 << 20
 _DECLARED = "memd_route"
 """The attribute of a handler that has its declaration."""
 
 
-class _Declared(msgspec.Struct, frozen=True, kw_only=True):
-    method: str
-    path: str
-    right: RouteRight
-    act: ActKind | None
-    touches: Callable[[Any], Extent] | None
+class Columns(TypedDict, total=False):
+    """The columns of a declaration that have defaults; see `Route`."""
+
+    act: ActKind
+    touches: Callable[[Any], Extent]
     streams: str
     tool: str
     body_bytes_max: int
 
 
-class Route(_Declared, frozen=True, kw_only=True):
-    """One operation, as its handler declares it.
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation, as its handler declares it."""
 
-    `path` has `{id}` for the part that varies. `act` is its kind in the audit, None where its answer has nothing that
-    was said, only names, numbers and states; `touches` says of an answer which topics and chunks it has. `streams` is
-    the content type of an answer that is no JSON, `tool` its name over MCP; both are empty where there is none.
-    """
-
+    method: str
+    path: str
+    """With `{id}` for the part that varies."""
+    right: RouteRight
+    act: ActKind | None = None
+    """Its kind in the audit; None where its answer has nothing that was said, only names, numbers and states."""
+    touches: Callable[[Any], Extent] | None = None
+    """Says of an answer which topics and chunks it has."""
+    streams: str = ""
+    """The content type of an answer that is no JSON."""
+    tool: str = ""
+    """Its name over MCP; empty: it is no tool."""
+    body_bytes_max: int = 4 << 20
     name: str
     """The handler's."""
     summary: str
@@ -63,48 +69,15 @@ class Route(_Declared, frozen=True, kw_only=True):
     """The type that the handler returns."""
 
 
-def get(
-    path: str,
-    right: RouteRight,
-    *,
-    act: ActKind | None = None,
-    touches: Callable[[Any], Extent] | None = None,
-    streams: str = "",
-    tool: str = "",
-) -> Callable[[Handler], Handler]:
-    """Declare an operation that reads; see `Route`. HEAD is answered too."""
-    return _declare(
-        method="GET",
-        path=path,
-        right=right,
-        act=act,
-        touches=touches,
-        streams=streams,
-        tool=tool,
-        body_bytes_max=0,
-    )
+def get(path: str, right: RouteRight, **columns: Unpack[Columns]) -> Callable[[Handler], Handler]:
+    """Declare an operation that reads. HEAD is answered too."""
+    return _declare(method="GET", path=path, right=right, **columns)
 
 
-def post(
-    path: str,
-    right: RouteRight,
-    *,
-    act: ActKind,
-    touches: Callable[[Any], Extent] | None = None,
-    tool: str = "",
-    body_bytes_max: int = BODY_BYTES_MAX,
-) -> Callable[[Handler], Handler]:
+def post(path: str, right: RouteRight, **columns: Unpack[Columns]) -> Callable[[Handler], Handler]:
     """Declare an operation that changes something, so it is always an act; its body is JSON."""
-    return _declare(
-        method="POST",
-        path=path,
-        right=right,
-        act=act,
-        touches=touches,
-        streams="",
-        tool=tool,
-        body_bytes_max=body_bytes_max,
-    )
+    assert "act" in columns, f"{path} changes something: name its act"
+    return _declare(method="POST", path=path, right=right, **columns)
 
 
 def _declare(**columns: Any) -> Callable[[Handler], Handler]:

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -39,66 +39,6 @@ from memd.telemetry.tasks import Tasks
 PING_SECONDS = 15.0
 LATEST_MESSAGES = 20
 PREVIEW_CHARACTERS = 400
-
-
-class ServerFacts(Protocol):
-    """The facts about the model server."""
-
-    @property
-    def reachable(self) -> bool:
-        """Whether it answered when it was last asked."""
-
-    @property
-    def window(self) -> int | None:
-        """Tokens of its context; None if it does not say."""
-
-    @property
-    def model(self) -> str:
-        """Its name; empty if it does not say."""
-
-
-class ServerHealth(Protocol):
-    """The health of a model server, by the requests to it."""
-
-    @property
-    def reason(self) -> str:
-        """Why requests go elsewhere; empty if they do not."""
-
-
-class ModelServer(Protocol):
-    """A model server."""
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-
-    @property
-    def facts(self) -> ServerFacts:
-        """The facts from its last answers."""
-
-    @property
-    def health(self) -> ServerHealth:
-        """Its health, by the requests to it."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered when it was last asked."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that it has been given and that have not ended."""
-
-
-class ModelServers(Protocol):
-    """All model servers."""
-
-    @property
-    def first(self) -> ModelServer:
-        """The first that is there."""
-
-    @property
-    def servers(self) -> Sequence[ModelServer]:
-        """All, in the order of the settings."""
 
 
 class UpstreamHealth(msgspec.Struct, frozen=True):
@@ -231,7 +171,7 @@ class StatusRoutes:
         self,
         config: Config,
         topics: Topics,
-        upstream: ModelServers,
+        upstreams: Callable[[], list[UpstreamHealth]],
         redactor: Redactor,
         tasks: Tasks,
         cache_bytes: Callable[[], int],
@@ -244,6 +184,7 @@ class StatusRoutes:
     ) -> None:
         """
         Args:
+            upstreams: returns the model servers as they are seen now, in the order of the settings.
             cache_bytes: returns the size of all caches.
             model_url, own_url: the two addresses, without a path.
         """
@@ -251,7 +192,7 @@ class StatusRoutes:
         self._own_url = own_url
         self._config = config
         self._topics = topics
-        self._upstream = upstream
+        self._upstreams = upstreams
         self._redactor = redactor
         self._tasks = tasks
         self._cache_bytes = cache_bytes
@@ -266,6 +207,7 @@ class StatusRoutes:
         topics, sees_all = _visible(self._topics, who), who.may_everywhere("read")
         troubles = troubles_of(self._topics.disk.trouble, topics, self._cluster(), sees_all=sees_all)
         backup = self._backup.health if self._backup is not None and sees_all else None
+        upstreams = self._upstreams()
         return DaemonHealth(
             status="ok",
             version=__version__,
@@ -274,8 +216,8 @@ class StatusRoutes:
             memory="degraded" if troubles else "ok",
             trouble=str(troubles[0]) if troubles else None,
             troubles=[*troubles, *backup_trouble(backup)],
-            upstream=_as_seen(self._upstream.first),
-            upstreams=[_as_seen(server) for server in self._upstream.servers],
+            upstream=next((one for one in upstreams if one.reachable), upstreams[0]),
+            upstreams=upstreams,
             model_url=self._model_url,
             own_url=self._own_url,
         )
@@ -390,11 +332,6 @@ def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
     others = {name: value[name] for name in ("related", "shown_from") if value.get(name)}
     told = value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
     return told if "shown" not in value or told == value else told | {"shown": []}
-
-
-def _as_seen(server: ModelServer) -> UpstreamHealth:
-    facts = server.facts
-    return UpstreamHealth(server.url, server.is_up, facts.window, facts.model, server.in_flight, server.health.reason)
 
 
 def _visible(topics: Topics, who: Principal) -> list[Topic]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from memd.admin.history import QUARTER_US
-from memd.admin.queries import FiguresQuery, UsageQuery
+from memd.admin.queries import FiguresQuery, PeriodQuery
 from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
@@ -67,6 +67,10 @@ class RequestCost(msgspec.Struct):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
 
+    def is_wanted(self, query: PeriodQuery) -> bool:
+        """Whether it is of a topic and time that are asked for."""
+        return (not query.topic or self.topic_id in query.topic) and query.has(self.at)
+
     @property
     def was_answered(self) -> bool:
         """Whether the model server took the prompt."""
@@ -88,23 +92,16 @@ class UsageRoutes:
         self._receipts = receipts
 
     @get("/memd/usage", "read")
-    async def usage(self, query: UsageQuery, who: Principal) -> UsageByDay:
+    async def usage(self, query: PeriodQuery, who: Principal) -> UsageByDay:
         """The tokens of requests by day, topic and model."""
         for name in query.topic:
             who.check("read", name)
         lines = await self._receipts.lines(who)
-        return await asyncio.to_thread(usage_of, lines, query.topic, query.since, query.to)
+        return await asyncio.to_thread(usage_of, lines, query)
 
 
-def usage_of(
-    lines: Iterable[bytes], topics: Collection[str] = (), since: int | None = None, to: int | None = None
-) -> UsageByDay:
-    """Add up receipts, whatever their order.
-
-    Args:
-        topics: only these; empty: all.
-        since, to: only what was asked from the one to before the other, in microseconds since the epoch.
-    """
+def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
+    """Add up receipts, whatever their order."""
     rows: dict[tuple[str, str, str], UsageRow] = {}
     oldest: int | None = None
     for line in lines:
@@ -112,8 +109,7 @@ def usage_of(
         if cost is None:  # torn, or the first line of a file
             continue
         oldest = cost.at if oldest is None else min(oldest, cost.at)
-        is_wanted = (not topics or cost.topic_id in topics) and (since or 0) <= cost.at < (to or 1 << 62)
-        if is_wanted and cost.was_answered:
+        if cost.is_wanted(query) and cost.was_answered:
             day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
             key = day, cost.topic_id, cost.model
             _add(rows.setdefault(key, UsageRow(*key)), cost)
@@ -217,9 +213,8 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
     """Add up receipts, whatever their order, and the growth of the log."""
     costs = [cost for line in lines if (cost := decode_or_none(_request_decoder, line)) is not None]
     oldest = min((cost.at for cost in costs), default=None)
-    first, last = query.since or 0, query.to or 1 << 62
-    costs = [cost for cost in costs if _is_of(cost, query.topic) and first <= cost.at < last]
-    moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if first <= one * QUARTER_US < last]
+    costs = [cost for cost in costs if cost.is_wanted(query)]
+    moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if query.has(one * QUARTER_US)]
     if not moments:
         return FiguresOverTime(by="hour" if query.by == "auto" else query.by, periods=(), since=oldest)
     by = _length(query.by, max(moments) - min(moments))
@@ -232,12 +227,8 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
             in_period[place(cost.at)].append(cost)
     for number, some in in_period.items():
         _add_requests(periods[number], some)
-    _add_growth(periods, place, grown, begins[0], last)
+    _add_growth(periods, place, grown, begins[0], query.to or 1 << 63)
     return FiguresOverTime(by=by, periods=tuple(periods), since=oldest)
-
-
-def _is_of(cost: _Request, topics: Collection[str]) -> bool:
-    return not topics or cost.topic_id in topics
 
 
 def _length(asked: Literal["auto", "hour", "day", "week"], span_us: int) -> Length:

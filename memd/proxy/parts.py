@@ -22,7 +22,7 @@ from memd.admin.oauth.ledger import Ledger, SharedLedger
 from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
 from memd.admin.receipts import Receipts, TurnRoutes
 from memd.admin.routes import OwnRoutes
-from memd.admin.status import ClusterHealth, LiveRoutes, StatusRoutes, TopicRoutes
+from memd.admin.status import ClusterHealth, LiveRoutes, StatusRoutes, TopicRoutes, UpstreamHealth
 from memd.admin.tokens import ProofRoutes, TokenRoutes
 from memd.admin.topics import NamedTopics
 from memd.admin.usage import FigureRoutes, UsageRoutes
@@ -270,7 +270,7 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
     return StatusRoutes(
         daemon.config,
         daemon.topics,
-        daemon.upstream,
+        partial(_upstreams_of, daemon),
         daemon.redactor,
         daemon.tasks,
         lambda: daemon.cache_bytes,
@@ -280,6 +280,14 @@ def _status_of(daemon: Daemon) -> StatusRoutes:
         model_url=daemon.base_url,
         own_url=daemon.own_url,
     )
+
+
+def _upstreams_of(daemon: Daemon) -> list[UpstreamHealth]:
+    """The model servers as they are seen now."""
+    return [
+        UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
+        for one in daemon.upstream.servers
+    ]
 
 
 def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
