@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.entries import Speaker, text_with_roles
-from memd.ingest.chunking import Chunk, Utterance, split
-from memd.ingest.pieces import candidate_pieces
+from memd.ingest.chunking import Chunk, Utterance, candidate_pieces, split
 from memd.settings.model import ChunkingSettings
 
 COUNTER = TokenCounter(cl100k_base(ranks_bytes()))

@@ -32,8 +32,8 @@ from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.errors import DaemonError, StoreError
-from memd.ingest.erasing import retention
-from memd.ingest.erasing.retention import DAY_US, Retention
+from memd.ingest import retention
+from memd.ingest.retention import DAY_US, Retention
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings

@@ -91,7 +91,6 @@ PURE = {
     *("admin.oauth.protocol", "admin.oauth.grants", "admin.oauth.consent"),
     *(
         "ingest.chunking",
-        "ingest.pieces",
         "ingest.readers.text",
         "recall.question",
         "recall.block",

@@ -24,7 +24,7 @@ from memd.admin.topics import NamedTopics
 from memd.conversation.tokens import TokenCounter
 from memd.entries import Correction, WallTime, digits_of_id
 from memd.errors import BadQuestion, NotFound, StoreError
-from memd.ingest.erasing.eraser import Concern
+from memd.ingest.erasing import Concern
 from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal
 from memd.recall.columns import Searchable

@@ -30,11 +30,20 @@ from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
 from memd.ingest.archiver import Archiver
-from memd.ingest.erasing import planning
-from memd.ingest.erasing.eraser import ErasureDone
-from memd.ingest.erasing.planning import PlannedErasure
-from memd.ingest.erasing.retention import Retention
+from memd.ingest.erasing import (
+    ErasureDone,
+    PlannedErasure,
+    digests_of,
+    plan_by_age,
+    plan_of_chunks,
+    plan_of_topic,
+    same_text,
+    texts_of,
+    versions_of,
+    visible_digests,
+)
 from memd.ingest.notes import TakenNote, take_note
+from memd.ingest.retention import Retention
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import waiting_in
 from memd.notes import GivenNote, check_not_ahead, checked_notes
@@ -379,7 +388,7 @@ class ErasingRoutes:
         remains: tuple[str, ...] = self._backups()
         try:
             async with self._topics.held_one(topic_id, who, "admin") as topic:
-                plans = (await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id),)
+                plans = (await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id),)
                 remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
         except StoreError as error:
             remains = (f"the topic cannot be read: {error}", *remains)
@@ -394,8 +403,8 @@ class ErasingRoutes:
         except ValueError:
             raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
         async with self._topics.held_one(topic_id, who, "admin") as topic:
-            visible = planning.visible_digests(topic.buffer)
-            plan, uuids = await asyncio.to_thread(planning.older, topic.log.snapshot(), before, visible)
+            visible = visible_digests(topic.buffer)
+            plan, uuids = await asyncio.to_thread(plan_by_age, topic.log.snapshot(), before, visible)
         done: tuple[ErasureDone, ...] = ()
         if uuids and not body.dry_run:
             name = self._name_of(who)
@@ -415,11 +424,11 @@ class ErasingRoutes:
         async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
             having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
             mine = [one for one in having if who.may("admin", one.id)]
-            plans = [plan for topic in mine if (plan := planning.those(topic.log.snapshot(), uuids)).entries]
+            plans = [plan for topic in mine if (plan := plan_of_chunks(topic.log.snapshot(), uuids)).entries]
             remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
             for topic in mine:
                 await self._archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
-                digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), uuids)
+                digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
                 remains += self._live_prompts(topic, digests, forbid=body.forbid)
             remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
         name, wanted = self._name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
@@ -454,14 +463,14 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     files: set[str] = set()
     for topic in having:
         snapshot = topic.log.snapshot()
-        if versions := planning.versions_of(snapshot, uuids):
+        if versions := versions_of(snapshot, uuids):
             told.append(f"what they replaced: {_short_ids(versions)} in topic {topic.id}")
         if topic not in topics:
             continue
-        texts += planning.texts_of(snapshot, uuids)
+        texts += texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
-    same = planning.same_text([topic.log.snapshot() for topic in topics], texts, uuids)
+    same = same_text([topic.log.snapshot() for topic in topics], texts, uuids)
     by_topic: dict[str, list[bytes]] = defaultdict(list)
     for uuid, snapshot in same.items():
         by_topic[snapshot.topic_id].append(uuid)

@@ -28,7 +28,7 @@ from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound, WrongKey
-from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.erasing import PlannedErasure
 from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of

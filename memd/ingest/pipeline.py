@@ -24,9 +24,8 @@ from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
 from memd.ingest import copies
-from memd.ingest.chunking import Chunk, Utterance, split
+from memd.ingest.chunking import Chunk, Count, Utterance, split
 from memd.ingest.copies import BatchDraft
-from memd.ingest.pieces import Count
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note

@@ -23,9 +23,8 @@ from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.merging import clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
-from memd.ingest.journaled import replayed
 from memd.ingest.pipeline import Cutter
-from memd.ingest.topic import Ended, Inquiry, Topic
+from memd.ingest.topic import Ended, Inquiry, Topic, replayed
 from memd.ingest.unstored import PartCutter
 from memd.store.erasure.rewriting import was_erased
 from memd.store.erasure.wiping import Wiper

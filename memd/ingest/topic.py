@@ -1,6 +1,8 @@
 """One open topic: its log, hot buffer and journal.
 
-Rule: only the event loop touches the buffer; log and journal are written in `writer` alone.
+Rule: only the event loop touches the buffer; log and journal are written in `writer` alone. A record of the journal
+that this version cannot read costs that record, and secrets that the settings name by now are left out. Prompts have
+all that clients send; the journal does not have the text of messages that are never to be stored again.
 """
 
 from __future__ import annotations
@@ -8,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
-from memd.conversation.conversation import Conversation
-from memd.conversation.events import BufferEvent, encode_event
+import msgspec
+
+from memd.conversation.conversation import Buffered, Conversation
+from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Returned, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, MadeAnew, Rewritten, StoreError
-from memd.ingest.journaled import without_forbidden
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
+from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure.ledger import Erasure
 from memd.store.erasure.wiping import Wiper
 from memd.store.log.journal import Journal
 from memd.store.shared.seam import News
@@ -349,3 +355,64 @@ class Topic:
         if forbidden := self.log.forbidden:
             events = [without_forbidden(event, forbidden) for event in events]
         return [encode_event(self._redactor.event(event)) for event in events]
+
+
+def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> tuple[list[BufferEvent], bool]:
+    """Decode the records of a journal; also say whether they may stay as they are: nothing has to be redacted."""
+    events = []
+    for payload in payloads:
+        try:
+            events.append(decode_event(payload))
+        except msgspec.DecodeError as error:
+            fields = {"topic": topic_id, "error": error}
+            log.warning("a record of hot.log is of another version and was left out", extra=fields)
+    kept = [redactor.event(event) for event in events]
+    return kept, kept == events
+
+
+def replayed(events: Sequence[BufferEvent], window_turns: int) -> HotBuffer:
+    """The buffer after these events."""
+    buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], window_turns)
+    buffer.replay(events)
+    return buffer
+
+
+def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEvent:
+    """The event without the text of forbidden messages."""
+
+    def kept(items: list[Buffered]) -> list[Buffered]:
+        return [
+            msgspec.structs.replace(item, message=item.message.erased)
+            if item.message is not None and forbidden.has_message(item.identity, item.message)
+            else item
+            for item in items
+        ]
+
+    if isinstance(event, Appended):
+        return msgspec.structs.replace(event, messages=kept(event.messages))
+    if isinstance(event, Branched):
+        way = msgspec.structs.replace(event.rewriting, added=kept(event.rewriting.added))
+        return msgspec.structs.replace(event, rewriting=way)
+    if isinstance(event, Heard | Returned):
+        messages = {
+            position: message.erased if forbidden.has_message(b"", message) else message
+            for position, message in event.messages.items()
+        }
+        return msgspec.structs.replace(event, messages=messages)
+    return event
+
+
+def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes]:
+    """Return the uuids of the chunks in a topic's memory blocks that were erased where they came from."""
+    blocks = (block for conversation in buffer.conversations() for block in conversation.blocks.values())
+    shown = {chunk for block in blocks for chunk in block.chunks}
+    if not shown:
+        return frozenset()
+    return frozenset(
+        chunk.uuid
+        for one in erasures
+        for chunk in shown
+        if chunk.topic_id == one.topic_id
+        # A topic of the same name that was begun later has higher ids.
+        and (chunk.origin_id <= max(one.id, one.highest_id) if one.kind == "topic" else chunk.uuid in one.chunk_uuids)
+    )

@@ -22,13 +22,11 @@ from memd.conversation.merging import rebased
 from memd.embedding.resident import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
-from memd.ingest.erasing.planning import erased_in
-from memd.ingest.journaled import events_in, replayed
-from memd.ingest.pieces import Count
+from memd.ingest.chunking import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, local_hot, opened_hot
-from memd.ingest.topic import Inquiry, Topic
+from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.settings.model import Config
 from memd.store.disk_trouble import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS

@@ -31,7 +31,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
-from memd.ingest.erasing.eraser import ErasureFollower, HeardErasures
+from memd.ingest.erasing import ErasureFollower
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topic import Inquiry
@@ -336,7 +336,7 @@ async def _rights(config: Config, source: AuthSource | None, kept: SharedLog | N
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
     """In a cluster: know what the other daemons know, and follow what they erase."""
     erasures, kept = daemon.store.ledger, daemon.store.kept
-    if kept is None or not isinstance(erasures, HeardErasures):
+    if kept is None or not isinstance(erasures, SharedErasures):
         return []
 
     async def hear(inquiry: Inquiry | None) -> None:

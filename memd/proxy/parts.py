@@ -33,11 +33,11 @@ from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
-from memd.ingest.erasing.eraser import Eraser
-from memd.ingest.erasing.retention import BY, Retention
+from memd.ingest.erasing import Eraser
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.retention import BY, Retention
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics

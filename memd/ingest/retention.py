@@ -11,14 +11,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol
 
 import msgspec
 
 from memd.errors import StoreError
-from memd.ingest.erasing import planning
-from memd.ingest.erasing.eraser import Eraser, ErasureDone
-from memd.ingest.erasing.planning import PlannedErasure
+from memd.ingest.erasing import Eraser, ErasureDone, PlannedErasure, plan_by_age, visible_digests
+from memd.store.shared.books import SharedTimes
 
 log = logging.getLogger("memd")
 
@@ -32,15 +30,6 @@ BY = "memd/retention"
 """Who did it, for the ledger and the audit, where nobody has asked for it."""
 Noted = Callable[[str, int], AbstractAsyncContextManager[None]]
 """Takes a topic and a number of chunks, and lets the audit have the lines around their erasure."""
-
-
-class LookedAt(Protocol):
-    """Times by topic, in microseconds since the epoch. Called in threads; raises StoreError."""
-
-    def get(self, topic_id: str, default: int, /) -> int:
-        """The time of a topic."""
-
-    def __setitem__(self, topic_id: str, time: int, /) -> None: ...
 
 
 def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
@@ -73,7 +62,7 @@ class Retention:
         self._noted = noted
         self._retention = retention
         self._store, self._topics = eraser.store, eraser.topics
-        self.looked_at: LookedAt = {}
+        self.looked_at: dict[str, int] | SharedTimes = {}
         """By topic: the time up to which nothing is left to do, or nothing without a person. In a cluster all daemons
         have the same, so that a topic which nobody has open is opened by one of them a day."""
 
@@ -156,8 +145,8 @@ class Retention:
             return None
         with topic.held():
             snapshot = topic.log.snapshot()
-            visible = planning.visible_digests(topic.buffer)
-            plan, uuids = await asyncio.to_thread(planning.older, snapshot, before, visible)
+            visible = visible_digests(topic.buffer)
+            plan, uuids = await asyncio.to_thread(plan_by_age, snapshot, before, visible)
             if not uuids:
                 return None
             live = sum(any(snapshot.is_live(place) for place in snapshot.places(uuid)) for uuid in uuids)

@@ -1,7 +1,9 @@
-"""Does erasures, one after the other, and finishes those that were interrupted.
+"""Erasures: what one would take, for the person who decides; doing it, one after the other, in every place.
 
-Rule: of the event loop; slow work is done in threads, and no request waits for it longer than for a write. A step that
-fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do.
+Rule: an erasure is the owner's explicit act, or retention that he has asked for; nothing else erases. A plan only
+reads, and tells no more of a text than its first words. The order is: the ledger, receipts, the journal, the log with
+its indexes, the ledger again. Slow work is done in threads, and no request waits for it longer than for a write. A step
+that fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do.
 
 In a cluster the daemon that is asked erases; one that is gone has left its erasure in the book, and another one goes
 on. What another daemon has erased leaves this one's copies too; one that was away follows before it listens.
@@ -13,26 +15,176 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 
-from memd.entries import checked_topic_id
+from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import Entry, checked_topic_id
 from memd.errors import StoreError
-from memd.ingest.erasing import planning
-from memd.ingest.erasing.planning import PlannedErasure, erased_in
 from memd.ingest.indexer import Indexer
+from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
 from memd.store.erasure.forbidden import ForbiddenText
 from memd.store.erasure.ledger import Erasure, Kind
+from memd.store.erasure.rewriting import was_erased
 from memd.store.erasure.wiping import Wiper
-from memd.store.log.columns import text_hash
+from memd.store.log.columns import Bits, text_hash, uuid_bytes
+from memd.store.shared.books import SharedErasures
+from memd.store.snapshot import Place, Snapshot
 from memd.store.store import Store
 from memd.telemetry.events import Events
+
+WORDS_TOLD = 5
+"""Chunks of which a plan tells the first words."""
+CHARACTERS_TOLD = 60
+_DOCUMENT = 3
+"""`columns.KINDS`"""
+
+
+class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
+    """The chunks that go in one topic."""
+
+    topic_id: str
+    kind: Kind
+    chunks: int
+    entries: int
+    oldest: int | None
+    newest: int | None
+    """When the first and the last of them were said, in microseconds since the epoch; None: nothing goes."""
+    first_words: tuple[str, ...] = ()
+    kept_documents: int = 0
+    """Older chunks of documents that stay, because their files are what they are read from."""
+    kept_live: int = 0
+    """Older chunks that stay, because a live conversation still has their messages in its prompt."""
+
+
+def plan_of_topic(snapshot: Snapshot, topic_id: str) -> PlannedErasure:
+    """Plan the erasure of a whole topic."""
+    places = [place for place in snapshot.latest_places() if not _is_erased(snapshot, place)]
+    return _planned(snapshot, topic_id, "topic", places)
+
+
+def plan_of_chunks(snapshot: Snapshot, uuids: Collection[bytes]) -> PlannedErasure:
+    """Plan the erasure of some chunks, in this topic."""
+    places = [place for place in _places_of(snapshot, uuids) if not _is_erased(snapshot, place)]
+    return _planned(snapshot, snapshot.topic_id, "chunks", places)
+
+
+def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
+    """Plan the erasure of what was said before a time, and return the uuids of the chunks that it takes.
+
+    Args:
+        before: microseconds since the epoch.
+        visible: see `visible_digests`.
+    """
+    found: dict[bytes, list[Place]] = {}
+    documents, live = set(), set()
+    for number, view in snapshot.views.items():
+        bits: Bits = (view.rows["said_at"] < max(0, before)) & (view.rows["is_erased"] == 0)
+        for row in np.flatnonzero(bits).tolist():
+            record = view.rows[row]
+            uuid = uuid_bytes(record["uuid_high"], record["uuid_low"])
+            if record["kind"] == _DOCUMENT:
+                documents.add(uuid)
+            else:
+                found.setdefault(uuid, []).append((number, row))
+    if visible:
+        live = {uuid for uuid, places in found.items() if not _digests(snapshot, places).isdisjoint(visible)}
+    places = [place for uuid, own in found.items() if uuid not in live for place in own]
+    plan = _planned(snapshot, snapshot.topic_id, "age", places)
+    kept = msgspec.structs.replace(plan, kept_documents=len(documents), kept_live=len(live))
+    return kept, found.keys() - live
+
+
+def visible_digests(buffer: HotBuffer) -> frozenset[bytes]:
+    """Return the digests of all messages that are in the prompt of a live conversation."""
+    return frozenset(
+        one.messages[position].identity for one in buffer.conversations() for position in one.visible_positions()
+    )
+
+
+def digests_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> set[bytes]:
+    """Return the digests of the messages that chunks came from; those of damaged entries are not known."""
+    return _digests(snapshot, _places_of(snapshot, uuids))
+
+
+def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
+    """Yield all texts that these chunks ever had, and the reasons that were given for their corrections."""
+    for entry in _entries(snapshot, _places_of(snapshot, uuids)):
+        yield from (text for text in (entry.content, entry.reason) if text)
+
+
+def same_text(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> Mapping[bytes, Snapshot]:
+    """Return the other chunks that have exactly one of these texts in one of their entries, and where."""
+    keys = np.array(sorted({text_hash(text) for text in texts}), dtype=np.uint64)
+    found: dict[bytes, Snapshot] = {}
+    for snapshot in snapshots:
+        for view in snapshot.views.values():
+            bits: Bits = np.isin(view.rows["text_hash"], keys) & (view.rows["status"] == 0)
+            for row in view.rows[bits]:
+                uuid = uuid_bytes(row["uuid_high"], row["uuid_low"])
+                if uuid not in but:
+                    found.setdefault(uuid, snapshot)
+    return found
+
+
+def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
+    """Return the chunks that these replaced; they are chunks of their own."""
+    entries = _entries(snapshot, _places_of(snapshot, uuids))
+    return {one for entry in entries for one in entry.supersedes if not was_erased(snapshot, one)} - set(uuids)
+
+
+def _planned(snapshot: Snapshot, topic_id: str, kind: Kind, places: list[Place]) -> PlannedErasure:
+    records = [snapshot.views[number].rows[row] for number, row in places]
+    said = [int(record["said_at"]) for record in records]
+    told = {uuid_bytes(one["uuid_high"], one["uuid_low"]): place for one, place in zip(records, places, strict=True)}
+    return PlannedErasure(
+        topic_id=topic_id,
+        kind=kind,
+        chunks=len(told),
+        entries=len(places),
+        oldest=min(said, default=None),
+        newest=max(said, default=None),
+        first_words=tuple(_beginnings(snapshot, told.values())),
+    )
+
+
+def _beginnings(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[str]:
+    told = 0
+    for entry in _entries(snapshot, places):
+        words = " ".join(entry.displayed.split())
+        if words and told < WORDS_TOLD:
+            told += 1
+            yield words if len(words) <= CHARACTERS_TOLD else words[:CHARACTERS_TOLD].rstrip() + " …"
+        if told == WORDS_TOLD:
+            return
+
+
+def _is_erased(snapshot: Snapshot, place: Place) -> bool:
+    return bool(snapshot.views[place[0]].rows[place[1]]["is_erased"])
+
+
+def _places_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Place]:
+    return (place for uuid in uuids for place in snapshot.places(uuid))
+
+
+def _digests(snapshot: Snapshot, places: Iterable[Place]) -> set[bytes]:
+    return {digest for entry in _entries(snapshot, places) for digest in entry.digests}
+
+
+def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
+    """The entries at these places that can be read."""
+    for place in places:
+        try:
+            yield snapshot.read(place)
+        except StoreError:
+            continue
+
 
 log = logging.getLogger("memd")
 
@@ -149,8 +301,8 @@ class Eraser:
             async with self._held(topic_id) as topic:
                 if topic is not None:
                     snapshot = topic.log.snapshot()
-                    plan = await asyncio.to_thread(planning.those, snapshot, uuids)
-                    digests = await asyncio.to_thread(planning.digests_of, snapshot, uuids)
+                    plan = await asyncio.to_thread(plan_of_chunks, snapshot, uuids)
+                    digests = await asyncio.to_thread(digests_of, snapshot, uuids)
             erasure = self._new(plan, kind, by, forbid=forbid)
             given = {"uuids": b"".join(sorted(uuids)), "digests": b"".join(sorted(digests))}
             return await self._carry_out(await self._written(msgspec.structs.replace(erasure, **given)))
@@ -166,7 +318,7 @@ class Eraser:
             try:
                 async with self._held(checked_topic_id(topic_id)) as topic:
                     if topic is not None:
-                        plan = await asyncio.to_thread(planning.all_of, topic.log.snapshot(), topic_id)
+                        plan = await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id)
             except StoreError as error:
                 log.warning("a topic that cannot be read is erased", extra={"topic": topic_id, "error": error})
             return await self._carry_out(await self._written(self._new(plan, "topic", by, forbid=forbid)))
@@ -191,7 +343,7 @@ class Eraser:
         digests: set[bytes] = set()
         async with self._held(erasure.topic_id) as topic:
             if topic is not None and erasure.kind != "topic":
-                digests = await asyncio.to_thread(planning.digests_of, topic.log.snapshot(), list(erasure.chunk_uuids))
+                digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), list(erasure.chunk_uuids))
         again = msgspec.structs.replace(erasure, done_at=None, is_moved=False, digests=b"".join(sorted(digests)))
         return await self._written(again)
 
@@ -233,7 +385,7 @@ class Eraser:
             uuids = erasure.chunk_uuids
             async with topic.storing.first():  # what is being stored may be of the same messages
                 snapshot = topic.log.snapshot()
-                concern = await asyncio.to_thread(_concern, erasure, partial(planning.texts_of, snapshot, uuids))
+                concern = await asyncio.to_thread(_concern, erasure, partial(texts_of, snapshot, uuids))
                 await asyncio.to_thread(self._blank_receipts, concern, wiper)
                 if erasure.forbid:
                     await asyncio.to_thread(self._forbid, topic, erasure)
@@ -251,7 +403,7 @@ class Eraser:
             for item in list(conversation.messages)
             if item.identity in digests and _is_telling(item.message)
         }
-        texts = planning.texts_of(topic.log.snapshot(), erasure.chunk_uuids)
+        texts = texts_of(topic.log.snapshot(), erasure.chunk_uuids)
         forbidden = topic.log.forbidden.also(
             messages=(int.from_bytes(one[:8], "little") for one in digests),
             contents=contents,
@@ -344,25 +496,10 @@ def _runs(words: list[str]) -> Iterable[int]:
     return (hash(tuple(words[at : at + RUN])) for at in range(len(words) - RUN + 1))
 
 
-@runtime_checkable
-class HeardErasures(Protocol):
-    """The book. Counterpart: memd/store/shared/books.py."""
-
-    def catch_up(self) -> list[Erasure]:
-        """Hear of what other daemons erased; return those that are done, and not followed here yet."""
-
-    def note_followed(self) -> None:
-        """Note that nothing of what was heard of is left in this daemon's copies."""
-
-    @property
-    def pending(self) -> list[Erasure]:
-        """Those that are not done."""
-
-
 class ErasureFollower:
-    """Looks once a second."""
+    """Follows what other daemons of a cluster erase; looks once a second."""
 
-    def __init__(self, erasures: HeardErasures, eraser: Eraser) -> None:
+    def __init__(self, erasures: SharedErasures, eraser: Eraser) -> None:
         self._erasures = erasures
         self._eraser = eraser
         self._is_troubled = False
