@@ -208,14 +208,17 @@ async def test_any_string_is_a_question(topic: TopicLog, question: str) -> None:
 # -- relevance ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("question", ["Who paints the boat house?", "QX_7741", "When is bread baked?", "zebra"])
+PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
+
+
+@pytest.mark.parametrize("parts", [(PAINT,), ("QX_7741",), (BREAD,), ("zebra",), (PAINT, BREAD)])
 async def test_with_all_weights_at_0_recall_is_the_plain_formula(
-    topic: TopicLog, embedder: Embedder, question: str
+    topic: TopicLog, embedder: Embedder, parts: tuple[str, ...]
 ) -> None:
-    query = embedder.embed(question)
+    question = " ".join(parts)
     plain = []
     for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
-        cosine = float(np.dot(embedder.embed(text), query))
+        cosine = max(float(np.dot(embedder.embed(text), embedder.embed(part))) for part in parts)
         plain.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(steps), text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
     weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)

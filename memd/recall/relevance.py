@@ -206,8 +206,9 @@ class Field:
             speaking = ~speaking  # all, so that they can be listed with the reason
         more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(parts)
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
-        shares = self._shares(settings, lexical, near)
-        return Scores(shares * speaking, self.raw * speaking, self.multiplier, is_silent=is_silent)
+        shares = self._shares(settings, lexical, near) * speaking
+        second = 0.0 if _is_plain(settings) else SECOND_SHARE
+        return Scores(shares, self.raw * speaking, self.multiplier, second, is_silent=is_silent)
 
     def _near(self) -> Floats:
         """How near anything stored is to each part, on the scale of cosines: by meaning; where that is far by words."""
@@ -226,8 +227,8 @@ class Field:
         """The shares of meaning, words, feedback and neighbours in each chunk's score for each part, (4, m, p)."""
         shares = np.zeros((4, *self.raw.shape), np.float32)
         competes = self.competes[:, None]
-        if not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight):
-            shares[0] = np.maximum(self.raw, 0) * competes  # cosine and multiplier, and nothing else
+        if _is_plain(settings):
+            shares[0] = np.maximum(self.raw, 0) * competes
             return shares
         best_meaning = (self.centred * competes).max(axis=0, initial=0)
         best_words = (self.words * competes).max(axis=0, initial=0)
@@ -362,12 +363,13 @@ class Field:
 class Scores:
     """The best score of each chunk over the parts of a question, and what it is made of."""
 
-    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, *, is_silent: bool) -> None:
+    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, second: float, *, is_silent: bool) -> None:
         """
         Args:
             shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
             cosines: (m, p).
             multiplier: of corrections, (m,).
+            second: what the part counts that a chunk answers second best, beside the best.
             is_silent: nothing stored is about any part.
         """
         self.is_silent = is_silent
@@ -376,7 +378,7 @@ class Scores:
         part = order[:, 0]
         answering = shares[:, rows, part]
         if relevance.shape[1] > 1:
-            answering += SECOND_SHARE * shares[:, rows, order[:, 1]]
+            answering += second * shares[:, rows, order[:, 1]]
         self._parts = answering, cosines[rows, part]
         self.score: Floats = np.maximum(answering.sum(axis=0), 0) * multiplier
         """With the multiplier, before echoes and times."""
@@ -450,6 +452,11 @@ class Scores:
         shares, cosine = self._parts
         columns = np.stack([*shares[:, rows], multiplier, *self._factor[:, rows], cosine[rows]], axis=1)
         return list(itertools.starmap(Parts, columns.astype(np.float64).round(PARTS_DIGITS).tolist()))
+
+
+def _is_plain(settings: RetrievalSettings) -> bool:
+    """Whether nothing counts but the best cosine and the multiplier."""
+    return not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight)
 
 
 def _grouped(owner: Rows, source: Rows) -> dict[int, Rows]:
