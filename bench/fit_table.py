@@ -24,8 +24,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from memd.assets import model_dir
-from memd.embedding.bundled import FINGERPRINT
-from memd.embedding.pieces import tokenizer_in
+from memd.embedding.local import FINGERPRINT, tokenizer_in
 
 CLS, SEP = 101, 102
 RIDGE, ROUNDS = 1.5e-3, 40

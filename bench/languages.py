@@ -30,8 +30,8 @@ from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 
+from memd.embedding import multilingual as adding
 from memd.embedding.loading import BUNDLED, MULTILINGUAL
-from memd.embedding.multilingual import adding
 from memd.proxy.parts import Daemon
 from memd.recall.explained import INJECTED
 from memd.settings.model import EmbeddingSettings

@@ -13,9 +13,8 @@ from daemon_process import wait_until
 from numpy.typing import NDArray
 
 from memd.assets import calibration_pairs
-from memd.embedding import calibrated
-from memd.embedding.calibrated import CalibratedEmbedder
-from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, Calibration, measure
+from memd.embedding import calibration
+from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, CalibratedEmbedder, Calibration, measure
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
@@ -184,7 +183,7 @@ def test_a_server_is_measured_behind_the_first_question(
     asked = narrow.asked
     embedder.embed_query("at once")
     assert narrow.asked == asked + 1
-    monkeypatch.setattr(calibrated, "ASKED_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(calibration, "ASKED_AGAIN_SECONDS", 0)
     embedder.embed_query("long after")
     assert narrow.asked == asked + 3
 

@@ -36,7 +36,7 @@ from memd.cli.check import upstream as upstream_checks
 from memd.cli.check.report import line, outcomes
 from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
-from memd.embedding.bundled import FINGERPRINT
+from memd.embedding.local import FINGERPRINT
 from memd.entries import Draft
 from memd.store.store import Store
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memd.embedding import bundled
+from memd.embedding import local
 from memd.embedding.loading import load_embedder
-from memd.embedding.pieces import PIECES_MAX, PiecewiseEmbedder
+from memd.embedding.local import PIECES_MAX, PiecewiseEmbedder
 from memd.entries import Vector
 from memd.errors import EmbeddingError
 from memd.settings.model import EmbeddingSettings
@@ -29,7 +29,7 @@ SENTENCE = "The session store keeps its rows in PostgreSQL, and a token expires 
 def loaded_anew() -> Iterator[None]:
     """Loading is what some of these tests are about."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(bundled, "load_bundled", inspect.unwrap(bundled.load_bundled))
+        patched.setattr(local, "load_bundled", inspect.unwrap(local.load_bundled))
         yield
 
 

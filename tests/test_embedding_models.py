@@ -15,11 +15,9 @@ from daemon_process import wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.assets import model_dir
-from memd.embedding.embedder import Embedder
-from memd.embedding.loading import load_embedder
-from memd.embedding.onnx_folder import load_folder
-from memd.embedding.prefixes import Prefixes, prefixes_of
-from memd.embedding.resident import ResidentEmbedder
+from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
+from memd.embedding.loading import ResidentEmbedder, load_embedder
+from memd.embedding.local import load_folder
 from memd.errors import EmbeddingError
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
@@ -214,7 +212,7 @@ def test_a_model_of_fastembeds_is_let_go_too(bundled: Embedder, monkeypatch: pyt
         loads.append(settings.model)
         return bundled
 
-    monkeypatch.setattr("memd.embedding.fastembed.load_fastembed", load)
+    monkeypatch.setattr("memd.embedding.local.load_fastembed", load)
     resident = load_embedder(EmbeddingSettings(model="some/model", idle_unload_seconds=0.05))
     assert isinstance(resident, ResidentEmbedder) and len(loads) == 1
     wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")

@@ -21,11 +21,10 @@ from daemon_process import wait_until
 from recording_upstream import RecordingUpstream
 from tiny_multilingual import PIECES, TinyE5
 
+from memd.embedding import multilingual as adding
+from memd.embedding.e5 import files_of
 from memd.embedding.loading import load_embedder
-from memd.embedding.multilingual import adding
-from memd.embedding.multilingual.folder import files_of
-from memd.embedding.onnx_folder import fingerprint_without_prefixes, load_folder
-from memd.embedding.pieces import PiecewiseEmbedder
+from memd.embedding.local import PiecewiseEmbedder, fingerprint_without_prefixes, load_folder
 from memd.errors import EmbeddingError
 from memd.settings.model import EmbeddingSettings
 

@@ -11,11 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from memd.assets import model_dir
-from memd.embedding.bundled import FINGERPRINT
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.embedding.pieces import readable, tokenizer_in
+from memd.embedding.local import FINGERPRINT, readable, tokenizer_in
 from memd.embedding.table import QuestionTable, table_of
 from memd.errors import EmbeddingError
 from memd.recall.question import PART_TOKENS

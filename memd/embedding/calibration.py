@@ -1,7 +1,9 @@
 """A model's cosines on the scale of the bundled model, on which the settings and the fusion count.
 
 Rule: computed from vectors alone. Only questions are changed, so nothing that is stored depends on it, and it may be
-measured again at any time.
+measured again at any time. What is measured is kept beside the log by the model's fingerprint, with the vector of a
+text. A server is asked for that text again and again, so that another model which answers to the same name is noticed
+before its vectors are mixed with the former's.
 
 Unrelated texts have a cosine of 0.08 with the bundled model and of 0.75 with e5, which also adds 0.1 where both are in
 Chinese. Measured on pairs of a sentence and a question, the same in each language:
@@ -17,9 +19,21 @@ in common the texts that are like any question at all no longer come first. The 
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from memd.assets import calibration_pairs
+from memd.embedding.embedder import Embedder
+from memd.entries import Vector
+from memd.errors import EmbeddingError
 
 Floats = NDArray[np.float32]
 
@@ -94,3 +108,151 @@ def _unit(vector: Floats) -> Floats:
 def _found(questions: Floats, texts: Floats) -> float:
     """The share of the questions whose own text is the nearest."""
     return float(np.mean((questions @ texts.T).argmax(axis=1) == np.arange(len(texts))))
+
+
+log = logging.getLogger("memd")
+
+SAME_MODEL_COSINE = 0.95
+"""Of one text by one model: 0.98 or more, however it is quantised; by two models about 0."""
+ASKED_AGAIN_SECONDS = 60.0
+"""How long a server that gave the vectors it gave before is believed to go on with questions."""
+MEASURE = 4
+"""Raise it when `calibration.measure` gives other figures: they are measured again."""
+PROBE = "The quick brown fox jumps over the lazy dog."
+"""The text whose vector tells a model from another one."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """The content of a file."""
+
+    pairs: str
+    """Which pairs it was measured on, and how."""
+    calibration: Calibration
+    probe: bytes
+    """The vector of `PROBE`, float32."""
+
+
+class CalibratedEmbedder(Embedder):
+    """An `Embedder` around another one: its questions are on the common scale, its vectors are those of the log."""
+
+    def __init__(self, inner: Embedder, models_dir: Path | None, *, is_server: bool) -> None:
+        """`models_dir`: where measurements are kept; None: nowhere."""
+        self.name, self.dimension, self.fingerprint = inner.name, inner.dimension, inner.fingerprint
+        self.batch_texts = max(1, inner.batch_texts - 1) if is_server else inner.batch_texts
+        self.waits = inner.waits
+        self._inner = inner
+        self._is_server = is_server
+        self._path = models_dir / f"{inner.fingerprint}.calibration" if models_dir else None
+        self._kept = self._read()
+        self._checked_at = -ASKED_AGAIN_SECONDS
+        self._measuring = threading.Lock()
+
+    def prepare(self) -> None:
+        """See `Embedder.prepare`: measures the model's cosines unless that was done before."""
+        if self._kept is None:
+            if self._is_server:
+                self._inner.embed_query(PROBE)  # which waits for a moment only; for texts it is asked again and again
+            self._measure()
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """See `Embedder.embed_query`."""
+        if self._kept is not None:
+            self._check(self._kept)
+        found = self._inner.embed_query(text)
+        if self._kept is None and self._is_server:
+            threading.Thread(target=self._measure_behind, name="memd-calibration", daemon=True).start()
+            raise EmbeddingError(f"the cosines of {self.name} are being measured, once; words alone find until then")
+        return (self._kept or self._measure()).calibration.applied(found)
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """See `Embedder.embed_many`. To a server each batch goes with a text whose vector is known."""
+        if not self._is_server or self._kept is None:
+            return self._inner.embed_many(texts)
+        found = self._inner.embed_many([PROBE, *texts])
+        self._compare(self._kept, found[0])
+        return found[1:]
+
+    def same_cosine(self, cosine: float) -> float:
+        """See `Embedder.same_cosine`; before it is known only what is the same is."""
+        return self._kept.calibration.same(cosine) if self._kept else 1 - 1e-5
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return self._inner.cut(text, tokens)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Embedder.scale`; before it is known that of the bundled model."""
+        return (self._kept.calibration.slope, self._kept.calibration.offset) if self._kept else (1.0, 0.0)
+
+    @property
+    def tells_apart(self) -> bool:
+        """See `Embedder.tells_apart`."""
+        return self._kept is None or self._kept.calibration != UNMEASURED
+
+    def close(self) -> None:
+        """See `Embedder.close`."""
+        self._inner.close()
+
+    def _check(self, kept: _Kept) -> None:
+        if self._is_server and time.monotonic() - self._checked_at > ASKED_AGAIN_SECONDS:
+            self._compare(kept, self._inner.embed(PROBE))
+
+    def _compare(self, kept: _Kept, found: Vector) -> None:
+        cosine = float(np.frombuffer(kept.probe, "<f4") @ found)
+        if not cosine >= SAME_MODEL_COSINE:
+            self._checked_at = -ASKED_AGAIN_SECONDS
+            raise EmbeddingError(
+                f"{self.name} gives other vectors than before (cosine {cosine:.2f}): another model has this name now. "
+                "Serve the former model again, or give embedding.name another name and run `memd reembed`"
+            )
+        self._checked_at = time.monotonic()
+
+    def _measure_behind(self) -> None:
+        """In a thread of its own: a question does not wait for a measurement."""
+        if not self._measuring.acquire(blocking=False):
+            return
+        try:
+            if self._kept is None:
+                self._measure()
+        except EmbeddingError as error:
+            log.warning("the embedding model's cosines could not be measured yet", extra={"error": error})
+        finally:
+            self._measuring.release()
+
+    def _measure(self) -> _Kept:
+        pairs: dict[str, list[tuple[str, str]]] = msgspec.json.decode(calibration_pairs())
+        answered = np.stack([self._inner.embed_many([text for text, _ in one]) for one in pairs.values()])
+        asked = np.stack([self._asked([question for _, question in one]) for one in pairs.values()])
+        calibration = measure(asked, answered)
+        self._kept = _Kept(_which_pairs(), calibration, self._inner.embed(PROBE).astype("<f4").tobytes())
+        self._write(self._kept)
+        return self._kept
+
+    def _asked(self, questions: Sequence[str]) -> NDArray[np.float32]:
+        return np.concatenate([self._inner.embed_query(question)[:1] for question in questions])
+
+    def _read(self) -> _Kept | None:
+        if self._path is None:
+            return None
+        try:
+            kept = msgspec.msgpack.decode(self._path.read_bytes(), type=_Kept)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        fits = len(kept.probe) == 4 * self.dimension and not len(kept.calibration.directions) % len(kept.probe)
+        return kept if kept.pairs == _which_pairs() and fits else None
+
+    def _write(self, kept: _Kept) -> None:
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_bytes(msgspec.msgpack.encode(kept))
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("what was measured of the embedding model is not kept", extra={"error": error})
+
+
+def _which_pairs() -> str:
+    return hashlib.sha256(bytes([MEASURE]) + calibration_pairs()).hexdigest()[:16]

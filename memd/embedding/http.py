@@ -2,28 +2,35 @@
 
 Rule: called in threads only, never on the event loop. A question waits `question_seconds` at most, and after a failure
 no question asks for a moment, so that a server that hangs costs little; texts of a compaction wait as long as the
-settings say and are tried again. What the server says is shown in errors, the key never.
+settings say and are tried again. A request ends by its deadline. What the server says is shown in errors, the key
+never. A reranker behind an address is asked in the same way (`JsonServer`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import http.client
+import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder
-from memd.embedding.json_server import JsonServer
-from memd.embedding.prefixes import prefixes_of
+from memd.embedding.embedder import Embedder, prefixes_of
 from memd.entries import Vector
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, MemdError
 from memd.settings.model import EmbeddingSettings
-from memd.settings.url import without_credentials
+from memd.settings.url import basic_authorization, without_credentials
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
@@ -73,7 +80,11 @@ class HttpEmbedder(Embedder):
         self._settings = settings
         self._question_seconds = question_seconds
         self._prefixes = prefixes_of(settings, settings.name)
-        self._server = _Server(settings)
+        self._server = JsonServer(settings.url, settings.api_key, what="embedding", error=EmbeddingError)
+        path = self._server.path
+        is_whole = path.endswith(("/embeddings", _OLLAMA))
+        self._routes = [path] if is_whole else [path.removesuffix("/v1") + one for one in (_OPENAI, _OLLAMA)]
+        """Whichever of the two APIs it has."""
         self._silent_until = self._pause = 0.0
         self._closed = threading.Event()
         known = (dimension for dimension, print_ in stored if print_ == self._fingerprint(dimension))
@@ -149,7 +160,7 @@ class HttpEmbedder(Embedder):
         return _unit(halves.mean(axis=0, keepdims=True))
 
     def _asked(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        vectors = self._server.embed(inputs, seconds)
+        vectors = self._answered(inputs, seconds)
         if self.dimension and vectors.shape[1] != self.dimension:
             raise EmbeddingError(
                 f"{self._server.shown} gives vectors of {vectors.shape[1]} components, and those in the log that "
@@ -159,22 +170,7 @@ class HttpEmbedder(Embedder):
         self._pause = self._silent_until = 0.0
         return _unit(vectors)
 
-
-class _Server:
-    """The requests to the server, whichever API it has. Thread-safe."""
-
-    def __init__(self, settings: EmbeddingSettings) -> None:
-        self._name = settings.name
-        self._server = JsonServer(settings.url, settings.api_key, what="embedding", error=EmbeddingError)
-        self.shown, self.close = self._server.shown, self._server.close
-        path = self._server.path
-        if path.endswith(("/embeddings", _OLLAMA)):
-            self._routes = [path]
-        else:
-            base = path.removesuffix("/v1")
-            self._routes = [base + _OPENAI, base + _OLLAMA]
-
-    def embed(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
+    def _answered(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
         """The vectors as the server gives them, float32 `(len(inputs), dimension)`.
 
         Raises:
@@ -185,7 +181,7 @@ class _Server:
         refused: _RefusedError | None = None
         for route in tuple(self._routes):
             try:
-                vectors = self._embed(route, inputs, deadline)
+                vectors = self._asked_at(route, inputs, deadline)
             except _RefusedError as error:
                 if error.status not in _NO_SUCH_ROUTE or len(self._routes) == 1:
                     raise
@@ -197,13 +193,15 @@ class _Server:
         assert refused is not None, "there is at least one route"
         raise refused
 
-    def _embed(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
+    def _asked_at(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
         is_ollama = route.endswith(_OLLAMA)
-        body: dict[str, Any] = {"model": self._name, "input": list(inputs)}
+        body: dict[str, Any] = {"model": self._settings.name, "input": list(inputs)}
         body |= {"truncate": True} if is_ollama else {"encoding_format": "float"}
         status, answer = self._server.post(route, body, deadline)
         if status != 200:
-            raise _RefusedError(status, f"{self.shown} answers {status} to {route}: {self._server.said(answer)}")
+            raise _RefusedError(
+                status, f"{self._server.shown} answers {status} to {route}: {self._server.said(answer)}"
+            )
         try:
             told = json.loads(answer)
             if is_ollama:
@@ -213,11 +211,14 @@ class _Server:
             with np.errstate(over="ignore"):  # what is out of range is no number below
                 vectors = np.array(rows, np.float32)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise EmbeddingError(f"{self.shown} answers {route} with something else than vectors: {error!r}") from error
+            raise EmbeddingError(
+                f"{self._server.shown} answers {route} with something else than vectors: {error!r}"
+            ) from error
         if vectors.ndim != 2 or len(vectors) != len(inputs) or not vectors.shape[1] or not np.isfinite(vectors).all():
             raise EmbeddingError(
-                f"{self.shown} answers {route} with an array of shape {vectors.shape} for {len(inputs)} texts, or with "
-                "values that are no numbers of float32; llama-server needs --embedding and a --pooling that is not none"
+                f"{self._server.shown} answers {route} with an array of shape {vectors.shape} for {len(inputs)} texts, "
+                "or with values that are no numbers of float32; llama-server needs --embedding and a --pooling that is "
+                "not none"
             )
         return vectors
 
@@ -233,3 +234,113 @@ def _pieces(text: str) -> list[str]:
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.where(norms == 0, 1, norms), dtype=np.float32)
+
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+ANSWER_BYTES_MAX = 64 << 20
+
+
+class JsonServer:
+    """Thread-safe: each request has a connection of its own."""
+
+    def __init__(self, url: str, api_key: str, *, what: str, error: type[MemdError]) -> None:
+        """
+        Args:
+            what: what it serves, for messages ("embedding").
+            error: what is raised when it fails.
+        """
+        self._url, self._api_key, self._error = url, api_key, error
+        self.shown = f"the {what} server at {without_credentials(url)}"
+        parts = urlsplit(url)
+        self.path = parts.path.rstrip("/")
+        self._host, self._port, self._is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
+        self._open: set[http.client.HTTPConnection] = set()
+
+    def post(self, route: str, body: object, deadline: float) -> tuple[int, bytes]:
+        """Status and body of the answer.
+
+        Raises:
+            MemdError: of the kind that was named: it cannot be reached, or has not answered by `deadline`
+                (time.monotonic).
+        """
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=_left(deadline))
+        connection.response_class = partial(_Answer, deadline=deadline)  # type: ignore[assignment]  # called as a class is
+        self._open.add(connection)
+        try:
+            connection.request("POST", route, json.dumps(body).encode("utf-8", "replace"), self._headers())
+            response = connection.getresponse()
+            answer = bytearray()
+            while chunk := response.read1(65_536):
+                answer += chunk
+                if len(answer) > ANSWER_BYTES_MAX:
+                    raise self._error(f"{self.shown} answers {route} with more than {ANSWER_BYTES_MAX} bytes")
+            return response.status, bytes(answer)
+        except TimeoutError as error:
+            raise self._error(f"{self.shown} does not answer in time") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._error(f"{self.shown} cannot be reached: {error}; is it running?") from error
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def close(self) -> None:
+        """End the requests that are under way."""
+        for connection in tuple(self._open):
+            if connection.sock is not None:
+                try:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        elif basic := basic_authorization(self._url):
+            headers["Authorization"] = basic
+        return headers
+
+    def said(self, answer: bytes) -> str:
+        """The server's words in an answer that refuses, without the key, which some repeat."""
+        text = answer.decode("utf-8", "replace")
+        try:
+            error = json.loads(answer)["error"]
+            text = str(error["message"] if isinstance(error, dict) else error)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        key = self._api_key
+        return " ".join((text.replace(key, "***") if key else text).split())[:300] or "nothing"
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that ends by a deadline however slowly it comes, byte for byte even: its headers too."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))
+
+
+class _Timed(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
+        self._raw, self._sock, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        if time.monotonic() > self._deadline:
+            raise TimeoutError
+        self._sock.settimeout(_left(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then; a socket takes no 0 for "at once"."""
+    return max(0.001, deadline - time.monotonic())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from memd.assets import model_dir, question_table_dir
-from memd.embedding.pieces import readable, tokenizer_in
+from memd.embedding.local import readable, tokenizer_in
 
 CHARACTERS_MAX = 4_000
 """Of a longer text the beginning is looked at: no chunk and no part of a question is longer."""

@@ -19,7 +19,7 @@ import msgspec
 from memd import __version__
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.merging import rebased
-from memd.embedding.resident import give_back_memory
+from memd.embedding.loading import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Count

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from memd.embedding.resident import give_back_memory
+from memd.embedding.loading import give_back_memory
 
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from memd.embedding.json_server import JsonServer
+from memd.embedding.http import JsonServer
 from memd.errors import RerankError
 from memd.settings.model import RerankSettings
 from memd.settings.url import without_credentials

@@ -39,7 +39,6 @@ WHERE = ("-m", "memd")
 """What stands between the interpreter and the arguments of a command line that can be forked."""
 _REQUEST_BYTES_MAX = 1 << 20
 _PID_BYTES = 4
-_FETCHES = "memd.embedding.fastembed"  # heavy, and hardly ever needed
 
 
 class Forked:
@@ -194,7 +193,7 @@ def _load() -> None:
 
 def _import_all() -> None:
     for module in pkgutil.walk_packages(memd.__path__, "memd."):
-        if module.name not in {"memd.__main__", _FETCHES}:
+        if module.name != "memd.__main__":
             import_module(module.name)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 
 from memd.conversation import tokens
-from memd.embedding import bundled
+from memd.embedding import local
 
 
 def load_once() -> None:
     """Call it before modules are imported that take these functions by their names."""
     tokens.cl100k_base = functools.cache(tokens.cl100k_base)
-    bundled.load_bundled = functools.cache(bundled.load_bundled)
+    local.load_bundled = functools.cache(local.load_bundled)

