@@ -26,6 +26,7 @@ from memd.settings.model import Config
 if TYPE_CHECKING:
     from archiver_stage import Stage
     from bucket_server import S3Server
+    from page_browser import Watched
     from page_tabs import OpenPage
     from playwright.sync_api import Browser
     from postgres_server import PostgresServer
@@ -302,12 +303,21 @@ def daemon(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
     return make_daemon(llama).start()
 
 
+@pytest.fixture(scope="module")
+def kept_tab(browser: Browser) -> Iterator[Watched]:
+    """A tab that the tests of a file use one after the other."""
+    from page_browser import tab
+
+    with tab(browser, "") as watched:
+        yield watched
+
+
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Opens the page of a daemon in a new tab: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
+def open_page(browser: Browser, kept_tab: Watched) -> Iterator[OpenPage]:
+    """Opens the page of a daemon: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
     from page_tabs import opened_pages
 
-    yield from opened_pages(browser)
+    yield from opened_pages(browser, kept_tab)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import recording_upstream
 
-KILLS = 6
+KILLS = 4
 SMALL_BUFFER = {
     "buffer": {"soft_tokens": 300, "hard_tokens": 600},
     "segment": {"max_entries": 20},  # so that kills also meet rotation and sealing

@@ -497,51 +497,19 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
     assert heights and max(heights) < 50, "no word of the menu is broken"
 
 
-CONTRAST = """() => {
-  const channel = c => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
-  const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const rgba = colour => { probe.clearRect(0, 0, 1, 1); probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
-    return [...probe.getImageData(0, 0, 1, 1).data]; };
-  const light = ([r, g, b]) => .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
-  const ground = e => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
-    if (c[3] > 250) return c; } return rgba('white'); };
-  const low = [];
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let text; (text = texts.nextNode());) {
-    const e = text.parentElement;
-    if (!text.data.trim() || !e.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
-    const pair = [light(rgba(getComputedStyle(e).color)), light(ground(e))].sort((a, b) => b - a);
-    const ratio = (pair[0] + .05) / (pair[1] + .05);
-    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${text.data.trim().slice(0, 40)}`);
-  }
-  return low;
-}"""
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_in_both_themes_every_text_can_be_read(told: DaemonProcess, open_page: OpenPage, theme: str) -> None:
-    turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
-    page = open_page(told, color_scheme="dark" if theme == "light" else "light")  # the button is stronger
+def test_the_theme_that_is_chosen_is_stronger_than_the_system_s_and_stays(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(empty)
     button = page.get_by_role("button", name="Theme")
-    while button.inner_text() != f"Theme: {theme}":
-        button.click()
-    page.reload()
-    expect(button).to_have_text(f"Theme: {theme}")
-    grounds = {"light": 200, "dark": 60}
-    for view in (
-        *VIEWS,
-        f"turns/{turn_id}",
-        "search?q=word",
-        "search?from=2020-01-01",
-        f"chunk/bikes/{chunk_id(told, 'inodes')}",
-    ):
-        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
-        expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
-        expect(page.locator("main h1")).to_be_visible()
-        assert page.evaluate(CONTRAST) == [], view
-    red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
-    assert red > grounds["light"] if theme == "light" else red < grounds["dark"]
+    for theme, least, most in (("light", 200, 255), ("dark", 0, 60)):
+        page.emulate_media(color_scheme="dark" if theme == "light" else "light")
+        while button.inner_text() != f"Theme: {theme}":
+            button.click()
+        page.reload()
+        expect(button).to_have_text(f"Theme: {theme}")
+        red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
+        assert least < red < most
 
 
 def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonProcess, open_page: OpenPage) -> None:

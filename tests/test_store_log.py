@@ -308,10 +308,11 @@ def test_a_closed_store_refuses_appends_and_lets_another_have_the_directory() ->
     open_store(files).close()
 
 
-def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored() -> None:
+def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.store.log.format.PAYLOAD_BYTES_MAX", 1 << 20)  # the words of 128 MiB would take a minute
     files = CrashFiles()
     topic, _ = filled(files, [1])
-    huge = msgspec.structs.replace(draft("huge"), content="x" * (128 << 20))
+    huge = msgspec.structs.replace(draft("huge"), content="x" * (1 << 20))
     with pytest.raises(StoreError, match="limit"):
         topic.append([draft("fine"), huge])
     assert topic.snapshot().live_count == 1

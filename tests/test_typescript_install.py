@@ -98,19 +98,17 @@ def test_a_program_in_an_empty_folder_imports_and_requires_it(empty: Path, name:
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "resolution"),
+    ("names", "module", "resolution"),
     [
-        ("use.mts", "node16", "node16"),
-        ("use.cts", "node16", "node16"),
-        ("use.mts", "nodenext", "nodenext"),
-        ("use.cts", "nodenext", "nodenext"),
-        ("use.mts", "esnext", "bundler"),
-        ("use.cts", "commonjs", "bundler"),
+        (("use.mts", "use.cts"), "node16", "node16"),
+        (("use.mts", "use.cts"), "nodenext", "nodenext"),
+        (("use.mts",), "esnext", "bundler"),
+        (("use.cts",), "commonjs", "bundler"),
     ],
 )
 @pytest.mark.parametrize("lib", [["es2023"], ["es2023", "dom"]], ids=["node", "dom"])
 def test_a_typescript_program_in_an_empty_folder_compiles_and_runs(
-    empty: Path, name: str, module: str, resolution: str, lib: list[str]
+    empty: Path, names: tuple[str, ...], module: str, resolution: str, lib: list[str]
 ) -> None:
     settings = {
         **STRICT,
@@ -125,10 +123,12 @@ def test_a_typescript_program_in_an_empty_folder_compiles_and_runs(
         "outDir": "built",
     }
     console = "" if "dom" in lib else "import 'node:process';\n"
-    (empty / name).write_text(console + IMPORTS + USED)
-    (empty / "tsconfig.json").write_text(json.dumps({"compilerOptions": settings, "files": [name]}))
+    for name in names:
+        (empty / name).write_text(console + IMPORTS + USED)
+    (empty / "tsconfig.json").write_text(json.dumps({"compilerOptions": settings, "files": names}))
     node(str(CLIENTS / TSC), "--project", ".", folder=empty)
-    assert node(f"built/{name.replace('ts', 'js')}", folder=empty) == SAID
+    for name in names:
+        assert node(f"built/{name.replace('ts', 'js')}", folder=empty) == SAID
 
 
 @pytest.mark.parametrize("script", ["runtime.mjs", "runtime.cjs"], ids=["ESM", "CommonJS"])

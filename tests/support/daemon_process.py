@@ -34,6 +34,7 @@ READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 120.0
 POLL_SECONDS, REST_SECONDS_MAX = 0.02, 0.5
+STORED_POLL_SECONDS = 0.2  # a turn is stored a second after its reply: to ask more often takes time from the daemon
 STORED_SECONDS_MAX = 20.0
 """For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
@@ -246,10 +247,9 @@ class DaemonProcess:
         Finished turns are stored a moment after their reply; that is waited for, unless a log in motion is wanted
         (`settled=False`).
         """
-        deadline = (asked := time.monotonic()) + STORED_SECONDS_MAX
+        deadline = time.monotonic() + STORED_SECONDS_MAX
         while settled and self._is_storing() and time.monotonic() < deadline:
-            _rest_after(asked)
-            asked = time.monotonic()
+            select.select([], [], [], STORED_POLL_SECONDS)
         entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from daemon_process import DaemonProcess, wait_until
-from page_browser import Watched, tab
+from page_browser import DESK, Watched, tab
 from playwright.sync_api import Browser, Locator, Page
 
 POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
@@ -21,22 +21,44 @@ WHY = "Which database does the booking service use?"
 OpenPage = Callable[..., Page]
 
 
-def opened_pages(browser: Browser) -> Iterator[OpenPage]:
-    """The fixture `open_page`: opens the page of a daemon in a new tab, as in `open_page(daemon, "#/search")`."""
+def opened_pages(browser: Browser, kept: Watched) -> Iterator[OpenPage]:
+    """The fixture `open_page`: opens the page of a daemon, as in `open_page(daemon, "#/search")`.
+
+    A test's first one opens in the tab that is kept, emptied; further ones, and those that are to be another device,
+    open in a new profile.
+    """
     opened: list[tuple[Any, Watched]] = []
+    free = [kept]
 
     def new(daemon: DaemonProcess, view: str = "", expected: tuple[str, ...] = (), **settings: Any) -> Page:
-        context = tab(browser, daemon.own_url, **settings)
-        watched = context.__enter__()
-        watched.expected = expected
-        opened.append((context, watched))
+        if free and settings.keys() <= {"viewport", "color_scheme"}:
+            watched = free.pop()
+            watched.page.set_viewport_size(settings.get("viewport", DESK))
+            watched.page.emulate_media(color_scheme=settings.get("color_scheme", "light"))
+        else:
+            context = tab(browser, daemon.own_url, **settings)
+            watched = context.__enter__()
+            opened.append((context, watched))
+        watched.watch(daemon.own_url, expected)
         watched.page.goto(f"{daemon.own_url}/memd/{view}")
         return watched.page
 
     yield new
+    wrong = [text for watched in (kept, *(watched for _, watched in opened)) for text in watched.unexpected()]
     for context, _ in opened:
         context.__exit__(None, None, None)
-    assert [text for _, watched in opened for text in watched.unexpected()] == []
+    if not free:
+        empty(kept)
+    assert wrong == []
+
+
+def empty(kept: Watched) -> None:
+    """Leave nothing of a test in the tab."""
+    kept.page.unroute_all()
+    kept.page.evaluate("localStorage.clear(), sessionStorage.clear()")
+    kept.page.goto("about:blank")
+    kept.page.context.clear_cookies()
+    kept.watch("")
 
 
 def said(text: str) -> dict[str, str]:
