@@ -19,8 +19,7 @@ from daemon_process import Answer
 from histories import conversation_of, said
 from strict_llama import Prompt
 
-from memd.conversation.index import ConversationIndex
-from memd.conversation.matching import match
+from memd.conversation.matching import ConversationIndex, match
 
 Json = dict[str, Any]
 

@@ -7,10 +7,9 @@ import itertools
 import pytest
 from histories import block, conversation_of, digest_at, said, texts
 
-from memd.conversation import aligning
-from memd.conversation.conversation import Conversation, as_buffered
-from memd.conversation.index import ConversationIndex
-from memd.conversation.matching import Match, _rejoin, match
+from memd.conversation import matching
+from memd.conversation.conversation import Conversation, Run, as_buffered
+from memd.conversation.matching import ConversationIndex, Match, _rejoin, match
 from memd.messages import ROOT_DIGEST
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -115,10 +114,10 @@ def test_a_run_in_the_middle_of_a_conversation_is_no_trimmed_history_but_a_rewri
     ],
     ids=["the first message replaced", "an edit", "an edit in a trimmed history", "a message put in front"],
 )
-def test_a_rewritten_history_has_the_messages_that_stayed(history: tuple[str, ...], runs: list[aligning.Run]) -> None:
+def test_a_rewritten_history_has_the_messages_that_stayed(history: tuple[str, ...], runs: list[Run]) -> None:
     conversation = conversation_of(*LONG)
     found = matched([conversation, conversation_of("u:1", "a:no")], *history)
-    assert found.conversation is conversation and list(found.runs) == runs and found.known == aligning.total(runs)
+    assert found.conversation is conversation and list(found.runs) == runs and found.known == matching.total(runs)
 
 
 def test_an_end_that_a_rewritten_history_has_in_common_with_an_older_branch_is_no_reason_to_store_the_rest() -> None:

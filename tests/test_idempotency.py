@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memd.errors import StoreError
-from memd.proxy.idempotency import KEYS_MAX, IdempotencyKeys
+from memd.proxy.receive import KEYS_MAX, IdempotencyKeys
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.assets import ranks_bytes
+from memd.conversation.compaction import earlier_blocks
 from memd.conversation.conversation import Conversation
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.conversation.window import earlier_blocks
 from memd.entries import Speaker
 from memd.messages import NO_BLOCK, Block, BlockChunk, without_memory_blocks
 from memd.recall.block import (

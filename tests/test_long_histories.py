@@ -9,7 +9,7 @@ import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk
 
-from memd.conversation import hot_buffer, retelling
+from memd.conversation import hot_buffer, rewriting
 from memd.ingest import unstored
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import CutPart, KeptParts
@@ -52,7 +52,7 @@ async def test_the_journal_is_told_anew_in_the_thread_that_writes_it_as_the_buff
     before, threads = retell(), []
     talk(topic.buffer, "u:Where is the lamp?", "a:On the landing.", "u:And the rope?", "a:Behind the barometer.")
     assert retell() == before != topic.buffer.retelling()()
-    real = retelling.retold
+    real = rewriting.retold
 
     def noting(*args: Any) -> Any:
         threads.append(threading.current_thread())

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pooled_servers import LONG, Server, Talk, pooled
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
-from memd.proxy.upstream.affinity import KNOWN_MAX, Affinity, Trail, rank
-from memd.proxy.upstream.health import ERRORS_MAX, Health
-from memd.proxy.upstream.model_lists import merged
+from memd.proxy.upstream.client import ERRORS_MAX, Health
+from memd.proxy.upstream.pool import KNOWN_MAX, Affinity, Trail, merged_lists, rank
 
 
 @pytest.mark.llama
@@ -174,13 +173,13 @@ def test_a_server_that_leaves_moves_only_its_own_conversations(urls: list[str], 
 
 
 def test_lists_of_models_are_put_together_whatever_servers_say() -> None:
-    assert merged([None, "x", {"error": 1}, {"data": "x"}]) is None
+    assert merged_lists([None, "x", {"error": 1}, {"data": "x"}]) is None
     one = {"object": "list", "data": [{"id": "a"}, "odd", {}]}
-    assert merged([one]) == one
-    both = merged([None, one, {"data": [{"id": "a", "own": 1}, {"id": "b"}, 7], "models": [{"name": "b"}]}])
+    assert merged_lists([one]) == one
+    both = merged_lists([None, one, {"data": [{"id": "a", "own": 1}, {"id": "b"}, 7], "models": [{"name": "b"}]}])
     assert both is not None and [card for card in both["data"] if card and card != "odd"][:2] == [
         {"id": "a"},
         {"id": "b"},
     ]
-    tags = merged([{"models": [{"name": "q:latest"}]}, {"models": [{"name": "q:latest"}, {"name": "r"}]}])
+    tags = merged_lists([{"models": [{"name": "q:latest"}]}, {"models": [{"name": "q:latest"}, {"name": "r"}]}])
     assert tags == {"models": [{"name": "q:latest"}, {"name": "r"}]}

@@ -14,7 +14,7 @@ from test_side_requests import ASKED, INSTRUCTED
 from test_speech import WRAPPED
 
 from memd.messages import Message
-from memd.proxy.side_requests import SideRequests
+from memd.proxy.reading import SideRequests
 from memd.settings.model import Config, IngestSettings
 from memd.settings.programs import Kind, Programs, programs_of, rules
 from memd.speech import Speech

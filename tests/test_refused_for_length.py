@@ -21,7 +21,7 @@ from memd.embedding.loading import load_embedder
 from memd.proxy import app
 from memd.proxy.parts import Daemon
 from memd.proxy.upstream import client
-from memd.proxy.upstream.facts import window_unknown
+from memd.proxy.upstream.client import window_unknown
 from memd.settings import model as settings
 
 WORDS = "harbour lantern because the quietly seventeen of boats was painted "

@@ -16,8 +16,8 @@ from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_
 from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
 
+from memd.proxy.app import AT_ONCE
 from memd.proxy.connections import SPEAKS_TLS
-from memd.proxy.process import AT_ONCE
 
 GRACE = {"shutdown": {"grace_seconds": 30}}
 

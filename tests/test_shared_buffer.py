@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from memd.conversation.events import BufferEvent
-from memd.conversation.hot_buffer import HotBuffer
-from memd.conversation.merging import clashing, rebased
+from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.messages import Message
 
 _names = itertools.count(1)

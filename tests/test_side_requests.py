@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_turn import FACT, daemon_in_process
 
-from memd.proxy.side_requests import SEARCHED_CHARACTERS_MAX, SideRequests
+from memd.proxy.reading import SEARCHED_CHARACTERS_MAX, SideRequests
 from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
 from memd.wire.anthropic import ANTHROPIC

@@ -28,7 +28,7 @@ from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, parts_of
 from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
-from memd.proxy.idempotency import IdempotencyKeys
+from memd.proxy.receive import IdempotencyKeys
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
 from memd.store.lexical.postings import SealedColumns

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.conversation.window import UNLIMITED, Thresholds, keeps_earlier_blocks, thresholds
+from memd.conversation.compaction import UNLIMITED, Thresholds, keeps_earlier_blocks, thresholds
 
 
 def limits(window: int | None, **given_instead: Any) -> Thresholds:

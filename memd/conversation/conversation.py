@@ -26,9 +26,11 @@ from itertools import islice
 
 import msgspec
 
-from memd.conversation.aligning import Run
 from memd.entries import PUBLIC_ID_DIGITS_MIN
 from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain, chain_all
+
+Run = tuple[int, int, int]
+"""Messages that both have: where they begin in a history, where in a conversation, how many they are."""
 
 _NAMED = re.compile(rf"\bmem:([0-9a-f]{{{PUBLIC_ID_DIGITS_MIN},32}})")
 

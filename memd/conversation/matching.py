@@ -1,12 +1,19 @@
 """Which conversation a request belongs to, and how much of it is known already.
 
 Rule: digests decide, nothing else: equal chained digests at one position mean equal histories up to there. A client
-that trims its own history, or rewrites its middle, is recognised by runs of content digests. An answer that is given
-anew or in parts is recognised by what it says.
+that trims its own history, or rewrites its middle, is recognised by runs of content digests: equal contents in the same
+order. Contents that occur once on either side are anchors (a patience diff); of anchors that cross each other the
+longest ascending chain stays, and each grows over its equal neighbours. An answer that is given anew or in parts is
+recognised by what it says.
+
+A request of some hundred messages is looked up in well under a millisecond, however many conversations there are. So no
+chained digest is computed but where branches part, nothing is searched conversation by conversation, and whatever
+messages say, the time is linear in them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
@@ -14,11 +21,244 @@ from itertools import takewhile
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation import aligning
-from memd.conversation.aligning import Run
-from memd.conversation.conversation import Conversation
-from memd.conversation.index import ConversationIndex
-from memd.messages import Message
+from memd.conversation.conversation import Conversation, Run
+from memd.messages import ROOT_DIGEST, Message, chain
+
+
+def common_length(ours: Sequence[bytes], theirs: Sequence[bytes], one: int = 0, other: int = 0) -> int:
+    """The number of equal contents from `one` in ours and `other` in theirs on.
+
+    Slices are compared, which is quick, of doubling and then of halving length.
+    """
+    end = min(len(ours) - one, len(theirs) - other)
+    known, step = 0, 4
+    while step:
+        step = min(step, end - known)
+        if ours[one + known : one + known + step] == theirs[other + known : other + known + step]:
+            known += step
+            step *= 2
+        else:
+            end, step = known + step - 1, step // 2
+    return known
+
+
+def aligned(history: Sequence[bytes], conversation: Sequence[bytes]) -> list[Run]:
+    """The runs that a history shares with a conversation, both given by their content digests; ascending in both."""
+    history, conversation = list(history), list(conversation)
+    head = common_length(history, conversation)
+    runs: list[Run] = [(0, 0, head)] if head else []
+    ours, theirs = head, head
+    for one, other in (*_anchors(history, conversation, head), (len(history), len(conversation))):
+        if one < ours or other < theirs:
+            continue  # an earlier anchor has grown over it
+        # Backwards as far as the run before, then forwards.
+        while one > ours and other > theirs and history[one - 1] == conversation[other - 1]:
+            one, other = one - 1, other - 1
+        length = common_length(history, conversation, one, other)
+        if length:
+            runs.append((one, other, length))
+        ours, theirs = one + length, other + length
+    return _joined_runs(runs)
+
+
+def total(runs: Sequence[Run]) -> int:
+    """The number of messages in runs."""
+    return sum(length for _, _, length in runs)
+
+
+def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[range, range]]:
+    """The gaps between runs, in a history and in a conversation of these lengths, where either side has something."""
+    found = []
+    ours = theirs = 0
+    for one, other, length in (*runs, (history, conversation, 0)):
+        if one > ours or other > theirs:
+            found.append((range(ours, one), range(theirs, other)))
+        ours, theirs = one + length, other + length
+    return found
+
+
+def _anchors(history: Sequence[bytes], conversation: Sequence[bytes], start: int) -> list[tuple[int, int]]:
+    """The places of contents that both have once from `start` on, without those that cross: ascending pairs."""
+    ours, theirs = _once(history, start), _once(conversation, start)
+    shared = ours.keys() & theirs.keys()
+    pairs = [(ours[content], theirs[content]) for content in history[start:] if content in shared]
+    places = [place for _, place in pairs]
+    return pairs if places == sorted(places) else _ascending(pairs)
+
+
+def _once(contents: Sequence[bytes], start: int) -> dict[bytes, int]:
+    """The places of the contents that occur once from `start` on."""
+    places = dict(zip(contents[start:], range(start, len(contents)), strict=True))
+    if len(places) < len(contents) - start:
+        for content, count in Counter(contents[start:]).items():
+            if count > 1:
+                del places[content]
+    return places
+
+
+def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest chain of pairs, given in the order of the first, that ascends in the second too."""
+    tops: list[int] = []  # the least second value with which a chain of each length ends
+    ends: list[int] = []  # the pair that it belongs to
+    before: list[int] = []
+    for number, (_, place) in enumerate(pairs):
+        length = bisect_left(tops, place)
+        before.append(ends[length - 1] if length else -1)
+        tops[length : length + 1] = [place]
+        ends[length : length + 1] = [number]
+    chain: list[tuple[int, int]] = []
+    number = ends[-1] if ends else -1
+    while number >= 0:
+        chain.append(pairs[number])
+        number = before[number]
+    return chain[::-1]
+
+
+def _joined_runs(runs: Sequence[Run]) -> list[Run]:
+    """Runs of which none begins where the one before it ends on both sides."""
+    joined: list[Run] = []
+    for one, other, length in runs:
+        if joined and (joined[-1][0] + joined[-1][2], joined[-1][1] + joined[-1][2]) == (one, other):
+            joined[-1] = (*joined[-1][:2], joined[-1][2] + length)
+        else:
+            joined.append((one, other, length))
+    return joined
+
+
+Holders = tuple[Conversation, ...]
+"""The conversations that have one message. Neighbouring messages share one tuple, as they have the same holders."""
+
+MESSAGE_BYTES, SLOT_BYTES, CONVERSATION_BYTES = 400, 16, 1_800
+"""Memory of a message beside its text, of each place that it has, and of a conversation (measured with
+tracemalloc)."""
+CANDIDATES_MAX = 3
+"""Conversations that are compared with a request message by message."""
+CLEARLY_MORE = 4
+"""A conversation that shares so many times as much with a request as another leaves no doubt about which it is."""
+
+
+class ConversationIndex:
+    """Chained digests and contents of all messages, each with the conversations that have it."""
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, Holders] = {}
+        self._saying: dict[bytes, Holders] = {}
+        self._standing: dict[bytes, Holders] = {}
+        """By the digest under which a message was first said, where that is not its own any more."""
+        self._contents: dict[Conversation, list[bytes]] = {}
+        self._used: dict[Conversation, int] = {}
+        self._uses = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all messages beside their texts, here and in their conversations; approximate."""
+        places = sum(map(len, self._contents.values()))
+        return MESSAGE_BYTES * len(self._at) + SLOT_BYTES * places + CONVERSATION_BYTES * len(self._contents)
+
+    def contents(self, conversation: Conversation) -> list[bytes]:
+        """The content digests of a conversation's messages; not to be changed."""
+        return self._contents[conversation]
+
+    def note(self, conversation: Conversation) -> None:
+        """Bring a conversation's new messages into the index, and make it the one used last."""
+        self._uses += 1
+        self._used[conversation] = self._uses
+        contents = self._contents.setdefault(conversation, [])
+        new = conversation.messages[len(contents) :]
+        contents += [item.content_digest for item in new]
+        _add_to(self._at, [item.digest for item in new], conversation)
+        _add_to(self._saying, [item.content_digest for item in new], conversation)
+        _add_to(self._standing, [item.stored_as for item in new if item.stored_as], conversation)
+
+    def remove(self, conversation: Conversation) -> None:
+        """Forget a conversation."""
+        del self._used[conversation]
+        contents = self._contents.pop(conversation)
+        _drop_from(self._at, [item.digest for item in conversation.messages], conversation)
+        _drop_from(self._saying, contents, conversation)
+        _drop_from(self._standing, [item.stored_as for item in conversation.messages if item.stored_as], conversation)
+
+    def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
+        """The longest known beginning of a request, and the conversations that have it, most recently used first.
+
+        Args:
+            contents: the request's content digests.
+            session: then only conversations of this session are considered.
+        """
+        known, digest, holders = 0, ROOT_DIGEST, Holders()
+        while known < len(contents):
+            # Whoever goes on like the request shows how far they go together; there the branches may part.
+            step = chain(digest, contents[known])
+            further = self._of_session(self._at.get(step, ()), session)
+            if not further:
+                break
+            guide = max(further, key=self._used.__getitem__)
+            known += common_length(contents, self._contents[guide], known, known)
+            digest = guide.messages[known - 1].digest
+            holders = self._of_session(self._at[digest], session)
+        return known, self._newest_first(holders)
+
+    def holders(self, identity: bytes) -> Holders:
+        """The conversations that have the message which the log knows by this digest."""
+        return self._at.get(identity, ()) + self._standing.get(identity, ())
+
+    def knows(self, contents: Sequence[bytes]) -> bool:
+        """Whether any conversation has any of these contents."""
+        return not self._saying.keys().isdisjoint(contents)
+
+    def likeliest(self, contents: Sequence[bytes], session: str | None) -> list[Conversation]:
+        """The few conversations that share most with a request; what many conversations say counts little."""
+        found = Counter(map(id, map(self._saying.get, contents)))
+        by_id = {id(holders): holders for holders in map(self._saying.get, contents) if holders is not None}
+        weights: dict[Conversation, float] = {}
+        for key, holders in by_id.items():
+            weight = found[key] / len(holders)
+            for conversation in self._of_session(holders, session):
+                weights[conversation] = weights.get(conversation, 0.0) + weight
+        best = sorted(weights, key=lambda one: (-weights[one], -self._used[one]))[:CANDIDATES_MAX]
+        return [one for one in best if weights[one] * CLEARLY_MORE >= weights[best[0]]]
+
+    def newest(self, session: str | None) -> Conversation | None:
+        """The conversation used last."""
+        return max(self._of_session(tuple(self._used), session), key=self._used.__getitem__, default=None)
+
+    def _newest_first(self, holders: Holders) -> list[Conversation]:
+        return sorted(holders, key=self._used.__getitem__, reverse=True)
+
+    def _of_session(self, holders: Holders, session: str | None) -> Holders:
+        if session is None:
+            return holders
+        return tuple(one for one in holders if one.session == session)
+
+
+def _add_to(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
+    alone: Holders = (conversation,)
+    changed: dict[int, tuple[Holders, Holders]] = {}  # messages with the same holders share one tuple again
+    for key in keys:
+        present = table.get(key)
+        if present is None:
+            table[key] = alone
+            continue
+        known = changed.get(id(present))
+        if known is None:
+            known = present, present if conversation in present else (*present, conversation)
+            changed[id(present)] = known
+        table[key] = known[1]
+
+
+def _drop_from(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
+    changed: dict[int, tuple[Holders, Holders]] = {}
+    for key in keys:
+        present = table.get(key, ())
+        known = changed.get(id(present))
+        if known is None:
+            known = present, tuple(one for one in present if one is not conversation)
+            changed[id(present)] = known
+        if known[1]:
+            table[key] = known[1]
+        else:
+            table.pop(key, None)
+
 
 SHARED_MIN = 2
 """Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
@@ -124,8 +364,8 @@ def _by_runs(
 
 def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
     """Match a client that edits, deletes or prunes within its history: by all runs that agree, wherever they are."""
-    runs = aligning.aligned(contents, known)
-    shared = aligning.total(runs)
+    runs = aligned(contents, known)
+    shared = total(runs)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return None  # nothing but a prefix
     if runs[0][:2] != (0, 0) and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
@@ -160,7 +400,7 @@ def _rejoin(known: list[bytes], conversation: Conversation, contents: list[bytes
     for offset in [end - overlap] if overlap >= SHARED_MIN else range(max(after + 1, end - 1), end + 1):
         agreed = max(SHARED_MIN, end - offset)
         if known[offset : offset + agreed] == contents[:agreed]:
-            more = aligning.common_length(contents, known, agreed, offset + agreed)
+            more = common_length(contents, known, agreed, offset + agreed)
             return Match(conversation, offset, agreed + more)
     return None
 

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.conversation.events import Appended, BufferEvent, Noted, decode_event
-from memd.conversation.hot_buffer import HotBuffer
-from memd.conversation.merging import clashing, rebased
+from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter

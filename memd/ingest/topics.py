@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from memd import __version__
-from memd.conversation.hot_buffer import HotBuffer
-from memd.conversation.merging import rebased
+from memd.conversation.hot_buffer import HotBuffer, rebased
 from memd.embedding.loading import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed

@@ -24,7 +24,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
 from memd.admin.http import ProvableConnection, error_response
-from memd.proxy.cross_origin import let_page_read
+from memd.proxy.headers import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
 from memd.store import descriptors

@@ -20,8 +20,7 @@ from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
 from memd.messages import BlockChunk
 from memd.notes import Note
-from memd.proxy.idempotency import FailedIds, IdempotencyKeys
-from memd.proxy.receive import Received
+from memd.proxy.receive import FailedIds, IdempotencyKeys, Received
 from memd.recall import corrections
 from memd.store.order import asked_by
 from memd.store.store import Snapshot, TopicLog

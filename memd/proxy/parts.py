@@ -28,8 +28,8 @@ from memd.admin.topics import NamedTopics
 from memd.admin.usage import FigureRoutes, UsageRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
+from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
-from memd.conversation.window import injection_budget
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
@@ -45,10 +45,9 @@ from memd.principals import Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.gauges import Gauges, exposition, queued_in
-from memd.proxy.idempotency import IdempotencyKeys
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
-from memd.proxy.receive import Receiver
+from memd.proxy.receive import IdempotencyKeys, Receiver
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.routing import Router

@@ -1,7 +1,19 @@
 """Bytes between client and upstream: requests are forwarded, answers streamed back, and replies captured on the side.
 
-Rule: bytes that memd need not change pass unchanged. A client that leaves ends the upstream request at once (the
-handler is cancelled); an upstream that dies in mid-answer ends the client's stream abnormally, never with a clean end.
+Rule: bytes that memd need not change pass unchanged, before anything else is done with them. A client that leaves ends
+the upstream request at once (the handler is cancelled); an upstream that dies in mid-answer ends the client's stream
+abnormally, never with a clean end.
+
+A reply comes in thousands of pieces, each a packet, and a task that wakes for each costs more than all else that is
+done for it: while nobody has to wait for anything, a piece is written within the call that read it (bench/NOTES.md,
+2026-11-23).
+
+A refusal may come with status 200, so the beginning of an answer is read before anything of it goes to the client; no
+byte is lost, what was read is passed on first. LM Studio answers a stream that is too long with `event: error` (bug
+tracker, issue 2322), SGLang with `data: {"error": …}` (issue 12081), text-generation-inference with the same
+(server.rs, `into_openai_event`), and OpenRouter with an `error` in either kind of body once a provider was asked (docs,
+"Errors"). A stream is not held back for longer than `WAIT_SECONDS`, and an answer that breaks off is left to whoever
+reads on.
 """
 
 from __future__ import annotations
@@ -9,29 +21,142 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, MultiMapping
 
 from memd.admin.access import headers_with_token, without_secrets
 from memd.admin.http import Take, body_parts
+from memd.errors import UpstreamError
 from memd.principals import Principals
-from memd.proxy.cross_origin import let_page_read_own_headers
-from memd.proxy.header_bytes import decoded, printable, serialized
-from memd.proxy.passing import BrokenAnswer, Passing, parts_of
+from memd.proxy.headers import decoded, let_page_read_own_headers, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
-from memd.proxy.upstream.connection import Interim
+from memd.proxy.upstream.connection import Interim, UpstreamConnection
 from memd.proxy.upstream.pool import Hints, UpstreamPool
-from memd.proxy.upstream.refusals import BODY_BYTES_MAX as REFUSAL_BYTES_MAX
-from memd.telemetry.request_log import record_of
+from memd.proxy.upstream.refusals import BODY_BYTES_MAX
+from memd.telemetry.request_log import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, codings_of, unpacked_parts
+from memd.wire.lenient_json import UNREADABLE
 from memd.wire.reply import Reply, ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
+from memd.wire.sse import SseEvent, SseParser
 
 log = logging.getLogger("memd")
+
+
+class BrokenAnswer(UpstreamError):
+    """The upstream died in the middle of an answer."""
+
+
+async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: bytes = b"") -> AsyncIterator[bytes]:
+    """Yield an answer's body as it arrives, after what has been `read` of it already.
+
+    Raises:
+        BrokenAnswer: the connection ended before the body did.
+    """
+    if read:
+        record.note_answer_start()
+        yield read
+    while True:
+        try:
+            part = await answer.content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise BrokenAnswer(type(error).__name__) from error  # its message quotes the bytes that could not be parsed
+        record.note_answer_start()
+        if not part:
+            return
+        yield part
+
+
+async def no_pause() -> None:
+    """Wait for nothing."""
+
+
+class Passing:
+    """Passes the body of one answer on until it ends."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        answer: aiohttp.ClientResponse,
+        *,
+        look: Callable[[bytes], bytes] = bytes,
+        is_due: Callable[[], bool] = bool,
+        pause: Callable[[], Awaitable[None]] = no_pause,
+    ) -> None:
+        """
+        Args:
+            response: prepared.
+            look: is given each part and returns the bytes to send in its place.
+            is_due: whether to `pause` before the bytes that `look` returned last are sent.
+        """
+        self._client: Any = request.protocol
+        self._response = response
+        self._answer = answer
+        self._look, self._is_due, self._pause = look, is_due, pause
+        self._left = b""
+        self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, parts: AsyncIterator[bytes]) -> None:
+        """Pass on `parts`, which read the answer.
+
+        Raises:
+            BrokenAnswer: as they do.
+        """
+        if not self._answer.content.total_bytes and not self._answer.content.is_eof():
+            await self._response.write(b"")  # the head goes alone, as it came
+        async for part in parts:
+            passed = self._look(part)
+            while True:
+                if self._is_due():
+                    await self._pause()
+                await self._response.write(passed)
+                if not passed:
+                    break
+                passed = await self._pass_directly()
+
+    async def _pass_directly(self) -> bytes:
+        """Pass on what comes while this waits; returns what `look` returned last, if it has not been sent."""
+        connection, content = self._answer.connection, self._answer.content
+        upstream = None if connection is None else connection.protocol
+        is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"
+        if not is_chunked or not isinstance(upstream, UpstreamConnection) or content.is_eof() or content.exception():
+            return b""
+        self._left, self._needed = b"", asyncio.get_running_loop().create_future()
+        upstream.on_received = self._received
+        self._received()  # what came meanwhile
+        try:
+            await self._needed
+        finally:
+            if upstream.on_received == self._received:  # not if another request has the connection by now
+                upstream.on_received = None
+        return self._left
+
+    def _received(self) -> None:
+        """Pass on what came, unless the task is needed for it."""
+        content = self._answer.content
+        while not self._needed.done():
+            transport = self._client.transport
+            is_stopped = self._client.writing_paused or transport is None or transport.is_closing()
+            if is_stopped or content.is_eof() or content.exception() is not None:
+                self._needed.set_result(None)
+                return
+            if not (part := content.read_nowait()):
+                return
+            passed = self._look(part)
+            if self._is_due():
+                self._left = passed
+                self._needed.set_result(None)
+            elif passed:
+                transport.write(b"%x\r\n%b\r\n" % (len(passed), passed))
+
 
 NO_REPLY = Reply(message=None)
 BROKEN = "broken_answer"
@@ -153,12 +278,12 @@ async def read_refusal(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
         return b"", b""
     body = b""
     try:
-        while len(body) <= REFUSAL_BYTES_MAX and (part := await answer.content.readany()):
+        while len(body) <= BODY_BYTES_MAX and (part := await answer.content.readany()):
             body += part
     except (aiohttp.ClientError, TimeoutError):
         pass  # whoever reads on is told again
     try:
-        return body, b"".join(unpacked_parts(body, codings_of(answer.headers), REFUSAL_BYTES_MAX))
+        return body, b"".join(unpacked_parts(body, codings_of(answer.headers), BODY_BYTES_MAX))
     except (BadCoding, TooLarge):
         return body, b""
 
@@ -374,3 +499,53 @@ def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     log.warning("the upstream broke off in mid-answer", extra={"turn": record.id or None, "error": error})
     if request.transport is not None:
         request.transport.abort()
+
+
+WAIT_SECONDS = 5.0
+"""The head of a stream waits so long for its first event; a server that refuses a prompt does it within a second or two
+(LM Studio: 2 s for 31,000 tokens), and the client can do nothing with the head alone."""
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """The part of an answer's body that was read."""
+
+    read: bytes = b""
+    error: bytes = b""
+    """The JSON of an error that came in place of a reply; empty if there is none."""
+
+
+async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
+    """Read the first event of a stream, or a JSON body; more than `BODY_BYTES_MAX` is no error."""
+    media_type = media_type_of(answer)
+    streams = media_type == "text/event-stream"
+    if codings_of(answer.headers) or not (streams or media_type == "application/json"):
+        return Beginning()
+    parser, event, read = SseParser(BODY_BYTES_MAX), None, b""
+    until = time.monotonic() + WAIT_SECONDS
+    try:
+        while event is None and len(read) < BODY_BYTES_MAX:
+            reading = answer.content.readany()
+            seconds = max(0.0, until - time.monotonic()) if streams else None
+            part = await asyncio.wait_for(reading, seconds)
+            if not part:
+                break
+            read += part
+            event = _first_event(parser, part) if streams else None
+    except (aiohttp.ClientError, TimeoutError):
+        pass  # it goes on, or whoever reads on is told again
+    data = read if not streams else b"" if event is None else event.data
+    return Beginning(read, data if _is_error(data) else b"")
+
+
+def _first_event(parser: SseParser, part: bytes) -> SseEvent | None:
+    return next((event for item in parser.feed(part) for event in item.events() if event.data), None)
+
+
+def _is_error(data: bytes) -> bool:
+    if b"error" not in data or len(data) > BODY_BYTES_MAX:
+        return False
+    try:
+        said: Any = msgspec.json.decode(data)
+    except UNREADABLE:
+        return False
+    return isinstance(said, dict) and bool(said.get("error"))

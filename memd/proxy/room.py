@@ -1,7 +1,7 @@
 """Room in the model's window: what a prompt may take, and what leaves it until it fits.
 
-Rule: only what is durable may leave, and memory gives way before history does (`conversation/window.py` says in which
-order). A prompt that still does not fit is sent without memory.
+Rule: only what is durable may leave, and memory gives way before history does (`conversation/compaction.py` says in
+which order). A prompt that still does not fit is sent without memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from memd.conversation import compaction, window
+from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
@@ -38,7 +38,7 @@ COUNT_DOUBT = 2.0
 class PromptRoom(msgspec.Struct, frozen=True):
     """The token budgets of a request, and whether its prompt keeps to them."""
 
-    thresholds: window.Thresholds
+    thresholds: compaction.Thresholds
     """In the model's tokens."""
     block: int
     """The most that this turn's block may take; 0 if there is no room for it."""
@@ -110,10 +110,10 @@ class RoomMaker:
             prompt.conversation.counted = Counted(request.model, raw, least, attachments)
         return True
 
-    async def _limits(self, received: Received) -> window.Thresholds:
+    async def _limits(self, received: Received) -> compaction.Thresholds:
         request = received.request
         known = await received.assignment.server.window(request.model, received.asked.credentials)
-        return window.thresholds(
+        return compaction.thresholds(
             window=request.window or known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
@@ -124,13 +124,13 @@ class RoomMaker:
             sticky_tokens=self._injection.sticky_tokens,
         )
 
-    async def _let_blocks_leave(self, received: Received, limits: window.Thresholds) -> None:
+    async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> None:
         """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway.
 
         Results that become lines make room first: they move less of the prompt.
         """
         prompt, conversation = received.prompt, received.prompt.conversation
-        earlier = window.earlier_blocks(conversation, prompt.turn_digest)
+        earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:
             return
         moved = conversation.left_out > self._left_out.get(conversation, conversation.left_out)
@@ -138,9 +138,9 @@ class RoomMaker:
         current = self._current_tokens(received)
         text = await self._used_tokens(received, limits, limits.room) - tokens - current
         taking = {"text": text, "earlier": tokens, "current": current}
-        if not moved and window.keeps_earlier_blocks(limits, **taking):
+        if not moved and compaction.keeps_earlier_blocks(limits, **taking):
             return
-        excess = window.beyond_room(limits, **taking)
+        excess = compaction.beyond_room(limits, **taking)
         if not moved and tokens <= limits.sticky and await self._take_oldest(received, excess, results_alone=True):
             return
         remove_blocks(received, list(earlier))
@@ -159,7 +159,7 @@ class RoomMaker:
         block = prompt.turn_block
         return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
 
-    def _bring_back(self, received: Received, limits: window.Thresholds) -> None:
+    def _bring_back(self, received: Received, limits: compaction.Thresholds) -> None:
         """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
 
         Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes.
@@ -174,7 +174,7 @@ class RoomMaker:
         else:
             prompt.conversation.mark_returned(position, texts)
 
-    async def _fit(self, received: Received, limits: window.Thresholds, hard: int) -> bool:
+    async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> bool:
         """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
 
         What the upstream would refuse, because it takes more than the room, loses of the open turn's last unit too.
@@ -202,7 +202,7 @@ class RoomMaker:
         if surplus:
             await self._archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
 
-    async def _used_tokens(self, received: Received, limits: window.Thresholds, hard: int) -> int:
+    async def _used_tokens(self, received: Received, limits: compaction.Thresholds, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near `hard` counted by the upstream."""
         drift, model, prompt = self._counter.drift, received.request.model, received.prompt
         standing = limits.standing

@@ -32,12 +32,12 @@ from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.ingest.topics import Topics
 from memd.principals import Principals
-from memd.proxy.cross_origin import is_preflight, let_page_read, preflight_answer
+from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import INQUIRY, Forwarder, TurnRunner
-from memd.proxy.upstream import model_lists
+from memd.proxy.upstream import pool
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import Unanswered, UpstreamPool
 from memd.settings.model import LimitsSettings
@@ -222,7 +222,7 @@ class Router:
         if wants_websocket(request):
             with self._pool.assign(partial(hints, None)) as assignment:
                 return await tunnel(request, headers, assignment, target)
-        if self._pool.has_several and request.method == "GET" and _path(target) in model_lists.PATHS:
+        if self._pool.has_several and request.method == "GET" and _path(target) in pool.MODEL_LIST_PATHS:
             listed = await self._pool.listed_models(target, headers)
             if listed is not None:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")

@@ -25,19 +25,18 @@ from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
 from memd.ingest.topic import Inquiry
 from memd.ingest.topics import Topics
-from memd.proxy.beginning import Beginning, read_beginning
 from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
-from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_refusal, relay
+from memd.proxy.relay import BROKEN, NO_REPLY, Beginning, ModelRelay, interim_to, read_beginning, read_refusal, relay
 from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
 from memd.proxy.upstream.pool import ELSEWHERE, NO_ANSWER, UpstreamPool
 from memd.proxy.upstream.refusals import LengthRefusal, may_be_for_memory, refusal_for_length
-from memd.proxy.upstream.window_answers import ModelWindow
+from memd.proxy.upstream.windows import ModelWindow
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks

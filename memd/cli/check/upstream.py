@@ -28,7 +28,7 @@ from memd.cli.running import RunningDaemon
 from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
 from memd.proxy.app import running
-from memd.proxy.upstream.facts import NO_TEMPLATE
+from memd.proxy.upstream.client import NO_TEMPLATE
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of
 from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings

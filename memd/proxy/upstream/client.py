@@ -1,17 +1,25 @@
-"""The model server behind memd: one pooled client, and what memd learns from it (window, model, chat template).
+"""The model server behind memd: one pooled client, and what memd learns from it (health, window, model, chat template).
 
 Rule: memd works without anything that the upstream does not tell. A probe never delays a request by more than
 `ASK_SECONDS`, and never fails one. A question of memd's own carries the credentials of the client's request that gave
 rise to it, else `upstream.api_key`; neither is kept.
+
+What is wrong with a request says nothing about a server: only a server that does not answer is left out at once, one
+that answers every request with an error after a few. To be left out is to come last, never to be refused: where no
+server is well, all are tried.
+
+A template shows a separate memory message in place only if the prompt with the block is the prompt without it, plus the
+block before its question and nothing else. Where the server renders nothing, there is no verdict.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,19 +36,173 @@ from memd.proxy.upstream.connection import (
     reason_of,
     time_of_others,
 )
-from memd.proxy.upstream.facts import ASK_SECONDS, UpstreamFacts, facts_from, window_unknown
-from memd.proxy.upstream.health import Health
 from memd.proxy.upstream.refusals import LengthRefusal
-from memd.proxy.upstream.template_probe import Messages, shows_in_place
-from memd.proxy.upstream.window_answers import ModelWindow, models_of
-from memd.proxy.upstream.windows import KnownWindows, Sent, ask_windows
+from memd.proxy.upstream.windows import KnownWindows, ModelWindow, Sent, ask_windows, is_router, models_of
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.lenient_json import UNREADABLE
+from memd.wording import counted
 
 log = logging.getLogger("memd")
+
+OUT_SECONDS, OUT_SECONDS_MAX = 1.0, 10.0
+"""The first pause before a server that failed is asked again, doubled with each failure, and the longest."""
+ERRORS_MAX = 3
+"""So many conversations that got errors (500), and no answer between them: it is the server, hardly the requests. On
+trial one is enough: else a server that does nothing but fail gets as many each time it says that it is well."""
+
+
+class Health:
+    """The health of a server, by what came of the requests to it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why it is left out; empty if it is not."""
+        self.retry_at = 0.0
+        """When it is asked again."""
+        self._failures = 0
+        self._erred: set[bytes] = set()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether requests go elsewhere."""
+        return bool(self.reason)
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether it has answered a question of memd's own since it failed, and no request yet: it gets one at once."""
+        return self._failures > 0 and not self.reason
+
+    def answered(self) -> None:
+        """A request was answered."""
+        self.reason, self._failures = "", 0
+        self._erred.clear()
+
+    def erred(self, now: float, conversation: bytes) -> None:
+        """A request was answered with an error of the server; a client that repeats one counts once."""
+        self._erred.add(conversation)
+        if len(self._erred) >= (1 if self.is_on_trial else ERRORS_MAX) and not self.is_out:
+            self.failed(now, f"it answered {counted(len(self._erred), 'conversation')} running with errors")
+            self._erred.clear()
+
+    def failed(self, now: float, reason: str) -> None:
+        """It did not answer, or said that it cannot now."""
+        self.reason = reason
+        self.retry_at = now + min(OUT_SECONDS * 2**self._failures, OUT_SECONDS_MAX)
+        self._failures = min(self._failures + 1, 16)
+
+    def answers_again(self) -> None:
+        """A question of memd's own was answered."""
+        self.reason = ""
+
+
+_STAND_IN = bytes.fromhex("73c374cad16f317212d596b51d344012")
+"""The digest of the plain ChatML template that llama-server takes, and tells as the model's, where that has none."""
+NO_TEMPLATE = (
+    "this model has no chat template: a base model goes on with a text and does not chat; take its version for chats "
+    "(Instruct, it), or give llama-server the right template (--chat-template)"
+)
+ASK_SECONDS = 2.0
+"""The longest that a request waits for what a server tells."""
+
+
+class UpstreamFacts(msgspec.Struct, frozen=True):
+    """Facts that the upstream told; the defaults stand for an upstream that tells nothing."""
+
+    reachable: bool = False
+    window: int | None = None
+    """The window in tokens of `model`, or of all models; None if it is not known or differs from model to model."""
+    wants_key: bool = False
+    """It tells nothing without a key."""
+    key_refused: bool = False
+    """It tells nothing for the key that the latest probe carried."""
+    is_slow: bool = False
+    """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
+    model: str = ""
+    template: bytes = b""
+    """The 16-byte digest of the chat template; empty if unknown."""
+    shows_separate: bool | None = None
+    """Whether this model's template renders a separate memory message in its place; None if not probed."""
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether the model has no chat template of its own; False if the server does not tell."""
+        return self.template == _STAND_IN
+
+
+def window_unknown(facts: UpstreamFacts) -> str:
+    """Say why no window is known, what that means, and what to do."""
+    reason = "without a key the server tells nothing" if facts.wants_key else "the server tells no window"
+    if facts.key_refused:
+        reason = "the server refuses the key that it was shown"
+    elif facts.is_slow:
+        reason = f"the server has not told its window within {ASK_SECONDS:g} s and is asked again in the background"
+    remedy = "set upstream.api_key, or upstream.window" if facts.wants_key else "set upstream.window"
+    return f"{reason}: nothing leaves the prompt until it is known; {remedy}"
+
+
+def facts_from(props: dict[str, Any]) -> UpstreamFacts:
+    """Return what `/props` tells; everything in it is the server's."""
+    template = str(props.get("chat_template") or "")
+    return UpstreamFacts(
+        reachable=True,
+        model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
+        template=hashlib.blake2b(template.encode(), digest_size=16).digest() if template else b"",
+    )
+
+
+Messages = Sequence[Mapping[str, str]]
+Render = Callable[[Messages], Awaitable[str | None]]
+"""Renders a conversation to a prompt: empty if the template refuses it, None if the server does not answer."""
+
+_BLOCKS = (
+    {"role": "developer", "content": "memd asks for the first block."},
+    {"role": "developer", "content": "memd asks for the second block."},
+)
+_ASKED_FIRST = {"role": "user", "content": "memd asks first."}
+_ANSWERED = {"role": "assistant", "content": "memd was answered."}
+_ASKED_LAST = {"role": "user", "content": "memd asks last."}
+_LEADS: tuple[Messages, ...] = (({"role": "system", "content": "memd is being told."},), ())
+
+
+async def shows_in_place(render: Render) -> bool | None:
+    """Whether the blocks of two turns are rendered in place, with and without a system message; None: unknown."""
+    for lead in _LEADS:
+        plain = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
+        one_block = [*lead, _BLOCKS[0], _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
+        two_blocks = [*one_block[:-1], _BLOCKS[1], _ASKED_LAST]
+        prompt, shown = await render(plain), await render(one_block)
+        if not prompt or shown is None:  # a template that refuses even this proves nothing about blocks
+            return None
+        if not is_inserted(prompt, shown, _BLOCKS[0], before=_ASKED_FIRST, after=lead):
+            return False
+        both = await render(two_blocks)
+        if both is None:
+            return None
+        if not is_inserted(shown, both, _BLOCKS[1], before=_ASKED_LAST, after=[_ANSWERED]):
+            return False
+    return True
+
+
+def is_inserted(
+    plain: str, shown: str, block: Mapping[str, str], *, before: Mapping[str, str], after: Messages = ()
+) -> bool:
+    """Whether `shown` is `plain` with the block between the messages `after` and `before`, each of them there once."""
+    texts = [message["content"] for message in (*after, block, before)]
+    if any(shown.count(text) != 1 for text in texts):
+        return False
+    places = [shown.index(text) for text in texts]
+    same = _common_prefix(plain, shown) + _common_prefix(plain[::-1], shown[::-1])
+    return places == sorted(places) and same >= len(plain)
+
+
+def _common_prefix(one: str, other: str) -> int:
+    """The length of the common prefix of two texts, in characters."""
+    pairs = zip(one, other, strict=False)
+    return next((position for position, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
 
 PROBE_SECONDS = 30.0
 """The longest that a probe in the background waits for an answer: a server may be busy with a prompt."""

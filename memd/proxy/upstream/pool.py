@@ -4,6 +4,11 @@ Rule: a conversation stays with the server that has its prompt in its cache, unt
 the next. What has reached the client is never repeated, and what a server may have read is sent to another one only
 where it merely computes, and once: it may be what killed the first. With one server nothing of this is done.
 
+A conversation is known by its messages as its client sends them, so that it needs no name, is the same conversation
+with and without memory, and its branches are found where their common beginning was read. What is forgotten (a restart,
+or more conversations than `KNOWN_MAX`) is computed from its beginning, the same each time: the server is then the right
+one unless the conversation was begun, or moved, while that one had more to do or was away.
+
 How others fail here (their trackers): conversations are dealt out in turns and no cache is ever used again; clients'
 mistakes (400) are counted against a server until none is left (SGLang's router, 25811); a host that refuses connections
 is asked again and again (LiteLLM, 27362); with all left out, requests fail though one is back (LiteLLM, 3646).
@@ -12,27 +17,135 @@ is asked again and again (LiteLLM, 27362); with all left out, requests fail thou
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.affinity import Affinity, Trail, rank
-from memd.proxy.upstream.client import GATEWAYS, LOADING, Upstream
+from memd.messages import DIGEST_BYTES, ROOT_DIGEST, chain_all, leading_count
+from memd.proxy.upstream.client import GATEWAYS, LOADING, Upstream, UpstreamFacts
 from memd.proxy.upstream.connection import Interim, attempt_of_task
-from memd.proxy.upstream.facts import UpstreamFacts
-from memd.proxy.upstream.model_lists import merged
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
+from memd.wire.request import ModelRequest
 
 log = logging.getLogger("memd")
+
+KNOWN_MAX = 20_000
+"""Keys whose server is remembered: about 3 MB."""
+
+
+class Trail(msgspec.Struct, frozen=True):
+    """The ways in which a conversation can be recognised."""
+
+    names: Sequence[bytes]
+    """Of the conversation, the best first; none where nobody has given it one."""
+    digests: Sequence[bytes]
+    """Of its messages, each chained to those before it; in order."""
+    opening: bytes
+    """Its beginning up to the first answer, which stays as it goes on."""
+    goes_on: bool
+    """The model has answered in it before."""
+
+
+def trail_of(
+    request: ModelRequest, names: Sequence[str] = (), digests: Sequence[bytes] | None = None, *, goes_on: bool = False
+) -> Trail:
+    """Return the trail of a request.
+
+    Args:
+        names: of its conversation, and of the one that it is a branch of; the client's or memd's own.
+        digests: of its messages, chained, where they are known.
+        goes_on: it does, though the client sends only what is new.
+    """
+    lead = leading_count(request.messages)
+    if digests is None:
+        digests = chain_all(request.digests[lead:])
+    roles = [message.role for message in request.messages[lead:]]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    known = [_key(name) for name in names]
+    beginning = digests[:first]
+    opening = beginning[-1] if beginning else known[0] if known else ROOT_DIGEST
+    return Trail(known, digests, opening, goes_on or first < len(roles))
+
+
+def _key(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+class Affinity:
+    """The servers, by their addresses, that have answered conversations last."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def home(self, trail: Trail) -> str | None:
+        """The server that answered last in the conversation; None if it is not known.
+
+        What was asked before the first answer binds nobody: many conversations may begin alike.
+        """
+        if not trail.goes_on:
+            return None
+        keys = chain(trail.names, reversed(trail.digests))
+        return next((self._known[key] for key in keys if key in self._known), None)
+
+    def answered(self, trail: Trail, url: str) -> bool:
+        """A server answered a request of the conversation; whether that is another one than before."""
+        has_moved = self.home(trail) not in (None, url)
+        for key in (*trail.names[:1], *trail.digests[-1:]):
+            self._known[key] = url
+            self._known.move_to_end(key)
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return has_moved
+
+
+def rank(opening: bytes, url: str) -> bytes:
+    """The rank of a server for a conversation that begins so: the highest of all is its own (rendezvous hashing)."""
+    return hashlib.blake2b(url.encode(), key=opening, digest_size=8).digest()
+
+
+MODEL_LIST_PATHS = frozenset({"/v1/models", "/models", "/api/v0/models", "/api/tags", "/api/ps"})
+"""Where servers list their models: OpenAI's API, llama-server's short form of it, LM Studio's, Ollama's two."""
+_LIST_FIELDS = ("data", "models")
+_NAME_FIELDS = ("id", "model", "name")
+
+
+def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
+    """Put the answers of the servers together, in order; None if none is a list."""
+    whole: dict[str, Any] | None = None
+    for answer in answers:
+        if not isinstance(answer, dict) or not any(isinstance(answer.get(field), list) for field in _LIST_FIELDS):
+            continue
+        if whole is None:
+            whole = dict(answer)
+            continue
+        for field in _LIST_FIELDS:
+            listed, more = whole.get(field), answer.get(field)
+            if isinstance(listed, list) and isinstance(more, list):
+                known = set(map(_model_name, listed))
+                whole[field] = [*listed, *(card for card in more if _model_name(card) not in known)]
+    return whole
+
+
+def _model_name(card: Any) -> str | None:
+    """The name of a model; None if it has none."""
+    names = (card.get(field) for field in _NAME_FIELDS) if isinstance(card, dict) else ()
+    return next((name for name in names if isinstance(name, str)), None)
+
 
 NO_ANSWER = (aiohttp.ClientError, TimeoutError)
 ELSEWHERE = frozenset({401, 403, 404, 429, LOADING})
@@ -270,9 +383,9 @@ class UpstreamPool:
         return Assignment(self, told := hints(), self._ordered(told))
 
     async def listed_models(self, target: str, headers: CIMultiDict[str]) -> dict[str, Any] | None:
-        """The models that the servers which are there list, as one list (`model_lists`); None if none of them does."""
+        """The models that the servers which are there list, as one list (`merged_lists`); None if none of them does."""
         here = [server for server in self.servers if not server.health.is_out]
-        return merged(await asyncio.gather(*(server.ask_json("GET", target, None, headers) for server in here)))
+        return merged_lists(await asyncio.gather(*(server.ask_json("GET", target, None, headers) for server in here)))
 
     def answered(self, server: Upstream, status: int, hints: Hints) -> None:
         """A server answered a request. What it tells about itself is no sign that it does its work."""

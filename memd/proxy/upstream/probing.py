@@ -12,10 +12,9 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.client import REFUSALS, Upstream, told_by
+from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream, told_by
 from memd.proxy.upstream.connection import time_of_others
-from memd.proxy.upstream.facts import ASK_SECONDS
-from memd.proxy.upstream.window_answers import models_of
+from memd.proxy.upstream.windows import models_of
 from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
