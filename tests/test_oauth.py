@@ -41,7 +41,7 @@ VERIFIER = "a-verifier-of-at-least-43-characters-0123456789"
 CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).decode().rstrip("=")
 CLIENT = OAuthClient("An editor", (CALLBACK,))
 CLIENT_ID = client_id_of(CLIENT, KEY)
-ANN = "11" * 32
+ANN, BOB = "11" * 32, "22" * 32
 ALLOWED = Allowed(principal="ann", principal_sha256=ANN, rights=("read",), topics=("team-*",))
 FILE = Path("/data/memd.grants")
 
@@ -437,6 +437,22 @@ async def test_the_grants_are_bounded_and_the_one_that_was_not_used_for_longest_
         last = await stage.tokens()
     assert len(stage.ledger.live()) == GRANTS_MAX
     assert stage.ledger.acting(first.access_token) is None and stage.ledger.acting(last.access_token)
+
+
+async def test_who_lets_in_hundreds_of_programs_throws_out_his_own_alone_and_it_is_said_why(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.principals[BOB] = Principal("bob", ("team-*",), frozenset({"read"}))
+    his = msgspec.structs.replace(ALLOWED, principal="bob", principal_sha256=BOB)
+    hers, hers_asked = await stage.tokens(), await stage.ledger.allow(permission(), ALLOWED)
+    with caplog.at_level("INFO", "memd"):
+        for _ in range(GRANTS_MAX):
+            stage.now += 0.01
+            last = await stage.exchange(await stage.ledger.allow(permission(), his))
+    assert stage.ledger.acting(hers.access_token) and stage.ledger.acting(last.access_token)
+    assert await stage.exchange(hers_asked), "nor a code on its way"
+    [ended, *_] = [one for one in caplog.records if one.message == "a program may no longer use memory"]
+    assert ended.principal == "bob" and "bob had the most of them: 256" in ended.reason  # type: ignore[attr-defined]
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
 from memd.telemetry.tasks import Tasks
 
+RETRY_SECONDS = 60
 PING_SECONDS = 15.0
 LATEST_MESSAGES = 20
 PREVIEW_CHARACTERS = 400
@@ -304,7 +305,7 @@ class LiveRoutes:
         await response.prepare(request)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(ConnectionError))
-            queue = stack.enter_context(self._events.subscription())
+            queue = stack.enter_context(self._events.subscription(who.author))
             await response.write(b": memd\n\n")
             while not self._events.have_ended():
                 try:
@@ -315,6 +316,10 @@ class LiveRoutes:
                     break
                 if event is None:
                     await response.write(b": ping\n\n")
+                elif event[0] == "end":  # it makes room; a browser would be back at once
+                    told = msgspec.json.encode(event[1])
+                    await response.write(b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told))
+                    break
                 elif who.may("read", event[1]["topic_id"]):
                     told = msgspec.json.encode(_told(event[1], who))
                     await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))

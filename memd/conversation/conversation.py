@@ -189,6 +189,11 @@ class Conversation:
         return len(self) if self.dropped_from is None else self.dropped_from
 
     @property
+    def author(self) -> str:
+        """The principal who said the latest of it; empty for the owner."""
+        return next((str(item.message.author or "") for item in reversed(self.messages) if item.message), "")
+
+    @property
     def is_answered(self) -> bool:
         """Whether the last word is the model's, so that no answer is awaited."""
         last = self.messages[-1].message if self.messages else None

@@ -158,6 +158,8 @@ class Injected(msgspec.Struct, frozen=True, tag="injected"):
     """The chunks that one turn showed to the model."""
 
     chunks: list[BlockChunk]
+    author: str = ""
+    """The principal who asked; empty for the owner."""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):

@@ -11,7 +11,7 @@ same.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -59,6 +59,7 @@ from memd.conversation.rewriting import retold, rewriting_to, shortened_answer
 from memd.entries import digits_of_id
 from memd.messages import Block, BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
+from memd.shares import Held, surplus
 
 PLACED_KEPT = 1024
 """Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
@@ -111,7 +112,8 @@ class HotBuffer:
         self._new_id = new_id
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._index = ConversationIndex()
-        self._injected: deque[list[BlockChunk]] = deque(maxlen=window_turns)
+        self._injected: list[Injected] = []
+        self._window_turns = window_turns
         self.placed = PlacedBlocks()
         self.notes: dict[bytes, Note] = {}
         """Notes that are not in the log yet, by their ids."""
@@ -244,19 +246,22 @@ class HotBuffer:
         if present:
             self._record(Removed(conversation.id, present))
 
-    def injected(self, chunks: Sequence[BlockChunk]) -> None:
-        """Record the chunks that one turn showed: their ids may be corrected from now on."""
-        self._record(Injected(list(chunks)))
+    def injected(self, chunks: Sequence[BlockChunk], author: str = "") -> None:
+        """Record the chunks that one turn of a principal's showed: their ids may be corrected from now on.
+
+        Of more turns than are remembered, the oldest of whoever had the most is forgotten.
+        """
+        self._record(Injected(list(chunks), author))
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
         """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
         digits = digits_of_id(shown_id)
-        shown = (chunk for chunks in reversed(self._injected) for chunk in chunks)
+        shown = (chunk for turn in reversed(self._injected) for chunk in turn.chunks)
         return next((one for one in shown if digits in (one.shown_id, one.uuid.hex())), None)
 
     def injected_uuids(self) -> set[bytes]:
         """The chunks that were recently injected."""
-        return {chunk.uuid for chunks in self._injected for chunk in chunks}
+        return {chunk.uuid for turn in self._injected for chunk in turn.chunks}
 
     # -- for the archiver ---------------------------------------------------------------------------------
 
@@ -392,7 +397,7 @@ class HotBuffer:
     def retelling(self) -> Callable[[], list[BufferEvent]]:
         """Return what makes the shortest journal of the buffer as it is now; in any thread, it may take seconds."""
         notes = [Noted(note_id, note) for note_id, note in self.notes.items()]
-        begun: list[BufferEvent] = [*self.placed.as_events(), *map(Injected, self._injected), *notes]
+        begun: list[BufferEvent] = [*self.placed.as_events(), *self._injected, *notes]
         as_now = [one.copied() for one in self._conversations.values()]
         return lambda: [*begun, *retold(as_now)]
 
@@ -473,7 +478,9 @@ class HotBuffer:
 
     def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, Injected):
-            self._injected.append(event.chunks)
+            self._injected.append(event)
+            for leaving in surplus((Held(one.author) for one in self._injected), self._window_turns):
+                del self._injected[leaving.place]
         elif isinstance(event, PlacedBefore):
             self.placed.note(event.blocks)
         elif isinstance(event, Noted):

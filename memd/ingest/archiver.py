@@ -41,6 +41,7 @@ from memd.ingest.unstored import (
     repeated,
 )
 from memd.settings.model import Config
+from memd.shares import Held, by_turns, surplus
 from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
@@ -268,9 +269,9 @@ class Archiver:
         while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
             has_others = False
             conversations = topic.buffer.conversations()
-            surplus = len(conversations) - self._config.conversation.max_open
-            for index, conversation in enumerate(conversations):
-                closing = index < surplus
+            surplus_now = surplus_of(conversations, topic.answering, self._config.conversation.max_open)
+            for conversation in by_turns((one.author, one) for one in conversations):
+                closing = conversation in surplus_now
                 if topic.is_others(conversation.id) or conversation in failed:
                     continue
                 end = self._due_end(topic, conversation, closing=closing)
@@ -459,6 +460,20 @@ class Archiver:
             if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
         return True
+
+
+def surplus_of(
+    conversations: Sequence[Conversation], answering: Sequence[Conversation], room: int
+) -> frozenset[Conversation]:
+    """Those of too many open conversations that are to be closed; none whose answer is awaited, which would be lost.
+
+    Args:
+        conversations: the one used last comes last.
+        room: how many may be open.
+    """
+    by_rest = sorted(conversations, key=answering.__contains__)  # those that are at work go last
+    leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
+    return frozenset(one for one in leaving if one not in answering)
 
 
 class Attempts:

@@ -141,6 +141,8 @@ class Topic:
         """The thread, or what stands for one, in which it is opened, written and closed."""
         self._before_write = before_write
         self._holders, self._used_at = 0, time.monotonic()
+        self.used_by = ""
+        """The principal who used it last, as in `Principal.author`."""
         self.answering: list[Conversation] = []
         """Those that a model answers just now: however long it takes, they are not idle."""
 

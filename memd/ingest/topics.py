@@ -27,6 +27,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, local_hot, opened_hot
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.settings.model import Config
+from memd.shares import Held, surplus
 from memd.store.disk_trouble import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
@@ -112,13 +113,18 @@ class Topics:
 
     async def _let_some_go(self) -> bool:
         settings, is_any_gone = self._config.store, False
-        memory_bytes = sum(topic.log.stats().memory_bytes for topic in self._open.values())
-        for topic in sorted(self._open.values(), key=lambda topic: -topic.idle_seconds):
-            over = memory_bytes > settings.memory_bytes_max or len(self._open) > OPEN_MAX
-            if topic.idle_seconds > 0 and (over or topic.idle_seconds >= settings.topic_idle_seconds):
-                is_gone = await self._let_go(topic)
+        # Those that cannot go now are the last to go: somebody uses them, or they have something to store.
+        topics = sorted(self._open.values(), key=lambda one: (bool(one.buffer.unstored_count), -one.idle_seconds))
+        sized = (Held(one.used_by, one.log.stats().memory_bytes) for one in topics)
+        too_big = surplus(sized, settings.memory_bytes_max)
+        too_many = surplus((Held(one.used_by) for one in topics), OPEN_MAX)
+        reasons = {topics[one.place].id: one.why(settings.memory_bytes_max, "bytes of open topics") for one in too_big}
+        reasons |= {topics[one.place].id: one.why(OPEN_MAX, "open topics") for one in too_many}
+        for topic in topics:
+            is_over = topic.id in reasons or topic.idle_seconds >= settings.topic_idle_seconds
+            if is_over and topic.idle_seconds > 0:
+                is_gone = await self._let_go(topic, reasons.get(topic.id, "it was idle"))
                 is_any_gone = is_any_gone or is_gone
-                memory_bytes -= topic.log.stats().memory_bytes if is_gone else 0
         return is_any_gone
 
     async def close(self) -> None:
@@ -226,7 +232,7 @@ class Topics:
         if error is None:
             self._open[topic_id] = opening.result()
 
-    async def _let_go(self, topic: Topic) -> bool:
+    async def _let_go(self, topic: Topic, why: str) -> bool:
         """Close a topic, unless that would lose something or somebody has used it meanwhile."""
         used_at = topic.idle_seconds
         await topic.save(sync=True)
@@ -236,7 +242,7 @@ class Topics:
 
         # In the thread in which topics are read, so that the next `get` comes after it.
         await asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
-        log.info("a topic is let go from memory", extra={"topic": topic.id})
+        log.info("a topic is let go from memory", extra={"topic": topic.id, "reason": why})
         return True
 
     def _read(self, topic_id: str) -> Topic:

@@ -162,7 +162,7 @@ class Memory:
             status = degraded(topic.write_trouble)
         has_recalled = received.needs_block or recalled.question is not None
         if has_recalled and chunks and received.is_traced:
-            topic.buffer.injected(chunks)
+            topic.buffer.injected(chunks, received.asked.who.author)
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
         return SettledPrompt(
             status=status,

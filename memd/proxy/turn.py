@@ -116,6 +116,7 @@ class TurnRunner:
                     return await self._forwarder.without_memory(client, asked.without_memory("none"))  # no trace
                 topic = await self._topics.get(asked.topic_id, inquiry)
                 holding.enter_context(topic.used())
+                topic.used_by = asked.who.author
                 with self._priority.held():
                     received = await self._receiver.receive(asked, topic, inquiry)
                 holding.callback(received.assignment.release)

@@ -1,19 +1,35 @@
 """The latest receipts on disk, in two files: when the newer one is full, it replaces the older one.
 
 Rule: receipts explain what memory did and are no part of it: they are written without fsync, damaged ones are skipped,
-and a write that fails loses only the receipt. One JSON object per line, newest last.
+and a write that fails loses only the receipt. One JSON object per line, newest last. Where several people's are full,
+the older file takes those that stay: of whoever has the most the oldest go (`memd.shares`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from memd.errors import StoreError
+from memd.shares import Held, surplus
 from memd.store.erasure.wiping import Wiper
-from memd.store.files import Appender, Files
+from memd.store.files import Appender, Files, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
+
+log = logging.getLogger("memd")
+
+
+class _Authored(msgspec.Struct):
+    """The member of a receipt that says whose it is."""
+
+    author: str = ""
+
+
+_authored_decoder = msgspec.json.Decoder(_Authored)
 
 
 def rewrite_receipts(data_dir: Path, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
@@ -101,10 +117,27 @@ class ReceiptRing:
                 self._size += 1
         if self._size > len(self._first_line) and self._size + more > self._bytes_max // 2:
             self._close()
-            self._files.rename(self._newer, self._older)
+            self._make_room()
             self._start_file()
         assert self._appender is not None, "it is open by now"
         return self._appender
+
+    def _make_room(self) -> None:
+        """Put the newer file in the place of the older one, with what stays of that one."""
+        lines = list(dict.fromkeys(reversed(receipt_lines(self._files, self._newer.parent))))  # oldest first
+        kept = [line for line in lines if line and line + b"\n" != self._first_line]
+        held = [Held(_author_of(line), len(line) + 1) for line in kept]
+        if len({one.author for one in held}) <= 1:
+            self._files.rename(self._newer, self._older)
+            return
+        leaving = {one.place: one for one in surplus(held, self._bytes_max // 2)}
+        left = b"\n".join(line for place, line in enumerate(kept) if place not in leaving)
+        replace_file(self._files, self._older, self._first_line + left + b"\n")
+        self._files.remove(self._newer)
+        most = max(leaving.values(), key=lambda one: one.had, default=None)
+        if most is not None:
+            why = most.why(self._bytes_max // 2, "bytes of older receipts")
+            log.info("receipts are dropped", extra={"receipts": len(leaving), "reason": why})
 
     def _start_file(self) -> None:
         self._appender, self._size = self._files.create(self._newer), len(self._first_line)
@@ -125,3 +158,10 @@ def receipt_lines(files: Files, data_dir: Path) -> list[bytes]:
     paths = (data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME)
     data = [files.read(path) for path in paths if files.size(path) is not None]
     return [line for part in data for line in reversed(part.splitlines())]
+
+
+def _author_of(line: bytes) -> str:
+    try:
+        return _authored_decoder.decode(line).author
+    except msgspec.DecodeError:  # torn
+        return ""

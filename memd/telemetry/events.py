@@ -1,6 +1,7 @@
 """Live events for subscribers: turns, stored chunks, corrections.
 
-Rule: publishing never waits. A subscriber that does not keep up loses the oldest events.
+Rule: publishing never waits. A subscriber that does not keep up loses the oldest events; of too many subscribers the
+oldest of whoever has the most is told to leave.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from memd.entries import ChunkState
+from memd.shares import Held, surplus
 
 QUEUED_EVENTS_MAX = 256
 """Events that wait for one subscriber."""
+SUBSCRIBERS_MAX = 256
+"""Of all people together: each takes a connection, and some time for each event."""
 
 
 def authors_told(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
@@ -30,7 +34,7 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._queues: set[asyncio.Queue[tuple[str, Any]]] = set()
+        self._queues: dict[asyncio.Queue[tuple[str, Any]], str] = {}
         self._ended = False
 
     @property
@@ -44,14 +48,25 @@ class Events:
             put(queue, event, value)
 
     @contextmanager
-    def subscription(self) -> Iterator[asyncio.Queue[tuple[str, Any]]]:
-        """Subscribe while the block runs; the queue has (event, value)."""
+    def subscription(self, author: str = "") -> Iterator[asyncio.Queue[tuple[str, Any]]]:
+        """Subscribe while the block runs; the queue has (event, value).
+
+        Who has to make room for others is told so by the event `end`, with the reason, and is to leave.
+
+        Args:
+            author: the principal who subscribes.
+        """
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(QUEUED_EVENTS_MAX)
-        self._queues.add(queue)
+        self._queues[queue] = author
+        queues = list(self._queues)
+        for leaving in surplus(map(Held, self._queues.values()), SUBSCRIBERS_MAX):
+            left = queues[leaving.place]
+            del self._queues[left]
+            put(left, "end", {"reason": leaving.why(SUBSCRIBERS_MAX, "streams of events")})
         try:
             yield queue
         finally:
-            self._queues.discard(queue)
+            self._queues.pop(queue, None)
 
     def end(self) -> None:
         """End all subscriptions, because the daemon ends."""

@@ -17,6 +17,7 @@ from msgspec import Meta
 from memd.admin.oauth.protocol import Permission, TokenRequest, is_answer_to
 from memd.errors import OAuthRefused
 from memd.principals import Right
+from memd.shares import Held, surplus
 
 CODE_SECONDS = 60
 ACCESS_SECONDS = 3_600
@@ -24,6 +25,11 @@ REFRESH_SECONDS = 30 * 86_400
 """From the last time that tokens were given: a program that is not used for so long has to ask again."""
 GRANTS_MAX = 256
 CODES_MAX = 256
+"""Of all people together; beyond it the oldest of whoever has the most makes room (`memd.shares`)."""
+REFRESH_UNKNOWN = (
+    "the refresh token is not known: it was revoked, not used for 30 days, or made room for another, as there are at "
+    f"most {GRANTS_MAX} programs; ask again"
+)
 SPENT_MAX = 32
 """Refresh tokens of one grant that are known again after they served: the last ones. Who shows an older one gets none
 either."""
@@ -123,6 +129,8 @@ class Grants:
         self._new_secret = new_secret
         self._grants = {one.id: one for one in kept}
         self._codes = dict(codes or {})
+        self.made_room: dict[str, str] = {}
+        """By the ids of grants that had to make room for others: why."""
 
     def all(self) -> tuple[Grant, ...]:
         """Return the grants, oldest first."""
@@ -140,10 +148,11 @@ class Grants:
     def allow(self, permission: Permission, allowed: Allowed, now: int) -> str:
         """Return the code for a client that a person allowed to go on."""
         self._codes = {digest: code for digest, code in self._codes.items() if now < code.until}
-        while len(self._codes) >= CODES_MAX:
-            self._codes.pop(next(iter(self._codes)))
         code = self._new_secret()
         self._codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
+        digests = list(self._codes)
+        for leaving in surplus((Held(one.allowed.principal) for one in self._codes.values()), CODES_MAX):
+            del self._codes[digests[leaving.place]]
         return code
 
     def tokens_for(self, asked: TokenRequest, now: int) -> Tokens:
@@ -187,8 +196,8 @@ class Grants:
             raise OAuthRefused("invalid_grant", "code_verifier does not belong to the code_challenge; ask again")
         if asked.redirect_uri not in (None, code.permission.redirect_uri):
             raise OAuthRefused("invalid_grant", "redirect_uri is another one than before; ask again")
-        self._make_room(now)
         allowed = code.allowed
+        self._make_room(now, allowed.principal)
         grant = Grant(
             id=grant_id,
             client_name=code.permission.client.name,
@@ -214,7 +223,7 @@ class Grants:
             if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.refresh_until:
                 spent = (*grant.spent, digest)[-SPENT_MAX:]
                 return self._given(msgspec.structs.replace(grant, spent=spent), now)
-        raise OAuthRefused("invalid_grant", "the refresh token is not known: it was revoked, or not used for 30 days")
+        raise OAuthRefused("invalid_grant", REFRESH_UNKNOWN)
 
     def _given(self, grant: Grant, now: int) -> Tokens:
         access, refresh = self._new_secret(), self._new_secret()
@@ -227,11 +236,15 @@ class Grants:
         )
         return Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
 
-    def _make_room(self, now: int) -> None:
-        """Forget the grants that are over, and of too many those that have not been used for longest."""
+    def _make_room(self, now: int, principal: str) -> None:
+        """Forget the grants that are over, and of too many, with one more of this principal's, those of whoever allowed
+        the most that have not been used for longest."""
         live = [one for one in self.all() if now < one.refresh_until]
         live.sort(key=lambda one: one.refresh_until)
-        self._grants = {one.id: one for one in live[-(GRANTS_MAX - 1) :]}
+        held = [*(Held(one.principal) for one in live), Held(principal)]
+        leaving = {one.place: one.why(GRANTS_MAX, "programs") for one in surplus(held, GRANTS_MAX)}
+        self.made_room = {live[place].id: why for place, why in leaving.items()}
+        self._grants = {one.id: one for place, one in enumerate(live) if place not in leaving}
 
 
 def sha256_of(secret: str) -> str:

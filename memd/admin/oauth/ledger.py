@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -175,7 +176,7 @@ class Ledger:
             self._grants.take_back(before)
             raise
         finally:
-            tell_changes(before, self._grants.all())
+            tell_changes(before, self._grants.all(), self._grants.made_room)
 
     async def _save(self, key: bytes) -> None:
         data = msgspec.json.encode(LedgerFile(key=key.hex(), grants=self._grants.all()))
@@ -206,8 +207,11 @@ def new_secret() -> str:
     return secrets.token_urlsafe(SECRET_BYTES)
 
 
-def tell_changes(before: Iterable[Grant], after: Iterable[Grant]) -> None:
-    """Log which programs may use the memory now and could not before, and the other way round."""
+def tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapping[str, str]) -> None:
+    """Log which programs may use the memory now and could not before, and the other way round.
+
+    `reasons`: see `Grants.made_room`.
+    """
     old, new = {one.id: one for one in before}, {one.id: one for one in after}
     for told, grants, others in (
         ("a program may use memory", new, old),
@@ -216,9 +220,9 @@ def tell_changes(before: Iterable[Grant], after: Iterable[Grant]) -> None:
         for one in grants.values():
             if one.id not in others:
                 fields = {"grant": one.id, "program": one.client_name, "principal": one.principal}
-                log.info(
-                    told, extra={**fields, "rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
-                )
+                fields |= {"rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
+                why = {"reason": reasons[one.id]} if one.id in reasons and grants is old else {}
+                log.info(told, extra={**fields, **why})
 
 
 Rows = Mapping[str, str]
@@ -287,6 +291,7 @@ class SharedLedger(Ledger):
 
     async def _changed(self, change: Callable[[Grants], Result]) -> Result:
         outcome: list[Result | OAuthRefused] = []
+        reasons: dict[str, str] = {}
 
         def work(rows: Rows) -> Rows:
             state = state_in(rows)
@@ -298,19 +303,20 @@ class SharedLedger(Ledger):
             except OAuthRefused as refusal:  # it may have ended a grant
                 result = refusal
             outcome[:] = [result]
+            reasons.update(grants.made_room)
             return rows_of(LedgerState(state.key, grants.all(), grants.codes))
 
         async with self._changing:
-            await self._adopt(await asyncio.to_thread(self._book.change, work))
+            await self._adopt(await asyncio.to_thread(self._book.change, work), reasons)
         if isinstance(outcome[0], OAuthRefused):
             raise outcome[0]
         return outcome[0]
 
-    async def _adopt(self, page: Any) -> None:
+    async def _adopt(self, page: Any, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
         before, state = self._grants.all(), state_in(page.rows)
         self._grants, self.key, self.seen = Grants(new_secret, state.grants), state.key, page.changes
         if before != state.grants:
-            tell_changes(before, state.grants)
+            tell_changes(before, state.grants, reasons)
         with suppress(StoreError):  # the copy is written with the next change
             await self._save(self.key)
 

@@ -1,0 +1,161 @@
+"""Shares: who has the most gives way, and nobody can throw out what another has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+from archiver_stage import Stage, live_entries
+from histories import new_buffer, receive, said, talk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memd.admin.receipts import Receipt
+from memd.conversation.conversation import Conversation
+from memd.conversation.hot_buffer import Arrival, HotBuffer
+from memd.messages import BlockChunk
+from memd.settings.model import Config, ConversationSettings
+from memd.shares import Held, by_turns, surplus
+from memd.store.disk import DiskFiles
+from memd.store.receipts import ReceiptRing
+from memd.telemetry.events import SUBSCRIBERS_MAX, Events
+
+MALLORY = "mallory"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9))), st.integers(0, 60))
+def test_what_stays_fits_and_nobody_loses_anything_who_has_no_more_than_a_share(
+    things: list[tuple[str, int]], room: int
+) -> None:
+    leaving = [one.place for one in surplus((Held(*one) for one in things), room)]
+    had, lost = Counter[str](), Counter[str]()
+    for place, (author, size) in enumerate(things):
+        had[author] += size
+        lost[author] += size if place in leaving else 0
+    assert had.total() - lost.total() <= max(room, 0)
+    assert not leaving or had.total() - lost.total() + things[leaving[-1]][1] > room, "no more than has to"
+    for author in had:
+        assert not lost[author] or had[author] * len(had) > room
+        places = [place for place, one in enumerate(things) if one[0] == author]
+        assert [place for place in leaving if place in places] == places[: len([p for p in leaving if p in places])]
+
+
+def test_principals_take_turns() -> None:
+    assert by_turns([("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]) == [1, 3, 2, 5, 4]
+
+
+def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_leave_and_why() -> None:
+    events, streams = Events(), []
+    ann = events.subscription("ann")
+    hers = ann.__enter__()
+    for _ in range(SUBSCRIBERS_MAX):
+        streams.append(events.subscription(MALLORY))
+        streams[-1].__enter__().put_nowait(("mark", len(streams)))
+    events.publish("stored", {"topic_id": "t"})
+    assert hers.get_nowait() == ("stored", {"topic_id": "t"})
+    with events.subscription("bob") as his:
+        events.publish("stored", {"topic_id": "t"})
+        assert his.get_nowait()[0] == hers.get_nowait()[0] == "stored"
+
+
+def test_who_makes_room_for_another_stream_of_events_hears_the_reason() -> None:
+    events = Events()
+    with events.subscription(MALLORY) as first:
+        others = [events.subscription(MALLORY) for _ in range(SUBSCRIBERS_MAX)]
+        for one in others:
+            one.__enter__()
+        name, told = first.get_nowait()
+        assert name == "end" and f"mallory had the most of them: {SUBSCRIBERS_MAX + 1}" in told["reason"]
+
+
+def asked_by(buffer: HotBuffer, author: str, *history: str, now: float = 0.0) -> Arrival:
+    messages = [said(one) for one in history]
+    digests = [one.content_digest for one in messages]
+    return buffer.receive(messages, digests, [10] * len(messages), session=None, now=now, said_at=1, author=author)
+
+
+def answered(buffer: HotBuffer, author: str, question: str) -> Conversation:
+    arrival = asked_by(buffer, author, f"u:{question}")
+    message = msgspec.structs.replace(said(f"a:It is so: {question}"), author=author)
+    return buffer.reply(arrival, message, 10, 0.0)
+
+
+async def test_who_opens_many_conversations_closes_his_own_and_nobody_elses() -> None:
+    stage = Stage(Config(conversation=ConversationSettings(max_open=4)))
+    topic = await stage.topics.get("talk")
+    hers = answered(topic.buffer, "ann", "Where is the oil of the lamp?")
+    for number in range(8):
+        answered(topic.buffer, MALLORY, f"What is the number {number} of the harbour?")
+    await stage.archiver.tend_topic(topic)
+    assert hers in topic.buffer.conversations() and len(topic.buffer.conversations()) == 4
+    await stage.close()
+
+
+async def test_a_conversation_whose_answer_is_awaited_is_not_closed_however_many_there_are() -> None:
+    stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
+    topic = await stage.topics.get("talk")
+    arrival = receive(topic.buffer, "u:Where is the oil of the lamp?")
+    topic.answering.append(arrival.conversation)
+    talk(topic.buffer, "u:When does the ferry leave?", "a:At nine.")
+    await stage.archiver.tend_topic(topic)
+    assert topic.buffer.is_open(arrival.conversation)
+    topic.buffer.reply(arrival, said("a:In the cellar."), 10, 0.0)
+    topic.answering.clear()
+    await stage.archiver.tend_topic(topic)
+    await stage.archiver.store(topic, arrival.conversation, 2)
+    contents = [entry.content for entry in live_entries(topic)]
+    assert "Where is the oil of the lamp?\nIn the cellar." in contents
+    await stage.close()
+
+
+def test_what_others_were_shown_is_not_forgotten_for_somebody_who_asks_again_and_again() -> None:
+    buffer = new_buffer()
+
+    def shown(number: int) -> list[BlockChunk]:
+        uuid = number.to_bytes(16, "big")
+        return [BlockChunk(uuid.hex()[-8:], uuid, "default", 1)]
+
+    buffer.injected(shown(1), "ann")
+    for number in range(2, 100):
+        buffer.injected(shown(number), MALLORY)
+    assert buffer.resolve("00000001") is not None, "she may correct it still"
+    assert buffer.resolve("00000002") is None
+    again = new_buffer()
+    again.replay(buffer.retelling()())
+    assert again.injected_uuids() == buffer.injected_uuids()
+
+
+async def test_topics_that_others_use_stay_open_while_one_opens_hundreds(tmp_path: Path) -> None:
+    stage = Stage(Config())
+    hers = await stage.topics.get("hers")
+    hers.used_by = "ann"
+    for number in range(260):
+        with (await stage.topics.get(f"topic{number}")).used():
+            pass
+        (await stage.topics.get(f"topic{number}")).used_by = MALLORY
+    await stage.topics.let_idle_go()
+    assert stage.topics.is_open("hers") and len(stage.topics.opened()) <= 256
+    await stage.close()
+
+
+def test_receipts_of_others_stay_while_one_fills_the_file(tmp_path: Path) -> None:
+    ring = ReceiptRing(DiskFiles(), tmp_path, 64_000)
+
+    def keep(number: int, author: str) -> None:
+        one = Receipt(
+            turn_id=f"{number}", at=number, topic_id="t", api="chat", mode="full", model="tiny", author=author
+        )
+        ring.append(msgspec.json.encode(one))
+
+    for number in range(3):
+        keep(number, "ann")
+    for number in range(3, 1_000):
+        keep(number, MALLORY)
+    lines = ring.lines()
+    kept = [msgspec.json.decode(line, type=Receipt) for line in lines]
+    assert [int(one.turn_id) for one in kept if one.author == "ann"] == [2, 1, 0]
+    numbers = [int(one.turn_id) for one in kept if one.author == MALLORY]
+    assert numbers == sorted(numbers, reverse=True) and numbers[0] == 999 and numbers[-1] > 500
+    assert sum(map(len, lines)) < 64_000
+    ring.close()
