@@ -18,7 +18,7 @@ from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import TopicLayout, check_no_cluster, topic_ids_in
-from memd.store.shared.joining import shared_log
+from memd.store.shared.postgres import shared_log
 from memd.wording import counted
 
 

@@ -23,8 +23,8 @@ from memd.store.encryption.opening import disk_of
 from memd.store.files import replace_file
 from memd.store.layout import GRANTS_NAME, topic_ids_in
 from memd.store.shared.books import SharedBook, SharedTokens
-from memd.store.shared.joining import shared_log
 from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
+from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenFile, TokenList
 from memd.wording import counted, for_terminal, sized

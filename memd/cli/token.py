@@ -33,7 +33,7 @@ from memd.settings.tokens import TokenSettings, read_tokens, token_problems
 from memd.store.disk import DiskFiles
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.shared.books import SharedBook, SharedTokens
-from memd.store.shared.joining import shared_log
+from memd.store.shared.postgres import shared_log
 from memd.store.token_list import KeptToken, TokenFile, TokenList
 
 Tokens = tuple[KeptToken, ...]

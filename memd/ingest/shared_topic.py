@@ -434,30 +434,15 @@ def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
     return [event for event in found if event is not None]
 
 
-def local_hot(journal: Journal, payloads: Sequence[bytes], window_turns: int) -> OpenedHot:
-    """The buffer as the journal here has it, where nobody can be asked."""
-    count = len(payloads) - (journal.unmarked if journal.mark is not None else len(payloads))
-    own = [event for one in payloads[count:] if (event := _decoded(one)) is not None]
-    head = 0 if journal.mark is None else journal.mark.head
-    known = [event for one in payloads[:count] if (event := _decoded(one)) is not None]
-    return OpenedHot(kept=replayed(known, window_turns), head=head, own=own, size=0)
-
-
-def opened_hot(log_: SharedTopicLog, journal: Journal, payloads: Sequence[bytes], window_turns: int) -> OpenedHot:
-    """Read what the shared log has of the buffer. Blocks.
+def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row], window_turns: int) -> OpenedHot:
+    """The buffer as the journal here has it, with the rows behind it; none where nobody can be asked.
 
     Args:
-        payloads: of the journal here.
-
-    Raises:
-        Rewritten: the copy counts no more.
-        StoreError: nobody can be asked.
+        payloads: of the journal.
     """
     mark = journal.mark
     count = len(payloads) - journal.unmarked if mark is not None else 0
     head = 0 if mark is None else mark.head
-    news = log_.catch_up(head)
-    rows = all_rows(log_, news)
     found = {payload for row in rows for payload in payloads_in(row.data, 0)}
     own = [event for one in payloads[count:] if one not in found and (event := _decoded(one)) is not None]
     if rows and rows[0].last > head + 1:

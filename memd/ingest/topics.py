@@ -24,13 +24,14 @@ from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, local_hot, opened_hot
+from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, all_rows, asking, opened_hot
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.settings.model import Config
 from memd.shares import Held, surplus
 from memd.store.disk_trouble import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
+from memd.store.shared.seam import Row
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
 
@@ -299,14 +300,16 @@ class Topics:
             journal, payloads = Journal.open(log_.claim)
             payloads += waiting
             journal.unmarked += len(waiting)
+            rows: list[Row] = []
             try:
-                return log_, journal, payloads, opened_hot(log_, journal, payloads, turns)
+                rows = all_rows(log_, log_.catch_up(0 if journal.mark is None else journal.mark.head))
             except Rewritten:
                 waiting = payloads[len(payloads) - journal.unmarked :] if journal.mark is not None else []
                 self._store.drop_copy(topic_id)
+                continue
             except StoreError as error:
                 log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
-                return log_, journal, payloads, local_hot(journal, payloads, turns)
+            return log_, journal, payloads, opened_hot(journal, payloads, rows, turns)
 
     async def _renewed(self, topic: Topic) -> tuple[SharedTopicLog, Journal, OpenedHot, Cutter]:
         def renewed() -> tuple[SharedTopicLog, Journal, OpenedHot]:

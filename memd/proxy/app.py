@@ -68,7 +68,7 @@ from memd.store.erasure.ledger import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
-from memd.store.shared.joining import shared_log
+from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog
 from memd.store.store import MakeErasures, Store
 from memd.store.token_list import TokenFile, TokenList

@@ -48,7 +48,7 @@ from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
 from memd.store.recent import Recent, RecentTopics, read_recent
-from memd.store.shared.joining import join
+from memd.store.shared.postgres import join
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Hit, Snapshot

@@ -1,4 +1,4 @@
-"""The shared log in PostgreSQL: its two tables, its statements, its connections, and what its errors mean.
+"""The shared log in PostgreSQL: its tables, its statements, its connections, what its errors mean; and who may join.
 
 Rule: each call is one statement that is carried out as a whole or not at all, so that nothing is left half done by a
 daemon that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at
@@ -7,26 +7,44 @@ once, until the watch, which asks it every second, has had an answer.
     memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
     memd_topic   a row for each stream of a topic: where it ends (`head`), and its latest base; and the generation
     memd_log     the rows of the streams: `last` is the highest id in one
+
+Rows leave a daemon sealed if its data directory is encrypted. All daemons of a cluster have the same master key, or
+none; which of both, its first daemon decides. Of what the database has then nothing can be read but names, numbers and
+lengths, and what is sealed is bound to its place and cannot be moved to another one:
+
+    | nonce | ciphertext      | tag |      AES-256-GCM; bound to topic, stream and number
+    | 12    | length          | 16  |
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import secrets
 import select
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from memd.errors import BadTopicId, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream, StreamHead
+from memd.errors import BadTopicId, CorruptFile, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
+from memd.settings.model import Config
+from memd.store.files import Files, replace_file
+from memd.store.layout import CLUSTER_NAME, topic_ids_in
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream, StreamHead
+
+if TYPE_CHECKING:
+    from memd.store.encryption.key_files import MasterKey
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 Connection: TypeAlias = Any
 """psycopg.Connection, which is imported when somebody wants one."""
+Place: TypeAlias = tuple[str, Stream, int]
+"""Of a row: topic, stream, number."""
+_NONCE_BYTES = 12
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -117,11 +135,11 @@ _ENDED = ("08", "57P")
 class PostgresLog:
     """See SharedLog."""
 
-    def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, key_id: str = "") -> None:
+    def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, master: MasterKey | None = None) -> None:
         """Nothing is asked of it before `connect`, or the first call.
 
         Args:
-            key_id: of the master key with which its rows are sealed; empty: they are not.
+            master: the key with which its rows are sealed; None: they are not.
 
         Raises:
             StoreError: the packages are missing, or the URL cannot be read.
@@ -139,7 +157,9 @@ class PostgresLog:
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
         self.cluster = ""
         self.on_return: Callable[[], None] = lambda: None
-        self._url, self._wait_seconds, self._key_id = url, wait_seconds, key_id
+        self._url, self._wait_seconds = url, wait_seconds
+        self._key_id = "" if master is None else master.id
+        self._key = None if master is None else master.wrapping(b"shared log")
         self._kind = _impatient()
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -191,7 +211,7 @@ class PostgresLog:
         }
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
-        """See SharedLog."""
+        """See SharedLog. Raises CorruptFile: a row is not as it was sealed."""
         names, known = list(after), list(after.values())
         told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
@@ -201,7 +221,9 @@ class PostgresLog:
             heads[stream] = StreamHead(head, base)
             generation = of_generation
             if last is not None:
-                rows.append(Row(stream, last, bytes(data), is_base=last == base))
+                rows.append(
+                    Row(stream, last, self._opened(bytes(data), (topic_id, stream, last)), is_base=last == base)
+                )
         return News(generation=generation, heads=heads, rows=tuple(rows))
 
     def append(
@@ -209,6 +231,7 @@ class PostgresLog:
     ) -> bool:
         """See SharedLog."""
         assert last > after >= 0, "ids ascend"
+        data = self._sealed(data, (topic_id, stream, last))
         told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data}
 
         def appended(connection: Connection) -> bool:
@@ -233,7 +256,8 @@ class PostgresLog:
                     connection.execute("DELETE FROM memd_log WHERE topic = %s", (topic_id,))
                 for (stream, last), data in (rows or {}).items():
                     change = "UPDATE memd_log SET data = %s WHERE topic = %s AND stream = %s AND last = %s"
-                    connection.execute(change, (data, topic_id, stream, last))
+                    sealed = self._sealed(data, (topic_id, stream, last))
+                    connection.execute(change, (sealed, topic_id, stream, last))
                 return int(found[0])
 
         return self._called(rewritten, is_write=True, seconds=LONG_SECONDS)
@@ -250,12 +274,29 @@ class PostgresLog:
     def close(self) -> None:
         """See SharedLog."""
         self._is_closed.set()
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._forget_idle()
 
     # -- private ------------------------------------------------------------------------------------------------
+
+    def _sealed(self, data: bytes, place: Place) -> bytes:
+        if self._key is None:
+            return data
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._key.cipher(place[0].encode()).encrypt(nonce, data, _bound(place))
+
+    def _opened(self, data: bytes, place: Place) -> bytes:
+        if self._key is None:
+            return data
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            cipher = self._key.cipher(place[0].encode())
+            return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound(place))
+        except (InvalidTag, ValueError):
+            raise CorruptFile(
+                f"{self.place}: row {place[2]} of topic {place[0]} is not as it was encrypted; something else changed "
+                "it, restore the database from a backup"
+            ) from None
 
     def _called(self, work: Callable[[Connection], Result], *, is_write: bool = False, seconds: float = 0.0) -> Result:
         if self._trouble is not None:
@@ -360,6 +401,10 @@ class PostgresLog:
                     self.on_return()
 
 
+def _bound(place: Place) -> bytes:
+    return "\0".join(map(str, place)).encode()
+
+
 def _impatient() -> Any:
     """Return the kind of connection that waits for answers no longer than `until`, and is closed then: there is no
     other way out of a network that says nothing, or of a server that was stopped."""
@@ -451,3 +496,38 @@ def remedy_of(error: Exception) -> str:
     remedy = _BY_STATE.get(getattr(error, "sqlstate", None) or "")
     found = (told for pattern, told in _REMEDIES if pattern.search(str(error)))
     return remedy or f"{next(found, 'check that the server runs')} (cluster.database)"
+
+
+def shared_log(config: Config) -> SharedLog:
+    """The log that the settings name; nothing is asked of it yet. Raises StoreError: it cannot be used."""
+    assert config.cluster.is_on, "else there is none"
+    url = config.cluster.database
+    if not config.encryption.is_on:
+        return PostgresLog(url)
+    from memd.store.encryption.opening import master_key  # needs the extra `encryption`
+
+    return PostgresLog(url, master=master_key(config.encryption))
+
+
+def join(files: Files, data_dir: Path, kept: SharedLog) -> None:
+    """Make sure that a folder is a copy of this log, or empty; then it becomes one.
+
+    Raises:
+        StoreError: it is not; or it is empty, and nobody can be asked yet.
+    """
+    path = data_dir / CLUSTER_NAME
+    before = files.read(path).decode(errors="replace").strip() if files.size(path) is not None else ""
+    with suppress(*([StoreWriteFailed] if before else [])):  # it may pass, and until then the copy serves
+        kept.connect()
+    if not before:
+        if topic_ids_in(files, data_dir):
+            raise StoreError(
+                f"{data_dir}: has topics of its own, which are not in {kept.place}; move them there (`memd move FROM "
+                "TO`), or give the daemon an empty folder (data_dir)"
+            )
+        replace_file(files, path, kept.cluster.encode())
+    elif kept.cluster and kept.cluster != before:
+        raise StoreError(
+            f"{data_dir}: is a copy of another cluster than {kept.place}; give the daemon an empty folder (data_dir), "
+            "or correct cluster.database"
+        )
