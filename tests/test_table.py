@@ -71,7 +71,7 @@ def encoder(embedder: Embedder) -> Iterator[Encoder]:
     "text", ["w " * 500, "x" * 9_000, "这是没有空格的中文" * 1_000, "\ud800?" * 300, "🙂" * 300, ""]
 )
 def test_a_part_is_cut_at_a_character(embedder: Embedder, encoder: Encoder, text: str) -> None:
-    head = encoder.cut(text, PART_TOKENS)
+    head = encoder.embedder.cut(text, PART_TOKENS)
     assert text.startswith(head) and bool(head) == bool(text)
     assert len(tokenizer_in(model_dir()).encode(readable(head), add_special_tokens=False)) <= PART_TOKENS
     assert encoder.embed_parts([head, "a question"], 60).shape == (2, embedder.dimension)

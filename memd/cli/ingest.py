@@ -25,7 +25,8 @@ from memd.cli.flags import (
     settings_flags,
 )
 from memd.embedding.loading import MULTILINGUAL, load_embedder
-from memd.ingest.offline import reembed as embed_again
+from memd.ingest.offline import opened, reembed_topics
+from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import EmbeddingSettings
 from memd.store.layout import models_dir
 from memd.wording import counted, sized
@@ -46,8 +47,10 @@ def reembed(config_path: Path | None, data_dir: str | None) -> int:
     refuse_cluster(
         config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
     )
-    with progress("embedding") as advanced:
-        count, problems = embed_again(config, advanced)
+    with opened(config) as (store, model), progress("embedding") as advanced:
+        embed = model.embed_many
+        redactor = Redactor.of(config.ingest)
+        count, problems = reembed_topics(store, embed, advanced, redactor, batch_texts=model.batch_texts)
     for problem in problems:
         click.echo(problem)
     click.echo(f"{config.data_dir}: {counted(count, 'chunk')} embedded again")

@@ -40,7 +40,7 @@ class Encoder:
     """Embeds queries in any thread, and texts in the ingesting threads."""
 
     def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
+        self.embedder = embedder
         self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
         self._turns = Turns()
         self._waiting = 0
@@ -68,35 +68,12 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """The model's; see `Embedder.fingerprint`."""
-        return self._embedder.fingerprint
-
-    def same_cosine(self, cosine: float) -> float:
-        """See `Embedder.same_cosine`."""
-        return self._embedder.same_cosine(cosine)
-
-    @property
-    def dimension(self) -> int:
-        """Components of every vector."""
-        return self._embedder.dimension
+        return self.embedder.fingerprint
 
     @property
     def table(self) -> QuestionTable | None:
         """The question table of the model; None if it has none."""
         return table_of(self.fingerprint)
-
-    @property
-    def scale(self) -> tuple[float, float]:
-        """See `Embedder.scale`."""
-        return self._embedder.scale
-
-    @property
-    def tells_apart(self) -> bool:
-        """See `Embedder.tells_apart`."""
-        return self._embedder.tells_apart
-
-    def cut(self, text: str, tokens: int) -> str:
-        """See `Embedder.cut`."""
-        return self._embedder.cut(text, tokens)
 
     def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
         """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
@@ -106,7 +83,7 @@ class Encoder:
         Raises:
             EmbeddingError: the model failed, or has not answered in time.
         """
-        until, ask = time.monotonic() + seconds, self._asked_for if self._embedder.waits else self._asked_now
+        until, ask = time.monotonic() + seconds, self._asked_for if self.embedder.waits else self._asked_now
         found: list[NDArray[np.float32]] = []
         for part in parts:
             vectors = self._known(part)
@@ -148,7 +125,7 @@ class Encoder:
 
     def _embedded(self, text: str) -> NDArray[np.float32]:
         with self._noting():
-            vectors = self._embedder.embed_query(text)
+            vectors = self.embedder.embed_query(text)
         vectors.flags.writeable = False
         if len(text) <= QUESTION_CHARACTERS_MAX:
             with self._questions_lock:
@@ -160,7 +137,7 @@ class Encoder:
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests, and to other texts, between batches. Called in an ingesting
         thread."""
-        size = max(1, self._embedder.batch_texts)
+        size = max(1, self.embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
         found: list[NDArray[np.float32]] = []
         self._count_waiting(len(texts))
@@ -179,12 +156,12 @@ class Encoder:
     def embed_text(self, text: str) -> Vector:
         """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
         with self._noting():
-            return self._embedder.embed(text)
+            return self.embedder.embed(text)
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
         self._is_closing = True
-        self._embedder.close()
+        self.embedder.close()
         self._asking.shutdown(wait=True, cancel_futures=True)
         self._ingestion.shutdown(wait=True, cancel_futures=True)
 
@@ -202,7 +179,7 @@ class Encoder:
         with self._turns.taken():
             self.give_way()
             with self._noting():
-                return self._embedder.embed_many(texts)
+                return self.embedder.embed_many(texts)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

@@ -45,7 +45,7 @@ class TopicAppender:
         metrics: Metrics,
         events: Events,
     ) -> None:
-        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.same_cosine, redactor=redactor)
+        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.embedder.same_cosine, redactor=redactor)
         self._encoder = encoder
         self._counter = counter
         self._redactor = redactor

@@ -24,15 +24,10 @@ from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.store.files import Files
 from memd.store.layout import models_dir
-from memd.store.snapshot import SegmentView
 from memd.store.store import Store, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
 """A callback for progress: how much is done, and how much there is to do altogether."""
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """Show no progress."""
 
 
 def stored_models(config: Config, files: Files) -> set[tuple[int, str]]:
@@ -84,22 +79,10 @@ GROUP_CHUNKS = 256
 """Appended with one fsync: about three seconds of embedding."""
 
 
-def reembed(config: Config, advanced: Advanced = ignore_progress) -> tuple[int, list[StoreError]]:
-    """Embed again in all topics of `config.data_dir`; see `reembed_topics`.
-
-    Raises:
-        StoreLocked: a daemon is running on it.
-        MemdError: see `reembed_topics`.
-    """
-    with opened(config) as (store, embedder):
-        redactor = Redactor.of(config.ingest)
-        return reembed_topics(store, embedder.embed_many, advanced, redactor, batch_texts=embedder.batch_texts)
-
-
 def reembed_topics(
     store: Store,
     embed_many: EmbedMany,
-    advanced: Advanced = ignore_progress,
+    advanced: Advanced = lambda done, total: None,
     redactor: Redactor = NO_REDACTION,
     *,
     batch_texts: int = 1,
@@ -110,7 +93,12 @@ def reembed_topics(
         EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay.
     """
     topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
-    groups = [group for topic in topics for group in _groups(topic)]
+    groups = [
+        (topic, view, rows[start : start + GROUP_CHUNKS].tolist())
+        for topic in topics
+        for view, rows in topic.unsearched()
+        for start in range(0, len(rows), GROUP_CHUNKS)
+    ]
     total = sum(len(rows) for _, _, rows in groups)
     done = 0
     problems: list[StoreError] = []
@@ -135,10 +123,3 @@ def reembed_topics(
         append_and_seal(topic, embedded)
         done += len(embedded)
     return done, problems
-
-
-def _groups(topic: TopicLog) -> Iterator[tuple[TopicLog, SegmentView, list[int]]]:
-    """The rows to embed again, in groups that are appended together."""
-    for view, rows in topic.unsearched():
-        for start in range(0, len(rows), GROUP_CHUNKS):
-            yield topic, view, rows[start : start + GROUP_CHUNKS].tolist()

@@ -15,7 +15,7 @@ from memd.ingest.topics import Topics
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.store.bucket.tending import BucketTender
 from memd.store.disk_trouble import KINDS
-from memd.telemetry.metrics import Gauge, Metrics, gauge
+from memd.telemetry.metrics import Gauge, Metrics, encode, gauge
 from memd.telemetry.tasks import Tasks
 
 
@@ -116,9 +116,7 @@ def queued_in(executor: ThreadPoolExecutor) -> Callable[[], int]:
 
 
 async def exposition(metrics: Metrics, gauges: Gauges, upstream: UpstreamPool, accept: str) -> tuple[bytes, str]:
-    """See `telemetry.exposition.encode`; first asks the upstream whether it is there, unless that was asked lately."""
+    """See `telemetry.metrics.encode`; first asks the upstream whether it is there, unless that was asked lately."""
     await upstream.refresh(wait=True)
-    await asyncio.to_thread(importlib.import_module, "memd.telemetry.exposition")  # the first time, 30 ms
-    from memd.telemetry.exposition import encode
-
+    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
     return encode(metrics, gauges.read(), accept)

@@ -446,7 +446,9 @@ class Forwarding:
     def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:
         record.note_status(self._received.asked.mode, shown.status)
         own = "" if self._received.asked.who.author else next(self._received.prompt.user_texts(), "")
-        record.note_question(own, is_kept=self._received.is_traced and not shown.status.startswith("degraded"))
-        record.note_recall(self.prepared.recalled.candidate_count, self.prepared.recalled.spans_ms)
-        record.note_injection(len(shown.chunks), shown.block_tokens)
-        record.note_left(self._received.prompt.left_out(), self._received.prompt.replaced())
+        record.asked = own
+        record.is_kept = self._received.is_traced and not shown.status.startswith("degraded")
+        record.candidates = self.prepared.recalled.candidate_count
+        record.spans_ms.update(self.prepared.recalled.spans_ms)
+        record.injected, record.injected_tokens = len(shown.chunks), shown.block_tokens
+        record.left_out, record.replaced = self._received.prompt.left_out(), self._received.prompt.replaced()

@@ -287,7 +287,7 @@ class Retriever:
         if not parts:
             return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
-        field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.scale)
+        field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.embedder.scale)
         unclear = self._unclear(field, parts)
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
@@ -304,7 +304,7 @@ class Retriever:
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, unclear, is_ever_silent=self._encoder.tells_apart)
+        scores = field.scores(self._settings, read, unclear, is_ever_silent=self._encoder.embedder.tells_apart)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -337,15 +337,15 @@ class Retriever:
 
     def _parts(self, question: str, step: str) -> dict[str, float]:
         """All that asks, and its weight."""
-        weights = {self._encoder.cut(part, PART_TOKENS): 1.0 for part in parts_of(question)}
+        weights = {self._encoder.embedder.cut(part, PART_TOKENS): 1.0 for part in parts_of(question)}
         for part in parts_of(step)[:STEP_PARTS_MAX]:
-            weights.setdefault(self._encoder.cut(part, PART_TOKENS), STEP_WEIGHT)
+            weights.setdefault(self._encoder.embedder.cut(part, PART_TOKENS), STEP_WEIGHT)
         return weights
 
     def _table_vectors(self, parts: Sequence[str]) -> Floats:
         table = self._encoder.table
         if table is None or self._settings.question == "model":
-            return np.zeros((len(parts), self._encoder.dimension), np.float32)
+            return np.zeros((len(parts), self._encoder.embedder.dimension), np.float32)
         return table.vectors(parts)
 
     def _unclear(self, field: Field, parts: Sequence[str]) -> dict[int, int]:

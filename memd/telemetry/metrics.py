@@ -1,4 +1,4 @@
-"""Counters, histograms and gauges; `exposition.py` has the format that Prometheus reads at `/memd/metrics`.
+"""Counters, histograms and gauges, and the format in which Prometheus reads them at `/memd/metrics`.
 
 Rule: a label has the values listed here or in the registry of APIs and no others, so nothing a client sends makes the
 list longer. Only events are counted; a state is read when somebody asks (`proxy/gauges.py`). Counting adds to plain
@@ -9,8 +9,9 @@ Python 3.11) and a request has ten.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, product
+from typing import Any
 
 import msgspec
 
@@ -133,3 +134,50 @@ class Metrics:
 def gauge(name: str, about: str, number: float) -> Gauge:
     """Return a gauge of one number."""
     return Gauge(name, about, {"": number})
+
+
+def encode(metrics: Metrics, gauges: Iterable[Gauge], accept: str) -> tuple[bytes, str]:
+    """Return everything in the text format that an `Accept` header asks for, and its content type.
+
+    The first call imports prometheus_client, a twelfth of all imports. Every answer has a registry of its own, as there
+    may be several daemons in one process.
+    """
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry()
+    registry.register(_Families(metrics, gauges))
+    ProcessCollector(registry=registry)
+    encoder, content_type = choose_encoder(accept)
+    return encoder(registry), content_type
+
+
+class _Families:
+    """The metrics of one daemon in the library's types."""
+
+    def __init__(self, metrics: Metrics, gauges: Iterable[Gauge]) -> None:
+        self._parts, self._gauges = vars(metrics).values(), gauges
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families; called by the registry."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.utils import floatToGoString
+
+        for part in self._parts:
+            if isinstance(part, Count):
+                counter = CounterMetricFamily(part.name, part.about, labels=part.labels)
+                for values, number in part.counts.items():
+                    counter.add_metric(values, number)
+                yield counter
+            elif isinstance(part, Distribution):
+                histogram = HistogramMetricFamily(part.name, part.about, labels=part.labels)
+                names = [*map(floatToGoString, part.bounds), "+Inf"]
+                for value, seen in part.seen.items():
+                    buckets = list(zip(names, map(float, accumulate(seen)), strict=True))
+                    histogram.add_metric([value] if part.labels else [], buckets, part.sums[value])
+                yield histogram
+        for one in self._gauges:
+            family = GaugeMetricFamily(one.name, one.about, labels=[one.label] if one.label else [])
+            for value, number in one.numbers.items():
+                family.add_metric([value] if one.label else [], float(number))
+            yield family

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
@@ -25,7 +25,7 @@ CLIENT_GONE = 499
 INTERNAL = 500
 MILLISECONDS = 1000.0
 ASKED_CHARACTERS = 200
-"""Of a question that are noted; a terminal shows what fits."""
+"""Of a question that are told; a terminal shows what fits."""
 
 
 class RequestRecord:
@@ -51,7 +51,7 @@ class RequestRecord:
         self.replaced = 0
         """Results that a line in the prompt stands for."""
         self.asked = ""
-        """The beginning of what the owner asked; empty where others did."""
+        """The question of the owner; empty where others asked."""
         self.is_kept = False
         """Whether it is remembered."""
         self.candidates: int | None = None
@@ -70,23 +70,6 @@ class RequestRecord:
     def note_status(self, mode: str, status: str) -> None:
         """Note the status that the response's headers have."""
         self.mode, self.status = mode, status
-
-    def note_question(self, asked: str, *, is_kept: bool) -> None:
-        """Note what the owner asked, and whether what was said is remembered."""
-        self.asked, self.is_kept = asked[:ASKED_CHARACTERS], is_kept
-
-    def note_recall(self, candidates: int | None, spans_ms: Mapping[str, float]) -> None:
-        """Note how many chunks recall found, and how long its parts took."""
-        self.candidates = candidates
-        self.spans_ms.update(spans_ms)
-
-    def note_injection(self, chunks: int, tokens: int) -> None:
-        """Note the number of chunks and tokens in memory blocks."""
-        self.injected, self.injected_tokens = chunks, tokens
-
-    def note_left(self, left_out: int, replaced: int) -> None:
-        """Note how many messages are not in the prompt, and how many results have a line in their place."""
-        self.left_out, self.replaced = left_out, replaced
 
     def note_answer_start(self) -> None:
         """Note that the upstream has begun to answer; every call but the first does nothing."""
@@ -128,7 +111,6 @@ def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[R
     finally:
         metrics.in_flight -= 1
         record.finish()
-        _count_errors(metrics, record)
         _count(metrics, record)
         _log(request, record)
 
@@ -141,12 +123,9 @@ def _log(request: web.BaseRequest, record: RequestRecord) -> None:
         log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
 
 
-def _count_errors(metrics: Metrics, record: RequestRecord) -> None:
+def _count(metrics: Metrics, record: RequestRecord) -> None:
     if record.outcome in ("unreachable", "broken_answer", "internal"):
         metrics.errors.add(record.outcome)
-
-
-def _count(metrics: Metrics, record: RequestRecord) -> None:
     if not record.api:
         metrics.passed.add()
         return
@@ -178,7 +157,7 @@ def _log_fields(record: RequestRecord) -> dict[str, object]:
         "http_status": record.http_status,
         "server": record.server or None,
         "outcome": record.outcome,
-        "asked": Content(record.asked) if record.asked else None,
+        "asked": Content(record.asked[:ASKED_CHARACTERS]) if record.asked else None,
         "stored": record.is_kept if record.api else None,
         "injected": record.injected,
         "injected_tokens": record.injected_tokens,
