@@ -111,7 +111,6 @@ class SharedTopic(Topic):
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
         self._renew, self._ends = renew, ends
-        self._journal_behind = self._journal_behind or bool(hot.own)
         self._follow_log()
 
     # -- for requests -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import Row
 from memd.store.shared.shared_topic import SharedTopicLog
-from memd.store.store import Store
+from memd.store.store import Store, TopicLog
 
 __all__ = ["Topic", "Topics"]
 
@@ -187,11 +187,8 @@ class Topics:
         checked_topic_id(topic_id)
         opening = self._opening.get(topic_id)
         if opening is None:
-            loop = asyncio.get_running_loop()
-            if self._store.kept is not None:
-                opening = loop.run_in_executor(asking, self._read_shared, topic_id)
-            else:
-                opening = loop.run_in_executor(self._writer, self._read, topic_id)
+            thread = self._writer if self._ends is None else asking
+            opening = asyncio.get_running_loop().run_in_executor(thread, self._read, topic_id)
             self._opening[topic_id] = opening
             opening.add_done_callback(partial(self._opened, topic_id))
         return opening
@@ -247,17 +244,30 @@ class Topics:
         return True
 
     def _read(self, topic_id: str) -> Topic:
-        log_ = self._store.topic(topic_id)
-        journal, payloads = Journal.open(log_.claim)
-        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+        """Open a topic; one that other daemons have too, with what they have appended."""
+        turns, hot = self._config.corrections.window_turns, None
+        if self._ends is None:
+            log_: TopicLog = self._store.topic(topic_id)
+            journal, payloads = Journal.open(log_.claim)
+            buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+            is_current = True
+        else:
+            log_, journal, payloads, hot = self._read_copy(topic_id)
+            buffer, is_as_kept, is_current = hot.kept, True, log_.is_current
+            if hot.own:  # the buffer as it was here, and then as it is there with what waits here
+                buffer = replayed(events_in(payloads, topic_id, self._redactor)[0], turns)
+                if is_current:
+                    rebased(buffer, hot.kept, None, hot.own)
+                else:
+                    buffer.leave_unsaved(hot.own)
         if erased := erased_in(buffer, self._store.ledger):
             buffer.forget((), erased)
             is_as_kept = False
-        if has_lost := log_.has_lost_entries(journal):
+        if has_lost := is_current and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        return Topic(
+        topic = (Topic if hot is None else SharedTopic)(
             log_,
             buffer,
             journal,
@@ -265,30 +275,10 @@ class Topics:
             self._redactor,
             self._cutter,
             before_write=self._store.before_write,
-            journal_behind=has_lost or not is_as_kept,
+            journal_behind=bool(hot.own) if hot is not None else has_lost or not is_as_kept,
         )
-
-    def _read_shared(self, topic_id: str) -> Topic:
-        """Open a topic that other daemons have too, with what they have appended."""
-        turns = self._config.corrections.window_turns
-        log_, journal, payloads, hot = self._read_copy(topic_id)
-        buffer = hot.kept
-        if hot.own:  # the buffer as it was here, and then as it is there with what waits here
-            buffer = replayed(events_in(payloads, topic_id, self._redactor)[0], turns)
-            if log_.is_current:
-                rebased(buffer, hot.kept, None, hot.own)
-            else:
-                buffer.leave_unsaved(hot.own)
-        if erased := erased_in(buffer, self._store.ledger):
-            buffer.forget((), erased)
-        if log_.is_current and log_.has_lost_entries(journal):
-            buffer.lower_marks(log_.has_digest)
-        for finding in log_.findings:
-            log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
-        made = log_, buffer, journal, self._writer, self._redactor, self._cutter
-        assert self._ends is not None, "of a log that is shared"
-        topic = SharedTopic(*made, before_write=self._store.before_write)
-        topic.shares(hot, turns, self._renewed, self._ends)
+        if isinstance(topic, SharedTopic) and hot is not None and self._ends is not None:
+            topic.shares(hot, turns, self._renewed, self._ends)
         return topic
 
     def _read_copy(self, topic_id: str) -> tuple[SharedTopicLog, Journal, list[bytes], OpenedHot]:
