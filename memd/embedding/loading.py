@@ -111,11 +111,11 @@ def _resident(
     stored: Collection[tuple[int, str]],
     question_seconds: float,
 ) -> Embedder:
-    from memd.embedding.local import DIMENSION, fingerprint_in
+    from memd.embedding.local import DIMENSION, ModelFiles
 
     load = partial(_local, settings, models_dir, fetch)
     folder = _folder(settings, models_dir)
-    fingerprint = None if folder is None else fingerprint_in(settings, folder)
+    fingerprint = None if folder is None else ModelFiles(settings, folder).fingerprint
     # The log says it from the first chunk on; of fastembed's models only fastembed knows the files.
     dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
     if settings.model == BUNDLED:

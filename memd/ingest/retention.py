@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
@@ -68,7 +68,12 @@ class Retention:
 
     async def plans(self) -> list[PlannedErasure]:
         """Return what is too old now, in each topic that has something."""
-        return [due.plan async for due in self._due_parts()] if self._retention else []
+        found = []
+        for topic_id in await asyncio.to_thread(self._store.topic_ids) if self._retention else ():
+            before = self._before(topic_id)
+            if before is not None and (due := await self._due(topic_id, before)) is not None:
+                found.append(due.plan)
+        return found
 
     async def run(self, by: str, *, confirmed: bool) -> list[ErasureDone]:
         """Erase what is too old; a topic that fails does not stop the others.
@@ -131,13 +136,6 @@ class Retention:
         """The time before which all is too old, a midnight in UTC; None: nothing ever is."""
         days = days_kept(self._retention, topic_id)
         return None if not days else (self._store.now_us() // DAY_US - days) * DAY_US
-
-    async def _due_parts(self) -> AsyncIterator[DuePart]:
-        for topic_id in await asyncio.to_thread(self._store.topic_ids):
-            before = self._before(topic_id)
-            due = None if before is None else await self._due(topic_id, before)
-            if due is not None:
-                yield due
 
     async def _due(self, topic_id: str, before: int) -> DuePart | None:
         topic = await self._topics.existing(topic_id)

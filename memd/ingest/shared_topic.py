@@ -197,9 +197,7 @@ class SharedTopic(Topic):
         """See Topic: in the rows too."""
         await self.follow()
         async with self._turn:
-            self.buffer.forget(digests, uuids)
-            for digest in digests:
-                self.chunk_ids.pop(digest, None)
+            self._drop(digests, uuids)
             await self._send(base=True)
             await self._rewrite_copy(wiper)
 
@@ -223,7 +221,9 @@ class SharedTopic(Topic):
         for _ in range(_TRIES):
             events, retell = self.buffer.take_unsaved(), self.buffer.retelling
             if events:
-                self._told_here(events)
+                for event in events:
+                    if isinstance(event, Appended) and event.messages:
+                        self._others.pop(event.conversation, None)  # this daemon sees to it now
                 encoded = await self._in_writer(partial(self._payloads, events))
                 self._pending += zip(events, encoded, strict=True)
             if self._pending:
@@ -252,12 +252,6 @@ class SharedTopic(Topic):
         self._head += 1
         self._rows_bytes += len(data)
         return True
-
-    def _told_here(self, events: Sequence[BufferEvent]) -> None:
-        """See to the conversations that this daemon was told last."""
-        for event in events:
-            if isinstance(event, Appended) and event.messages:
-                self._others.pop(event.conversation, None)
 
     def _retold(self, retell: Callable[[], list[BufferEvent]]) -> list[bytes]:
         return self._payloads(retell())

@@ -14,7 +14,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -307,18 +307,23 @@ class Topic:
 
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
+        with suppress(StoreError):  # it stays behind
+            await self._rewrite()
+
+    async def _rewrite(self, wiper: Wiper | None = None) -> None:
         self.buffer.take_unsaved()  # the whole buffer is written, and these events with it
         retell = self.buffer.retelling()
         self._journal_unsynced = False
 
         def rewrite() -> None:
-            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent)
+            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper)
 
         try:
             await self._write("journal", rewrite)
-            self._journal_behind = False
-        except StoreError:
+        except BaseException:
             self._journal_behind = True
+            raise
+        self._journal_behind = False
 
     async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
         """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
@@ -327,18 +332,13 @@ class Topic:
         Raises:
             StoreError: the journal cannot be written, or what it was may still be there.
         """
+        self._drop(digests, uuids)
+        await self._rewrite(wiper)
+
+    def _drop(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
         self.buffer.forget(digests, uuids)
         for digest in digests:
             self.chunk_ids.pop(digest, None)
-        self.buffer.take_unsaved()
-        retell = self.buffer.retelling()
-
-        def rewrite() -> None:
-            self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper)
-
-        self._journal_behind = True
-        await self._write("journal", rewrite)
-        self._journal_behind = self._journal_unsynced = False
 
     def note_chunks(self, entries: Sequence[Entry]) -> None:
         """Note which chunks came from which messages, for `chunk_ids`."""

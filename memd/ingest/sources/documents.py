@@ -175,7 +175,9 @@ def without_vectors(drafts: Iterable[Draft]) -> list[str]:
 def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[Draft]:
     """Return the drafts with the vectors of their texts, as far as these are known."""
     return [
-        draft if draft.status is not Status.ACTIVE else _with_vector(draft, vectors.get(draft.embedded_text))
+        msgspec.structs.replace(draft, vector=vectors[draft.embedded_text])
+        if draft.status is Status.ACTIVE and draft.embedded_text in vectors
+        else draft
         for draft in drafts
     ]
 
@@ -244,10 +246,6 @@ def _shown(chunk: ChunkState) -> tuple[object, ...]:
 
 def _number(entry: Entry) -> int:
     return entry.part.number if isinstance(entry.part, Section) else 0
-
-
-def _with_vector(draft: Draft, vector: bytes | None) -> Draft:
-    return draft if vector is None else msgspec.structs.replace(draft, vector=vector)
 
 
 def _change(reason: str, by: str) -> dict[str, Any]:

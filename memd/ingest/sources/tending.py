@@ -11,9 +11,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -31,7 +31,6 @@ from memd.telemetry.events import Events
 from memd.telemetry.tasks import Tasks
 
 log = logging.getLogger("memd")
-Result = TypeVar("Result")
 State = Literal["waiting", "looking", "fine", "failed"]
 
 TOLD_MAX = 100
@@ -315,17 +314,17 @@ class _TopicKeeper:
 
     def known(self) -> Sequence[KnownDocument]:
         """See `Keeper`."""
-        return self._done(self._known())
+        return asyncio.run_coroutine_threadsafe(self._known(), self._loop).result()
 
     def take(self, document: GivenDocument) -> TakenDocument:
         """See `Keeper`."""
-        return self._done(self._with_topic(lambda topic: self._taker.take(topic, document)))
+        return self._done(lambda topic: self._taker.take(topic, document))
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
         """See `Keeper`."""
         self._tended.leaving = sources
         try:
-            return self._done(self._with_topic(lambda topic: self._taker.remove(topic, sources)))
+            return self._done(lambda topic: self._taker.remove(topic, sources))
         finally:
             self._tended.leaving = ()
 
@@ -336,13 +335,13 @@ class _TopicKeeper:
         with topic.held():
             return await asyncio.to_thread(known_documents, topic.log.snapshot())
 
-    async def _with_topic(self, work: Callable[[Topic], Awaitable[Result]]) -> Result:
-        topic = await self._topics.get(self._topic_id)
-        with topic.held():
-            return await work(topic)
+    def _done(self, work: Callable[[Topic], Awaitable[TakenDocument]]) -> TakenDocument:
+        async def done() -> TakenDocument:
+            topic = await self._topics.get(self._topic_id)
+            with topic.held():
+                return await work(topic)
 
-    def _done(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result()
 
 
 class _StoppedError(Exception):
