@@ -295,6 +295,8 @@ def test_a_line_of_50_megabytes_and_other_bad_rows_are_refused(reader: FileReade
     assert "line 2 has more than 1,000,000 bytes" in reason(reader, tmp_path / "a.csv")
     (tmp_path / "a.csv").write_bytes(b"a,b\n\xff,d\n")
     assert "no UTF-8 text" in reason(reader, tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("a,b\nc,d\n", encoding="utf-16")
+    assert reason(reader, tmp_path / "a.csv") == "it is no UTF-8 text (line 1): save it as UTF-8"
     (tmp_path / "a.csv").write_text("a,b\n" + "x" * 200_000)
     assert "no CSV that can be read" in reason(reader, tmp_path / "a.csv")
 

@@ -116,11 +116,11 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     Raises:
         BadDocument: it is no text.
     """
-    if b"\0" in content:
-        raise BadDocument("it is no text: it has bytes of something else in it")
     suffix = suffix_of(name)
     if suffix in DELIMITED:
         _check_lines(content)
+    if b"\0" in content:
+        raise BadDocument("it is no text: it has bytes of something else in it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -136,6 +136,8 @@ def _check_lines(content: bytes) -> None:
     for number, line in enumerate(content.split(b"\n"), 1):
         if len(line) > LINE_BYTES_MAX:
             raise BadDocument(f"its line {number:,} has more than {LINE_BYTES_MAX:,} bytes")
+        if b"\0" in line:  # as in the UTF-16 of spreadsheets
+            raise BadDocument(f"it is no UTF-8 text (line {number:,}): save it as UTF-8")
 
 
 def _rows(text: str, suffix: str) -> str:
