@@ -27,7 +27,6 @@ from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
 from memd.ingest.imports.exports import EXPORTS, OPENAI, Export, thread_in, thread_of_elements
 from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, items
 from memd.ingest.imports.sessions import (
-    AIDER_STARTED,
     ClaudeCodeSession,
     CodexSession,
     aider_threads,
@@ -276,12 +275,13 @@ def read(
         OSError: it cannot be read.
     """
     with nullcontext(sys.stdin.buffer) if file.path == STANDARD_INPUT else file.path.open("rb") as opened:
-        head = opened.read(len(_ZIP_MAGIC))
-        if head == _ZIP_MAGIC and file.path != STANDARD_INPUT:
+        blocks = _blocks(opened, advanced)
+        first = next(blocks, b"")
+        if first.startswith(_ZIP_MAGIC) and file.path != STANDARD_INPUT:
             yield from _in_zip(file, opened, dating, wanted, advanced)
             return
-        blocks = chain([head], _blocks(opened, advanced))
-        yield from ((file.name, found) for found in _found(blocks, file.path.absolute().parent, dating, wanted))
+        whole, folder = chain([first], blocks), file.path.absolute().parent
+        yield from ((file.name, found) for found in _found(whole, folder, dating, wanted))
 
 
 def _in_zip(
@@ -307,10 +307,9 @@ def _in_zip(
         yield file.name, Bad("the file", f"it is no whole zip: {error}")
 
 
-def _found(blocks: Iterable[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
-    incoming = iter(blocks)
-    head = b"".join(_first(incoming, len(AIDER_STARTED) + 80))
-    whole = chain([head], incoming)
+def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
+    head = next(blocks, b"")
+    whole = chain([head], blocks)
     if wanted == AIDER or (wanted is None and is_aider(head)):
         try:
             for thread in aider_threads(bounded_lines(whole, ITEM_BYTES_MAX), str(folder), dating):
@@ -319,14 +318,6 @@ def _found(blocks: Iterable[bytes], folder: Path, dating: Dating, wanted: str | 
             yield Bad("the file", str(error))
         return
     yield from found_in(items(whole), dating, wanted)
-
-
-def _first(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    for block in blocks:
-        yield block
-        size -= len(block)
-        if size <= 0:
-            return
 
 
 def _blocks(opened: IO[bytes], advanced: Callable[[int], None]) -> Iterator[bytes]:

@@ -60,15 +60,11 @@ def items(blocks: Iterable[bytes], bytes_max: int = ITEM_BYTES_MAX) -> Iterator[
 def _is_document(head: bytes) -> bool:
     """Whether a file is one JSON text over several lines, by its beginning; else each line is one."""
     first = head.lstrip().partition(b"\n")[0]
-    return first[:1] in (b"[", b"{") and not _is_json(first)
-
-
-def _is_json(text: bytes) -> bool:
     try:
-        _lines_decoder.decode(text)
+        _lines_decoder.decode(first)
     except UNREADABLE:
-        return False
-    return True
+        return first[:1] in (b"[", b"{")
+    return False
 
 
 def _lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
