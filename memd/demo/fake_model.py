@@ -154,50 +154,42 @@ class FakeModel:
             )
         self.shown.append(ShownPrompt(tuple(messages), tokens))
         text = self.reply_to(messages)
-        reply = _Reply(len(self.shown), text, tokens, self._count(text), started)
-        return await reply.stream(request) if body.get("stream") else web.json_response(reply.completion())
-
-
-class _Reply:
-    """One answer in OpenAI's shapes, with llama.cpp's `timings`."""
-
-    def __init__(self, number: int, text: str, prompt_tokens: int, tokens: int, started: float) -> None:
-        self._common = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": MODEL}
-        self._text = text
-        self._usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
-        self._usage["total_tokens"] = prompt_tokens + tokens
-        self._started = started
-
-    def completion(self) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self._text}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        return {"choices": choices, "object": "chat.completion", **self._common, **self._measured()}
-
-    async def stream(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(self._event([_choice({"role": "assistant", "content": None})]))
-        for piece in re.findall(r"\S+\s*|\s+", self._text):
-            await response.write(self._event([_choice({"content": piece})]))
-            await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
-        await response.write(self._event([_choice({}, "stop")]))
-        await response.write(self._event([], **self._measured()))
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        chunk = {"choices": choices, "object": "chat.completion.chunk", **self._common, **more}
-        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
-
-    def _measured(self) -> dict[str, Any]:
-        took_ms = round((time.perf_counter() - self._started) * 1000, 3)
-        timings = {
-            "prompt_n": self._usage["prompt_tokens"],
-            "prompt_ms": took_ms,
-            "predicted_n": self._usage["completion_tokens"],
-            "predicted_ms": took_ms,
+        spoken, took_ms = self._count(text), round((time.perf_counter() - started) * 1000, 3)
+        common = {"id": f"chatcmpl-{len(self.shown)}", "created": int(time.time()), "model": MODEL}
+        measured = {
+            "usage": {"prompt_tokens": tokens, "completion_tokens": spoken, "total_tokens": tokens + spoken},
+            "timings": {
+                "prompt_n": tokens,
+                "prompt_ms": took_ms,
+                "predicted_n": spoken,
+                "predicted_ms": took_ms,
+            },
         }
-        return {"usage": self._usage, "timings": timings}
+        if body.get("stream"):
+            return await _streamed(request, text, common, measured)
+        choices = [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]
+        return web.json_response({"choices": choices, "object": "chat.completion", **common, **measured})
+
+
+async def _streamed(
+    request: web.Request, text: str, common: dict[str, Any], measured: dict[str, Any]
+) -> web.StreamResponse:
+    """An answer in OpenAI's chunks, with llama.cpp's `timings` in the last."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+
+    async def send(choices: list[dict[str, Any]], **more: Any) -> None:
+        chunk = {"choices": choices, "object": "chat.completion.chunk", **common, **more}
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    await send([_choice({"role": "assistant", "content": None})])
+    for piece in re.findall(r"\S+\s*|\s+", text):
+        await send([_choice({"content": piece})])
+        await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
+    await send([_choice({}, "stop")])
+    await send([], **measured)
+    await response.write(b"data: [DONE]\n\n")
+    return response
 
 
 def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
