@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,9 +27,6 @@ from memd.entries import Vector
 from memd.errors import EmbeddingError, MemdError
 from memd.settings.model import EmbeddingSettings
 from memd.settings.url import basic_authorization, without_credentials
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
@@ -236,9 +232,6 @@ def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(vectors / np.where(norms == 0, 1, norms), dtype=np.float32)
 
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 ANSWER_BYTES_MAX = 64 << 20
 
 
@@ -256,7 +249,7 @@ class JsonServer:
         parts = urlsplit(url)
         self.path = parts.path.rstrip("/")
         self._host, self._port, self._is_tls = parts.hostname or "", parts.port, parts.scheme == "https"
-        self._open: set[http.client.HTTPConnection] = set()
+        self._open: set[socket.socket] = set()
 
     def post(self, route: str, body: object, deadline: float) -> tuple[int, bytes]:
         """Status and body of the answer.
@@ -267,9 +260,14 @@ class JsonServer:
         """
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=_left(deadline))
-        connection.response_class = partial(_Answer, deadline=deadline)  # type: ignore[assignment]  # called as a class is
-        self._open.add(connection)
+        ending = None
         try:
+            connection.connect()
+            sock = connection.sock  # which an answer may take away from the connection
+            ending = threading.Timer(_left(deadline), _end, [sock])  # however slowly it answers, byte for byte even
+            ending.daemon = True
+            ending.start()
+            self._open.add(sock)
             connection.request("POST", route, json.dumps(body).encode("utf-8", "replace"), self._headers())
             response = connection.getresponse()
             answer = bytearray()
@@ -277,23 +275,23 @@ class JsonServer:
                 answer += chunk
                 if len(answer) > ANSWER_BYTES_MAX:
                     raise self._error(f"{self.shown} answers {route} with more than {ANSWER_BYTES_MAX} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError
             return response.status, bytes(answer)
-        except TimeoutError as error:
-            raise self._error(f"{self.shown} does not answer in time") from error
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) or time.monotonic() > deadline:
+                raise self._error(f"{self.shown} does not answer in time") from error
             raise self._error(f"{self.shown} cannot be reached: {error}; is it running?") from error
         finally:
-            self._open.discard(connection)
+            if ending is not None:
+                ending.cancel()
+                self._open.discard(sock)
             connection.close()
 
     def close(self) -> None:
         """End the requests that are under way."""
-        for connection in tuple(self._open):
-            if connection.sock is not None:
-                try:
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
+        for sock in tuple(self._open):
+            _end(sock)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
@@ -315,32 +313,12 @@ class JsonServer:
         return " ".join((text.replace(key, "***") if key else text).split())[:300] or "nothing"
 
 
-class _Answer(http.client.HTTPResponse):
-    """An answer that ends by a deadline however slowly it comes, byte for byte even: its headers too."""
-
-    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **more: Any) -> None:
-        super().__init__(sock, *args, **more)
-        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))
-
-
-class _Timed(io.RawIOBase):
-    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
-        self._raw, self._sock, self._deadline = raw, sock, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
-        if time.monotonic() > self._deadline:
-            raise TimeoutError
-        self._sock.settimeout(_left(self._deadline))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+def _end(sock: socket.socket) -> None:
+    """End a connection, in whatever thread it is used."""
+    with suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own takes the key away from who is reading
 
 
 def _left(deadline: float) -> float:
     """Seconds until then; a socket takes no 0 for "at once"."""
-    return max(0.001, deadline - time.monotonic())
+    return min(threading.TIMEOUT_MAX, max(0.001, deadline - time.monotonic()))
