@@ -32,8 +32,8 @@ from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.errors import DaemonError, StoreError
-from memd.ingest import retention
-from memd.ingest.retention import DAY_US, Retention
+from memd.ingest import erasing
+from memd.ingest.erasing import DAY_US, Retention
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
@@ -337,8 +337,8 @@ async def test_a_user_without_a_name_in_the_system_erases_too(tmp_path: Path, mo
 
 
 async def test_it_looks_at_the_topics_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(retention, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(erasing, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(erasing, "EVERY_SECONDS", 0.0)
     looked, twice = [0], asyncio.Event()
 
     async def look(of: Retention) -> None:

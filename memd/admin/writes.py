@@ -33,6 +33,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import (
     ErasureDone,
     PlannedErasure,
+    Retention,
     digests_of,
     plan_by_age,
     plan_of_chunks,
@@ -43,7 +44,6 @@ from memd.ingest.erasing import (
     visible_digests,
 )
 from memd.ingest.notes import TakenNote, take_note
-from memd.ingest.retention import Retention
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import waiting_in
 from memd.notes import GivenNote, check_not_ahead, checked_notes

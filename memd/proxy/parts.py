@@ -33,11 +33,10 @@ from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
-from memd.ingest.erasing import Eraser
+from memd.ingest.erasing import BY, Eraser, Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.retention import BY, Retention
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topics import Topics
