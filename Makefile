@@ -62,7 +62,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	@test -n "$(PYTHON)" || { echo "memd needs Python 3.11 or later; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; echo "this Python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
-BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
+BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome-stable google-chrome
 
 # The tests of the page drive a real Chromium. Where there is none, root on Debian and Ubuntu gets one, unless BROWSER=no.
 .venv/browser: | .venv/bin/python
@@ -71,9 +71,10 @@ BROWSERS := chromium chromium-browser google-chrome-stable google-chrome
 			echo "There is no Chromium and BROWSER=no: the tests of the page will be skipped."; \
 		elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "The tests of the page need Chromium, and this machine has none. Now installing Debian's package"; \
-			echo "chromium with all that it needs (apt-get, for the whole machine, some hundred megabytes, once)."; \
+			echo "chromium-headless-shell with all that it needs (apt-get, for the whole machine, once)."; \
 			echo "To run the other tests only: make test BROWSER=no"; \
-			(apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium) \
+			(apt-get -qq update && for name in chromium-headless-shell chromium; do \
+				DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$name && break; done) \
 				>/dev/null 2>&1 || echo "Chromium could not be installed: the tests of the page will be skipped." >&2; \
 		else \
 			echo "There is no Chromium: the tests of the page will be skipped. Debian and Ubuntu: apt install chromium" >&2; \

@@ -259,7 +259,7 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
     probe = prepared()
     start = probe.operations
     backup(DATA_DIR, BACKUP, probe)
-    for cut in steps(start, probe.operations):
+    for cut in steps(start, probe.operations, loss):
         files = prepared()
         files.cut_after = cut
         with pytest.raises(PowerCutError):

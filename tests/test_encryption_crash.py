@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from crash_files import CrashFiles, Loss, PowerCutError
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, seal_all
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
@@ -44,9 +44,9 @@ def operations() -> int:
 OPERATIONS = operations()
 
 
-@pytest.mark.parametrize("loss", ["torn", "reordered"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(loss: Loss) -> None:
-    for cut in steps(0, OPERATIONS):
+    for cut in steps(0, OPERATIONS, loss):
         files, witness = EncryptedCrashFiles(), Witness()
         files.cut_after = cut
         with pytest.raises(PowerCutError):

@@ -215,7 +215,7 @@ def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
     probe, topic = prepared()
     start = probe.operations
     topic.erase(gone, MARK, Wiper(probe))
-    for cut in steps(start, probe.operations):
+    for cut in steps(start, probe.operations, loss):
         files, topic = prepared()
         files.cut_after = cut
         with pytest.raises(PowerCutError):

@@ -698,7 +698,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
 
 
 TestClientsAndRestarts = ClientsAndRestarts.TestCase
-TestClientsAndRestarts.settings = settings(max_examples=scaled(150), stateful_step_count=60)
+TestClientsAndRestarts.settings = settings(max_examples=scaled(100), stateful_step_count=60)
 
 
 def test_the_journal_of_a_history_that_is_rewritten_at_every_step_does_not_grow_with_its_square() -> None:

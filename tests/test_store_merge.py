@@ -186,7 +186,7 @@ def test_a_power_cut_anywhere_in_a_merge_loses_nothing(loss: Loss) -> None:
     topic, _ = grown(whole, 17)
     expected, start = found(topic.snapshot()), whole.operations
     merge_eights(topic)
-    for cut in steps(start, whole.operations):
+    for cut in steps(start, whole.operations, loss):
         files = CrashFiles()
         files.cut_after = cut
         with pytest.raises(PowerCutError):

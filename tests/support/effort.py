@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import hypothesis
+from crash_files import LOSSES, Loss
 
 LONG_CHARACTERS = 1 << 18
 SECONDS_MAX = 10
@@ -34,6 +35,14 @@ def long(part: str) -> str:
     return (part * (characters // len(part) + 1))[:characters]
 
 
-def steps(first: int, end: int) -> range:
-    """The operations from `first` to `end` at which something goes wrong: each one, or every fifth in the fast loop."""
-    return range(first, end, 100 // scaled(100))
+def steps(first: int, end: int, loss: Loss | None = None) -> range:
+    """The operations from `first` to `end` at which something goes wrong: each one, or every fifth in the fast loop.
+
+    Where a power cut has a `loss`, every third is this one's, so that each operation meets one or two of the five and
+    every loss meets operations of each kind; with the profile `fuzz` each operation meets each loss.
+    """
+    apart = 100 // scaled(100)
+    if loss is None or (apart == 1 and hypothesis.settings().max_examples >= 100):
+        return range(first, end, apart)
+    apart = max(apart, 3)
+    return range(first + LOSSES.index(loss) % apart, end, apart)
