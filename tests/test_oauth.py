@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -16,7 +15,7 @@ from crash_files import LOSSES, CrashFiles, PowerCutError
 
 from memd.admin.oauth.consent import asking, going_back
 from memd.admin.oauth.grants import ACCESS_SECONDS, CODE_SECONDS, GRANTS_MAX, REFRESH_SECONDS, Allowed, Tokens
-from memd.admin.oauth.ledger import Ledger
+from memd.admin.oauth.ledger import GrantFile, Ledger
 from memd.admin.oauth.protocol import (
     OAuthClient,
     Permission,
@@ -276,11 +275,10 @@ class Stage:
         self.files.sync_directory(FILE.parent.parent)
         self.now = 1_000_000.0
         self.principals = {ANN: Principal("ann", ("team-*",), frozenset({"read"}))}
-        self.writer = ThreadPoolExecutor(1)
         self.open()
 
     def open(self) -> None:
-        self.ledger = Ledger(self.files, FILE, self.writer, self.principals.get, lambda: self.now)
+        self.ledger = Ledger(GrantFile(self.files, FILE), self.principals.get, lambda: self.now)
 
     async def tokens(self) -> Tokens:
         """Tokens of a new grant."""
@@ -305,9 +303,7 @@ def read(form: dict[str, str]) -> TokenRequest:
 
 @pytest.fixture
 def stage() -> Any:
-    stage = Stage()
-    yield stage
-    stage.writer.shutdown()
+    return Stage()
 
 
 async def test_a_code_becomes_tokens_that_act_for_whom_allowed_it(stage: Stage) -> None:
@@ -509,7 +505,6 @@ async def test_tokens_that_were_given_are_known_after_a_power_cut_at_any_step(lo
         if is_over:
             assert stage.ledger.acting(given.access_token) == kept
         step += 1
-        stage.writer.shutdown()
 
 
 async def test_a_file_that_cannot_be_read_is_as_none(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

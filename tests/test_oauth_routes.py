@@ -8,7 +8,6 @@ import html
 import json
 import re
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -25,7 +24,7 @@ from typescript_client import TypeScriptClient
 from yarl import URL
 
 from memd.admin.oauth.endpoint import OAuthEndpoint
-from memd.admin.oauth.ledger import Ledger
+from memd.admin.oauth.ledger import GrantFile, Ledger
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import StoreError
 from memd.principals import Principal, Principals, digest_of
@@ -109,18 +108,17 @@ FORM = "application/x-www-form-urlencoded"
 
 @pytest.fixture
 async def routes() -> AsyncIterator[Routes]:
-    files, told, writer = CrashFiles(), list[Any](), ThreadPoolExecutor(1)
+    files, told = CrashFiles(), list[Any]()
     files.make_directory(Path("/data"))
     ann = Principal("ann", ("team-*",), frozenset({"read", "write"}))
     principals = Principals({digest_of(ANN): ann})
-    ledger = Ledger(files, Path("/data/memd.grants"), writer, principals.known)
+    ledger = Ledger(GrantFile(files, Path("/data/memd.grants")), principals.known)
     wrong_tokens, recorder = WrongTokens(lambda *call: told.append(call)), TokenRecorder()
     endpoint = OAuthEndpoint(ledger, principals, wrong_tokens, idle_seconds=60, recorded=recorder.record)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", endpoint.answer)
     async with TestClient(TestServer(application)) as client:
         yield Routes(client, files, principals, told, recorder)
-    writer.shutdown()
 
 
 async def test_a_program_is_let_in_once_the_audit_has_it_and_its_end_is_recorded_too(routes: Routes) -> None:

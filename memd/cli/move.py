@@ -14,13 +14,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from memd.admin.oauth.ledger import LedgerFile, LedgerState, Rows, kept_file, rows_of, state_in
+from memd.admin.oauth.ledger import GrantFile, LedgerState, SharedGrants
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import disk_of
-from memd.store.files import replace_file
 from memd.store.layout import GRANTS_NAME, topic_ids_in
 from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
@@ -153,23 +152,24 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     """
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(DiskFiles(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
-    book, path = SharedBook(kept_there, "grants"), folder / GRANTS_NAME
-    kept = kept_file(DiskFiles(), path)
+    there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
+    here, is_kept = GrantFile(DiskFiles(), path), DiskFiles().size(path) is not None
     grants = 0
-    if is_into_cluster and kept is not None:
-        given = LedgerState(bytes.fromhex(kept.key), kept.grants, {})
+    if is_into_cluster and is_kept:
+        given, before = here.read(), there.read().grants
 
-        def joined(rows: Rows) -> Rows:
-            return rows if state_in(rows).key not in (b"", given.key) else {**rows_of(given), **rows}
+        def joined(state: LedgerState) -> LedgerState:
+            if state.key not in (b"", given.key):
+                return state
+            ids = {one.id for one in state.grants}
+            new = (one for one in given.grants if one.id not in ids)
+            return msgspec.structs.replace(state, key=given.key, grants=(*state.grants, *new))
 
-        before = state_in(book.read().rows).grants
-        grants = len(state_in(book.change(joined).rows).grants) - len(before)
-    elif not is_into_cluster and kept is None:
-        state = state_in(book.read().rows)
+        grants = len(there.change(joined).grants) - len(before)
+    elif not is_into_cluster and not is_kept:
+        state = there.read()
         if state.key:
-            told = LedgerFile(key=state.key.hex(), grants=state.grants)
-            replace_file(DiskFiles(), path, msgspec.json.encode(told))
-            grants = len(state.grants)
+            grants = len(here.change(lambda _: msgspec.structs.replace(state, codes={})).grants)
     return CopiedRights(tokens, left, grants)
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 
 from memd.admin.oauth.endpoint import GivenGrants
 from memd.admin.oauth.grants import GivenGrant, Grant
-from memd.admin.oauth.ledger import end_kept, kept_file, rows_of, state_in
+from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
@@ -244,15 +244,12 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
     Raises:
         StoreError: the list cannot be read.
     """
-    if config.cluster.is_on:
-        with shared_book(config, "grants") as book:
-            return tuple(one.given for one in state_in(book.read().rows).grants if time.time() < one.refresh_until)
-    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    daemon = None if config.cluster.is_on else RunningDaemon.find(config.data_dir, config.auth.token)
     with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
         if daemon is not None:
             return msgspec.json.decode(daemon.get("/memd/grants"), type=GivenGrants).grants
-    kept = kept_file(DiskFiles(), config.data_dir / GRANTS_NAME)
-    return tuple(one.given for one in (kept.grants if kept else ()) if time.time() < one.refresh_until)
+    with _grant_list(config) as kept:
+        return tuple(one.given for one in kept.read().grants if time.time() < one.refresh_until)
 
 
 def _end_grant(config: Config, grant_id: str) -> None:
@@ -264,18 +261,15 @@ def _end_grant(config: Config, grant_id: str) -> None:
     """
     if config.cluster.is_on:
         with command_act(config, "token", "", f"ended the grant {grant_id}"):
-            _end_shared(config, lambda one: one.id == grant_id)
-        return
-    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-    if daemon is not None:
+            _end_kept(config, lambda one: one.id == grant_id)
+    elif (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
         daemon.post("/memd/grants/end", {"id": grant_id})
-        return
-    files = DiskFiles()
-    lock = files.lock(config.data_dir / LOCK_NAME)
-    try:
-        end_kept(files, config.data_dir / GRANTS_NAME, grant_id)
-    finally:
-        lock.release()
+    else:
+        lock = DiskFiles().lock(config.data_dir / LOCK_NAME)
+        try:
+            _end_kept(config, lambda one: one.id == grant_id)
+        finally:
+            lock.release()
 
 
 def _end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
@@ -285,16 +279,12 @@ def _end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
         StoreError: it cannot be written. Nobody is let in by these grants all the same.
     """
     if config.cluster.is_on and tokens_sha256:
-        _end_shared(config, lambda one: one.principal_sha256 in tokens_sha256)
+        _end_kept(config, lambda one: one.principal_sha256 in tokens_sha256)
 
 
-def _end_shared(config: Config, is_over: Callable[[Grant], bool]) -> None:
-    def left(rows: Mapping[str, str]) -> Mapping[str, str]:
-        state = state_in(rows)
-        return rows_of(msgspec.structs.replace(state, grants=tuple(one for one in state.grants if not is_over(one))))
-
-    with shared_book(config, "grants") as book:
-        book.change(left)
+def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
+    with _grant_list(config) as kept:
+        kept.change(lambda state: state.without(is_over))
 
 
 def _grant_line(grant: GivenGrant) -> str:
@@ -324,3 +314,13 @@ def token_list(config: Config) -> Iterator[TokenList]:
         return
     with shared_book(config, "tokens") as book:
         yield SharedTokens(book)
+
+
+@contextmanager
+def _grant_list(config: Config) -> Iterator[GrantList]:
+    """The list of grants; raises StoreError where the database cannot be used."""
+    if not config.cluster.is_on:
+        yield GrantFile(DiskFiles(), config.data_dir / GRANTS_NAME)
+        return
+    with shared_book(config, "grants") as book:
+        yield SharedGrants(book)

@@ -18,7 +18,7 @@ from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
 from memd.admin.history import ConversationRoutes
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
-from memd.admin.oauth.ledger import Ledger, SharedLedger
+from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
 from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
 from memd.admin.receipts import Receipts, TurnRoutes
 from memd.admin.routes import OwnRoutes
@@ -297,12 +297,10 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
     config, topics, files = daemon.config, daemon.topics, daemon.store.files
     named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
-    if (kept := daemon.store.kept) is not None:
-        copy = files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known
-        ledger: Ledger = (shared := SharedLedger(SharedBook(kept, "grants"), *copy))
-        daemon.token_watch.also(GRANTS_NAME, shared.catch_up, lambda: shared.seen)
-    else:
-        ledger = Ledger(files, config.data_dir / GRANTS_NAME, daemon.writer, principals.known)
+    shared = None if daemon.store.kept is None else SharedGrants(SharedBook(daemon.store.kept, "grants"))
+    ledger = Ledger(GrantFile(files, config.data_dir / GRANTS_NAME), principals.known, shared=shared)
+    if shared is not None:
+        daemon.token_watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
     name = "" if daemon.store.kept is None else daemon.own_url
     exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)

@@ -141,10 +141,6 @@ class Grants:
         """The codes by their SHA-256, the oldest first."""
         return self._codes
 
-    def take_back(self, before: Iterable[Grant]) -> None:
-        """Undo what was given since `before`; a grant that ended since stays ended."""
-        self._grants = {one.id: one for one in before if one.id in self._grants}
-
     def allow(self, permission: Permission, allowed: Allowed, now: int) -> str:
         """Return the code for a client that a person allowed to go on."""
         self._codes = {digest: code for digest, code in self._codes.items() if now < code.until}

@@ -1,10 +1,10 @@
-"""The ledger: the grants of this daemon, and the file that keeps them over a restart.
+"""The ledger: the grants of this daemon, and the list that keeps them: a file, or in a cluster a book of the database.
 
-Rule: nothing is handed out before it is on the disk, and nothing that ended comes back because the disk was full. The
-file has digests and no secret but the key that seals the ids of clients, which opens nothing by itself.
+Rule: nothing is handed out before it is kept, and nothing that ended comes back because the disk was full. The list has
+digests and no secret but the key that seals the ids of clients, which opens nothing by itself.
 
-In a cluster all daemons have the same grants, in its database: a code and a refresh token are taken once, whichever
-daemons they are shown to.
+In a cluster all daemons have the same grants: a code and a refresh token are taken once, whichever daemons they are
+shown to. A daemon's file is a copy then, for a start while nobody can be asked.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -27,105 +27,178 @@ from memd.admin.oauth.protocol import Permission, TokenRequest
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
 from memd.store.files import Files, replace_file
+from memd.store.shared.books import BookPage, Rows, SharedBook
 
 log = logging.getLogger("memd")
 SECRET_BYTES = 32
+GONE = "the token with which the program was allowed this is gone; ask again"
+_KEY, _GRANT, _CODE = "key", "grant/", "code/"
 Result = TypeVar("Result")
 
 
-class LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file, in JSON."""
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is in a list of grants."""
 
+    key: bytes = b""
+    """Seals the ids of clients; empty before the first one registered."""
+    grants: tuple[Grant, ...] = ()
+    """Oldest first."""
+    codes: Mapping[str, GivenCode] = {}
+    """By their SHA-256, the oldest first. A file has none: they are not kept over a restart."""
+    changes: int = 0
+    """How often the book was changed."""
+
+    def without(self, is_over: Callable[[Grant], bool]) -> LedgerState:
+        """The state after some grants have ended."""
+        return msgspec.structs.replace(self, grants=tuple(one for one in self.grants if not is_over(one)))
+
+
+class GrantList(Protocol):
+    """Where grants are kept. Any thread; raises StoreError where it cannot be read or changed."""
+
+    def read(self) -> LedgerState:
+        """Return all that is in it."""
+
+    def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
+        """Replace its state by what `work` makes of it, durably; return it."""
+
+
+class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     key: str
-    """In hexadecimal digits: seals the ids of clients."""
+    """In hexadecimal digits."""
     grants: tuple[Grant, ...] = ()
 
 
-def kept_file(files: Files, path: Path) -> LedgerFile | None:
-    """Read the file; None: there is none.
+class GrantFile:
+    """The grants in a data directory, which one process changes. See GrantList."""
 
-    Raises:
-        StoreError: it cannot be read.
-    """
-    if files.size(path) is None:
-        return None
-    try:
-        kept = msgspec.json.decode(files.read(path), type=LedgerFile)
-        bytes.fromhex(kept.key)
-    except ValueError as error:
-        raise StoreError(f"{path}: is no list of grants ({error}); remove it, and let the programs ask again") from None
-    return kept
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path
+        self._state: LedgerState | None = None
+
+    def read(self) -> LedgerState:
+        """See GrantList; nothing where there is no file."""
+        if self._state is None:
+            self._state = LedgerState()
+            if self._files.size(self._path) is not None:
+                self._state = self._read()
+        return self._state
+
+    def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
+        """See GrantList. Where it cannot be written, nothing new is in it, but what has ended has ended."""
+        before = self.read()
+        after = work(before)
+        if (before.key, before.grants) != (after.key, after.grants):
+            ids, kept = {one.id for one in after.grants}, _LedgerFile(key=after.key.hex(), grants=after.grants)
+            try:
+                replace_file(self._files, self._path, msgspec.json.encode(kept))
+            except StoreError:
+                left = before.without(lambda one: one.id not in ids)
+                self._state = msgspec.structs.replace(left, codes=after.codes)
+                raise
+        self._state = after
+        return after
+
+    def _read(self) -> LedgerState:
+        try:
+            kept = msgspec.json.decode(self._files.read(self._path), type=_LedgerFile)
+            return LedgerState(key=bytes.fromhex(kept.key), grants=kept.grants)
+        except ValueError as error:
+            raise StoreError(
+                f"{self._path}: is no list of grants ({error}); remove it, and let the programs ask again"
+            ) from None
 
 
-def end_kept(files: Files, path: Path, grant_id: str) -> bool:
-    """End a grant in the file, where no daemon runs; whether there was one.
+class SharedGrants:
+    """The grants that all daemons of a cluster know. See GrantList."""
 
-    Raises:
-        StoreError: the file cannot be read or written.
-    """
-    kept = kept_file(files, path)
-    if kept is None or grant_id not in (one.id for one in kept.grants):
-        return False
-    left = tuple(one for one in kept.grants if one.id != grant_id)
-    replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(kept, grants=left)))
-    return True
+    def __init__(self, book: SharedBook) -> None:
+        self.book = book
+
+    def read(self) -> LedgerState:
+        """See GrantList."""
+        return _state_in(self.book.read())
+
+    def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
+        """See GrantList."""
+        return _state_in(self.book.change(lambda rows: _rows_of(work(_state_in(BookPage(0, rows))))))
 
 
 class Ledger:
-    """The grants, each change of which is on the disk before anybody hears of it. See `SharedLedger` too."""
+    """The grants, each change of which is kept before anybody hears of it."""
 
     def __init__(
         self,
-        files: Files,
-        path: Path,
-        writer: Executor,
+        file: GrantFile,
         known: Callable[[str], Principal | None],
         clock: Callable[[], float] = time.time,
+        shared: SharedGrants | None = None,
     ) -> None:
         """
         Args:
-            writer: has one thread, so that the last version is the one that stays.
             known: finds whose token one is, by its SHA-256 in hexadecimal digits; None: nobody's any more.
             clock: seconds since 1970.
+            shared: those of a cluster, of which the file is a copy; None: there is none.
         """
-        self._files = files
-        self._path = path
-        self._writer = writer
+        self._file = file
+        self._shared = shared
         self._known = known
         self._clock = clock
-        self._changing = asyncio.Lock()
-        self.key = b""
+        self._turn = asyncio.Lock()
+        """One change waits in a thread at a time, whoever asks."""
+        self._changing = threading.Lock()
+        """Held in threads alone: one whose client has left goes on beside the next."""
+        self._state = LedgerState()
+        try:
+            self._state = file.read()
+        except StoreError as error:
+            log.warning("the programs that were allowed to use memory have to ask again", extra={"error": error})
+        self._grants = Grants(new_secret, self._state.grants)
+
+    @property
+    def key(self) -> bytes:
         """Seals the ids of clients; empty before the first one registered."""
-        self._grants = self._read()
+        return self._state.key
+
+    @property
+    def seen(self) -> int:
+        """Up to which change of the cluster's book this is known."""
+        return self._state.changes or -1
 
     async def catch_up(self) -> None:
         """Know what other daemons have given and ended meanwhile; where nobody can be asked, what was known."""
+        if self._shared is not None:
+            with suppress(StoreError):  # the watch over the tokens has told it
+                if await asyncio.to_thread(self._shared.book.changes) != self.seen:
+                    async with self._turn:
+                        await asyncio.to_thread(self._adopt, self._shared.read)
+                    await self.key_to_register()
 
     def live(self) -> tuple[Grant, ...]:
         """Return the grants that are not over, oldest first."""
         return tuple(one for one in self._grants.all() if self._now() < one.refresh_until and self._is_somebodys(one))
 
     async def key_to_register(self) -> bytes:
-        """Return that key, made and kept when it is first needed.
+        """Return that key, made and kept when it is first needed; in a cluster with the first look at the book, so that
+        all daemons know it before it is needed.
 
         Raises:
             StoreError: it cannot be kept.
         """
-        async with self._changing:
-            if not self.key:
-                key = secrets.token_bytes(SECRET_BYTES)
-                await self._save(key)
-                self.key = key
-            return self.key
+        if not self.key:
+            key = secrets.token_bytes(SECRET_BYTES)
+            await self._change(lambda state: msgspec.structs.replace(state, key=state.key or key))
+        return self.key
 
     async def allow(self, permission: Permission, allowed: Allowed) -> str:
-        """Return the code for a client that a person allowed to go on; it is not kept over a restart.
+        """Return the code for a client that a person allowed to go on.
 
         Raises:
             StoreError: it cannot be told to the other daemons.
         """
-        return self._grants.allow(permission, allowed, self._now())
+        return await self._changed(lambda grants: grants.allow(permission, allowed, self._now()))
 
     async def tokens_for(self, asked: TokenRequest) -> Tokens:
         """Return tokens for a code or a refresh token.
@@ -158,41 +231,47 @@ class Ledger:
         return await self._changed(lambda grants: grants.end(grant_id))
 
     async def _changed(self, change: Callable[[Grants], Result]) -> Result:
-        async with self._changing:
-            before = self._grants.all()
-            for one in before:
-                if not self._is_somebodys(one):
-                    self._grants.end(one.id)
+        outcome: list[Result | OAuthRefused] = []
+        reasons: dict[str, str] = {}
+
+        def work(state: LedgerState) -> LedgerState:
+            if self._shared is None:  # elsewhere a token may be known that is not known here yet
+                state = state.without(lambda one: not self._is_somebodys(one))
+            grants = Grants(new_secret, state.grants, state.codes)
             try:
-                return change(self._grants)
-            finally:  # also where it refuses: that may have ended a grant
-                if self._grants.all() != before:
-                    await self._save_or_take_back(before)
+                result: Result | OAuthRefused = change(grants)
+                if not all(map(self._is_somebodys, set(grants.all()).difference(state.grants))):
+                    grants, result = Grants(new_secret, state.grants, state.codes), OAuthRefused("invalid_grant", GONE)
+            except OAuthRefused as refusal:  # it may have ended a grant
+                result = refusal
+            outcome[:] = [result]
+            reasons.update(grants.made_room)
+            return msgspec.structs.replace(state, grants=grants.all(), codes=grants.codes)
 
-    async def _save_or_take_back(self, before: Iterable[Grant]) -> None:
-        try:
-            await self._save(self.key)
-        except StoreError:
-            self._grants.take_back(before)
-            raise
-        finally:
-            tell_changes(before, self._grants.all(), self._grants.made_room)
+        await self._change(work, reasons)
+        if isinstance(outcome[0], OAuthRefused):
+            raise outcome[0]
+        return outcome[0]
 
-    async def _save(self, key: bytes) -> None:
-        data = msgspec.json.encode(LedgerFile(key=key.hex(), grants=self._grants.all()))
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, replace_file, self._files, self._path, data)
+    async def _change(
+        self, work: Callable[[LedgerState], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        async with self._turn:
+            try:
+                await asyncio.to_thread(self._adopt, lambda: (self._shared or self._file).change(work), reasons)
+            except StoreError:
+                if self._shared is None:
+                    await asyncio.to_thread(self._adopt, self._file.read)  # what has ended
+                raise
 
-    def _read(self) -> Grants:
-        """Read the file, if there is one; one that cannot be read is as none: clients have to ask again."""
-        kept = None
-        try:
-            kept = kept_file(self._files, self._path)
-        except StoreError as error:
-            log.warning("the programs that were allowed to use memory have to ask again", extra={"error": error})
-        if kept is not None:
-            self.key = bytes.fromhex(kept.key)
-        return Grants(new_secret, kept.grants if kept is not None else ())
+    def _adopt(self, read: Callable[[], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+        with self._changing:
+            before, self._state = self._state, read()
+            self._grants = Grants(new_secret, self._state.grants)
+            _tell_changes(before.grants, self._state.grants, reasons)
+            if self._shared is not None:
+                with suppress(StoreError):  # the copy is written with the next change
+                    self._file.change(lambda _: msgspec.structs.replace(self._state, codes={}))
 
     def _is_somebodys(self, grant: Grant) -> bool:
         """Whether the token with which it was allowed is one of memd's still."""
@@ -207,7 +286,7 @@ def new_secret() -> str:
     return secrets.token_urlsafe(SECRET_BYTES)
 
 
-def tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapping[str, str]) -> None:
+def _tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapping[str, str]) -> None:
     """Log which programs may use the memory now and could not before, and the other way round.
 
     `reasons`: see `Grants.made_room`.
@@ -225,124 +304,32 @@ def tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mappi
                 log.info(told, extra={**fields, **why})
 
 
-Rows = Mapping[str, str]
-GONE = "the token with which the program was allowed this is gone; ask again"
-_KEY, _GRANT, _CODE = "key", "grant/", "code/"
-
-
-class GrantBook(Protocol):
-    """The book of the database. Counterpart: memd/store/shared/books.py."""
-
-    def changes(self) -> int:
-        """How often it was changed."""
-
-    def read(self) -> Any:
-        """Its `changes` and `rows`."""
-
-    def change(self, work: Callable[[Rows], Rows]) -> Any:
-        """Replace its rows by what `work` makes of them; return as `read`."""
-
-
-class LedgerState(msgspec.Struct, frozen=True):
-    """All that is in the book."""
-
-    key: bytes
-    grants: tuple[Grant, ...]
-    """Oldest first."""
-    codes: Mapping[str, GivenCode]
-    """By their SHA-256, the oldest first."""
-
-
-class SharedLedger(Ledger):
-    """The grants that all daemons of a cluster know."""
-
-    def __init__(self, book: GrantBook, *copied: Any, **more: Any) -> None:
-        """`copied`, `more`: those of Ledger, for the copy."""
-        super().__init__(*copied, **more)
-        self._book = book
-        self.seen = -1
-        """Up to which change of the book this is known."""
-
-    async def catch_up(self) -> None:
-        """See Ledger."""
-        with suppress(StoreError):  # the watch over the tokens has told it
-            if await asyncio.to_thread(self._book.changes) == self.seen:
-                return
-            async with self._changing:
-                await self._adopt(await asyncio.to_thread(self._book.read))
-            await self.key_to_register()
-
-    async def key_to_register(self) -> bytes:
-        """See Ledger. It is made with the first look at the book, so that all daemons know it before it is needed."""
-        if not self.key:
-            key = secrets.token_bytes(SECRET_BYTES)
-
-            def keyed(rows: Rows) -> Rows:
-                state = state_in(rows)
-                return rows_of(msgspec.structs.replace(state, key=state.key or key))
-
-            async with self._changing:
-                await self._adopt(await asyncio.to_thread(self._book.change, keyed))
-        return self.key
-
-    async def allow(self, permission: Permission, allowed: Allowed) -> str:
-        """See Ledger."""
-        return await self._changed(lambda grants: grants.allow(permission, allowed, self._now()))
-
-    async def _changed(self, change: Callable[[Grants], Result]) -> Result:
-        outcome: list[Result | OAuthRefused] = []
-        reasons: dict[str, str] = {}
-
-        def work(rows: Rows) -> Rows:
-            state = state_in(rows)
-            grants = Grants(new_secret, state.grants, state.codes)
-            try:
-                result: Result | OAuthRefused = change(grants)
-                if not all(map(self._is_somebodys, set(grants.all()).difference(state.grants))):
-                    grants, result = Grants(new_secret, state.grants, state.codes), OAuthRefused("invalid_grant", GONE)
-            except OAuthRefused as refusal:  # it may have ended a grant
-                result = refusal
-            outcome[:] = [result]
-            reasons.update(grants.made_room)
-            return rows_of(LedgerState(state.key, grants.all(), grants.codes))
-
-        async with self._changing:
-            await self._adopt(await asyncio.to_thread(self._book.change, work), reasons)
-        if isinstance(outcome[0], OAuthRefused):
-            raise outcome[0]
-        return outcome[0]
-
-    async def _adopt(self, page: Any, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
-        before, state = self._grants.all(), state_in(page.rows)
-        self._grants, self.key, self.seen = Grants(new_secret, state.grants), state.key, page.changes
-        if before != state.grants:
-            tell_changes(before, state.grants, reasons)
-        with suppress(StoreError):  # the copy is written with the next change
-            await self._save(self.key)
-
-
-def state_in(rows: Rows) -> LedgerState:
-    """Return the state that is in the rows of the book.
+def _state_in(page: BookPage) -> LedgerState:
+    """The state that is in the book of the database.
 
     Raises:
-        StoreError: a later memd wrote them.
+        StoreError: a later memd wrote it.
     """
+    rows = page.rows
     try:
         grants = [msgspec.json.decode(data, type=Grant) for name, data in rows.items() if name.startswith(_GRANT)]
-        codes = {
-            name.removeprefix(_CODE): msgspec.json.decode(data, type=GivenCode)
+        codes = [
+            (name.removeprefix(_CODE), msgspec.json.decode(data, type=GivenCode))
             for name, data in rows.items()
             if name.startswith(_CODE)
-        }
+        ]
         key = bytes.fromhex(msgspec.json.decode(rows[_KEY], type=str)) if _KEY in rows else b""
     except ValueError as error:
         raise StoreError(f"the grants in the database cannot be read ({error}); update memd on this machine") from None
-    by_age = sorted(codes.items(), key=lambda item: item[1].until)
-    return LedgerState(key, tuple(sorted(grants, key=lambda one: (one.created_at, one.id))), dict(by_age))
+    return LedgerState(
+        key=key,
+        grants=tuple(sorted(grants, key=lambda one: (one.created_at, one.id))),
+        codes=dict(sorted(codes, key=lambda item: item[1].until)),
+        changes=page.changes,
+    )
 
 
-def rows_of(state: LedgerState) -> Rows:
-    """Return the rows of a state."""
+def _rows_of(state: LedgerState) -> Rows:
     grants = {_GRANT + one.id: _json(one) for one in state.grants}
     codes = {_CODE + digest: _json(one) for digest, one in state.codes.items()}
     return {**({_KEY: _json(state.key.hex())} if state.key else {}), **grants, **codes}
