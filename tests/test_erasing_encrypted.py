@@ -126,7 +126,7 @@ class Memory:
 
     def note(self, topic: str, *texts: str) -> list[str]:
         """Store notes; their ids."""
-        with daemon_for(config_of_existing(None, str(self.folder))) as daemon:
+        with daemon_for(config_of_existing(None, {"data_dir": str(self.folder)})) as daemon:
             body = {"topic_id": topic, "notes": [{"content": text} for text in texts]}
             told = msgspec.json.decode(daemon.post("/memd/notes", body))
             ids = [one for note in told["notes"] for one in note["chunk_ids"]]
@@ -252,7 +252,7 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     )
     assert done.returncode == -signal.SIGKILL, done
     assert memory.run("verify", code=1).output.count("is being erased on") == 1
-    async with running(config_of_existing(None, str(memory.folder))) as daemon:
+    async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
         await daemon.retention.eraser.resume()
         assert daemon.store.ledger.pending == [] and await chunks_in(daemon, "a") == 1
     memory.run("verify")

@@ -5,7 +5,6 @@ Rule: it asks the running daemon; without one it reads the files, and starts non
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from memd.admin.auditing import AuditAnswer, AuditedAct, ChainState, audit_of
 from memd.admin.queries import ALL_TOPICS, AuditQuery, decode_query
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, print_lines, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, print_lines, with_settings
 from memd.cli.history import time_of
 from memd.cli.operations import asked_with, options_of
 from memd.cli.running import RunningDaemon
@@ -33,14 +32,13 @@ FIRST_ERROR = 400
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @options_of(AuditQuery)
 @click.option("--verify", is_flag=True, help="Only whether the record is whole, without the acts.")
 @click.option("--head", "head_only", is_flag=True, help="Only the number and hash of its last line, to be kept.")
 @click.option("--json", "as_json", is_flag=True, help="JSON Lines: the state of the record, then one act a line.")
 def audit(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     verify: bool,
     head_only: bool,
     as_json: bool,
@@ -52,7 +50,6 @@ def audit(
 
     Example: memd audit --verify
     """
-    config = config_of_existing(config_path, data_dir)
     answer = _answer(config, asked_with(AuditQuery, given))
     chain = answer.chain
     if head_only:

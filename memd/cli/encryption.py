@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memd.cli.flags import WholeSentences, config_of_existing, key_flag, key_of, refuse_cluster, settings_flags
+from memd.cli.flags import (
+    WholeSentences,
+    key_of,
+    refuse_cluster,
+    with_settings,
+)
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, ConfigError
-from memd.settings.model import EncryptionSettings
+from memd.settings.model import Config, EncryptionSettings
 from memd.store.disk import DiskFiles
 from memd.store.encryption.opening import check_installed, master_key
 from memd.wording import counted
@@ -64,11 +69,9 @@ def new(file: Path) -> int:
 
 
 @encrypt.command()
-@settings_flags
-@key_flag
-def on(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
+@with_settings(takes_key=True)
+def on(config: Config) -> int:
     """Encrypt the data directory with the key of the settings."""
-    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
     refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import encrypt as convert
@@ -81,11 +84,9 @@ def on(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
 
 
 @encrypt.command("off")
-@settings_flags
-@key_flag
-def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> int:
+@with_settings(takes_key=True)
+def decrypt(config: Config) -> int:
     """Write the data directory in plain text again."""
-    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
     refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import decrypt as convert
@@ -97,8 +98,7 @@ def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
 
 
 @encrypt.command()
-@settings_flags
-@key_flag
+@with_settings(takes_key=True)
 @click.option(
     "--new-key-file",
     metavar="FILE",
@@ -108,9 +108,7 @@ def decrypt(config_path: Path | None, data_dir: str | None, key_stdin: bool) -> 
 @click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
 @click.option("--data", is_flag=True, help="Encrypt everything anew, for when the old key was seen by others.")
 def rekey(
-    config_path: Path | None,
-    data_dir: str | None,
-    key_stdin: bool,
+    config: Config,
     new_key_file: Path | None,
     new_key_stdin: bool,
     data: bool,
@@ -118,7 +116,6 @@ def rekey(
     """Give the encrypted data directory another master key, which the settings have to name afterwards."""
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
-    config = config_of_existing(config_path, data_dir, key=key_of(key_stdin))
     refuse_cluster(config, "`memd move` its topics to a folder, and from there to a new cluster with the new key")
     master = master_key(config.encryption)
     given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")

@@ -5,6 +5,7 @@ Rule: nothing here does a command's work.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -74,6 +75,27 @@ def servers_of(upstream: Sequence[str]) -> dict[str, object]:
     return {"upstream.url": upstream[0]} if upstream else {}
 
 
+def with_settings(*, existing: bool = True, takes_key: bool = False) -> Callable[[Callable[..., int]], Command]:
+    """Add the flags of a command that works on a data directory; it gets the settings that they name, as `config`.
+
+    Args:
+        existing: the folder must be there already.
+        takes_key: add `key_flag` too.
+    """
+
+    def with_flags(command: Callable[..., int]) -> Command:
+        @functools.wraps(command)
+        def configured(config_path: Path | None, data_dir: str | None, key_stdin: bool = False, **given: Any) -> int:
+            load = config_of_existing if existing else config_of
+            return command(
+                config=load(config_path, {"data_dir": data_dir, "encryption.key": key_of(key_stdin)}), **given
+            )
+
+        return settings_flags(key_flag(configured) if takes_key else configured)
+
+    return with_flags
+
+
 def key_flag(command: Command) -> Command:
     """Add the flag that takes the master key of encryption from standard input; no flag takes it itself."""
     return click.option(
@@ -135,13 +157,13 @@ def config_of(path: Path | None, given: dict[str, Any]) -> Config:
     return load_config(path, os.environ, flags, tell=lambda line: click.echo(f"memd: {line}", err=True))
 
 
-def config_of_existing(config_path: Path | None, data_dir: str | None, *, key: str | None = None) -> Config:
-    """Return the settings for a command that works on a data directory that is there already.
+def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
+    """Return the settings, as `config_of`, for a command that works on a data directory that is there already.
 
     Raises:
         ConfigError: a setting is wrong, or there is no such folder.
     """
-    config = config_of(config_path, {"data_dir": data_dir, "encryption.key": key})
+    config = config_of(path, given)
     if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
         raise ConfigError(
             f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "

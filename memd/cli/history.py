@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +22,13 @@ from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import LogRoutes
 from memd.admin.receipts import Receipt
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import FOUND_SOMETHING, config_of_existing, origin_words, print_lines, settings_flags, warning_words
+from memd.cli.flags import (
+    FOUND_SOMETHING,
+    origin_words,
+    print_lines,
+    warning_words,
+    with_settings,
+)
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
@@ -98,7 +103,7 @@ def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
 @click.option("--helpful", is_flag=True, help="It counts for more from now on.")
 @click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
@@ -108,8 +113,7 @@ def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
 @option_of(CorrectionBody, "reason")
 @click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
 def correct(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     topic: str | None,
     helpful: bool,
     unhelpful: bool,
@@ -131,7 +135,6 @@ def correct(
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
     if steps not in (None, 1) and not (helpful or unhelpful):
         raise BadQuestion("--steps belongs to --helpful and --unhelpful")
-    config = config_of_existing(config_path, data_dir)
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
     given = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps, "content": content}
     done, appended = _correct(config, topic, {name: value for name, value in given.items() if value is not None})
@@ -144,18 +147,18 @@ def correct(
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
 @option_of(UndoBody, "reason")
 @click.argument("id_", metavar="ID")
-def undo(config_path: Path | None, data_dir: str | None, topic: str | None, reason: str | None, id_: str) -> int:
+def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int:
     """Take back the latest correction of the chunk ID.
 
     ID may also be the number of an entry; `memd log` shows them.
 
     Example: memd undo 9ada
     """
-    print_lines(_undo(config_of_existing(config_path, data_dir), id_, topic, reason))
+    print_lines(_undo(config, id_, topic, reason))
     return 0
 
 
@@ -245,7 +248,7 @@ QUESTION_CHARACTERS = 60
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
 @click.option("--then", is_flag=True, help="The same out of what was stored when the turn began.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
@@ -254,8 +257,7 @@ QUESTION_CHARACTERS = 60
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.argument("turn_id", metavar="[ID]", required=False)
 def turn(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     replay: bool,
     then: bool,
     topic: str | None,
@@ -272,7 +274,6 @@ def turn(
     """
     if turn_id is None and (replay or then):
         raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
-    config = config_of_existing(config_path, data_dir)
     if turn_id is None:
         told, lines = _latest(config, topic, limit, steps=steps)
     elif replay or then:
@@ -436,14 +437,13 @@ FILES_TOLD = 10
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @options_of(ErasureBody, leave_out=["topic_id"], chunk_ids="--chunk")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
 @click.argument("topic", metavar="[TOPIC]", required=False)
 def erase(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     chunk_ids: tuple[str, ...],
     before: str | None,
     retention: bool,
@@ -470,7 +470,6 @@ def erase(
         raise BadQuestion("--before belongs to a TOPIC")
     if as_json and not (yes or dry_run or resume):
         raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
-    config = config_of_existing(config_path, data_dir)
     body = {"topic_id": topic, "chunk_ids": chunk_ids, "before": before, "forbid": forbid}
     body |= {"retention": retention, "resume": resume}
     with daemon_for(config) as daemon:

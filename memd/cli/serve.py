@@ -14,10 +14,20 @@ from pathlib import Path
 
 import click
 
-from memd.cli.flags import config_of, key_flag, key_of, model_flag, servers_of, settings_flags, upstream_flag
+from memd.cli.flags import (
+    config_of,
+    key_flag,
+    key_of,
+    model_flag,
+    servers_of,
+    settings_flags,
+    upstream_flag,
+    with_settings,
+)
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
+from memd.settings.model import Config
 
 SWITCH_SECONDS = 0.001
 """A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
@@ -109,15 +119,14 @@ NOT_INSTALLED = "memd mcp needs the extra: pip install 'memd-proxy[mcp]'"
 
 
 @click.command()
-@settings_flags
-def mcp(config_path: Path | None, data_dir: str | None) -> int:
+@with_settings(existing=False)
+def mcp(config: Config) -> int:
     """Speak MCP on standard input and output, for agents.
 
     The program that uses it starts it: docs/mcp.md has the lines for each.
 
     Example: claude mcp add memory -- memd mcp
     """
-    config = config_of(config_path, {"data_dir": data_dir})
     try:
         from memd.admin.mcp_tools import server_for  # takes a second
     except ModuleNotFoundError:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
-from memd.cli.flags import FOUND_SOMETHING, config_of, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
@@ -165,15 +165,14 @@ class CannotEdit(MemdError):
 @click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@settings_flags
+@with_settings(existing=False)
 def setup(
     agents: tuple[str, ...],
     topic: str | None,
     model: str | None,
     undo: bool,
     yes: bool,
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
 ) -> int:
     """Write memd's base URL into the agents that are installed.
 
@@ -182,7 +181,6 @@ def setup(
 
     Example: memd setup codex --topic my-project
     """
-    config = config_of(config_path, {"data_dir": data_dir})
     if undo and (topic or model):
         raise BadQuestion("--undo takes everything back: give it without --topic and --model")
     base = _base_url(config)

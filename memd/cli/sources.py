@@ -19,7 +19,7 @@ import msgspec
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.documents import DocumentList, SourceStates
 from memd.admin.writes import NotesTaken
-from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags
+from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.history import time_of
 from memd.cli.ingest import progress
 from memd.cli.operations import options_of
@@ -35,7 +35,7 @@ from memd.ingest.sources.looking import Look, Source, is_below, look
 from memd.ingest.sources.tending import SourceState, topic_of
 from memd.ingest.sources.walking import Chosen, Walk, claude_code_folders
 from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
-from memd.settings.model import AUTO_TOPIC
+from memd.settings.model import AUTO_TOPIC, Config
 from memd.wording import counted, erased_for_good, name_for_terminal, tallied
 
 ASK_AGAIN_SECONDS = 0.1
@@ -46,7 +46,7 @@ def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
 
 
 @click.command()
-@settings_flags
+@with_settings(existing=False)
 @click.option("--topic", help=f"Where they belong; auto: the topic called as PATH. Default: {DEFAULT_TOPIC_ID}.")
 @click.option("--exclude", multiple=True, metavar="NAME", help="Leave out these files and folders; may be given again.")
 @click.option("--as", "name", metavar="NAME", help="What PATH is called. Default: its own name.")
@@ -62,8 +62,7 @@ def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
 @click.option("--claude-code", is_flag=True, help="What Claude Code has noted, each project in the topic of its name.")
 @click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
 def add(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     topic: str | None,
     exclude: tuple[str, ...],
     name: str | None,
@@ -86,7 +85,6 @@ def add(
     for path in paths:
         if path != STANDARD_INPUT and not path.exists():
             raise BadQuestion(f"{name_for_terminal(str(path))}: there is no such file or folder")
-    config = config_of(config_path, {"data_dir": data_dir})
     if topic not in (None, AUTO_TOPIC):
         checked_topic_id(topic)
     wanted = next((one for one in formats if one in NAMES), None)
@@ -165,22 +163,19 @@ def _claude_code(topic: str | None) -> list[tuple[str, Source]]:
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--topic", help="Only this topic.")
 @click.option(
     "--remove", "removed", multiple=True, metavar="SOURCE", help="Take out this file or folder; may be given again."
 )
 @click.option("--json", "as_json", is_flag=True, help="The list as one JSON object.")
-def sources(
-    config_path: Path | None, data_dir: str | None, topic: str | None, removed: tuple[str, ...], as_json: bool
-) -> int:
+def sources(config: Config, topic: str | None, removed: tuple[str, ...], as_json: bool) -> int:
     """List the documents that were added, or take some out.
 
     What is taken out stays in the log and is not shown any more.
 
     Example: memd sources --remove notes/old.md
     """
-    config = config_of_existing(config_path, data_dir)
     with daemon_for(config) as daemon:
         known = known_by(daemon, [] if topic is None else [topic])
         for source in removed:
@@ -198,15 +193,14 @@ def sources(
 
 
 @click.command()
-@settings_flags
+@with_settings(existing=False)
 @click.option("--force", is_flag=True, help="Read every file again, also those that have not changed.")
 @click.option("--json", "as_json", is_flag=True, help="The sources as one JSON object.")
-def index(config_path: Path | None, data_dir: str | None, *, force: bool, as_json: bool) -> int:
+def index(config: Config, *, force: bool, as_json: bool) -> int:
     """Look at the sources of the settings now.
 
     Example: memd index
     """
-    config = config_of(config_path, {"data_dir": data_dir})
     with daemon_for(config) as daemon, progress("indexing") as advanced:
         states = msgspec.json.decode(daemon.post("/memd/index", {"force": force}), type=SourceStates).sources
         while any(one.state in ("waiting", "looking") for one in states):
@@ -253,18 +247,16 @@ _AHEAD_US = 86_400_000_000
 
 
 @click.command(name="import")
-@settings_flags
+@with_settings(existing=False)
 @click.option("--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder.")
 @click.option("--format", "wanted", type=click.Choice(NAMES), help="Read nothing else. Default: each value tells.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def import_(
-    config_path: Path | None, data_dir: str | None, topic: str | None, wanted: str | None, paths: tuple[Path, ...]
-) -> int:
+def import_(config: Config, topic: str | None, wanted: str | None, paths: tuple[Path, ...]) -> int:
     """Remember the conversations in the files and folders PATH...; `memd add` does it too."""
     if topic is not None:
         checked_topic_id(topic)
     files = named_files(paths)
-    with daemon_for(config_of(config_path, {"data_dir": data_dir})) as daemon:
+    with daemon_for(config) as daemon:
         return FOUND_SOMETHING if import_files(daemon, files, topic, wanted) else 0
 
 
@@ -428,14 +420,13 @@ DASH = "-"
 
 
 @click.command()
-@settings_flags
+@with_settings(existing=False)
 @click.option("--topic", default=DEFAULT_TOPIC_ID, help=f"Where it belongs. Default: {DEFAULT_TOPIC_ID}.")
 @options_of(GivenNote, leave_out=["content"], tags="--tag")
 @click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object.")
 @click.argument("text", metavar="[TEXT]", default=DASH)
 def remember(
-    config_path: Path | None,
-    data_dir: str | None,
+    config: Config,
     topic: str,
     title: str | None,
     tags: tuple[str, ...],
@@ -450,7 +441,6 @@ def remember(
 
     Example: memd remember "The office is in Bergen."
     """
-    config = config_of(config_path, {"data_dir": data_dir})
     content = _standard_input() if text == DASH else text
     note = GivenNote(content=content, title=title, tags=tags, said_at=said_at, source=source)
     try:

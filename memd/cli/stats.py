@@ -5,7 +5,6 @@ Rule: the files tell what is stored; the daemon, if there is one, adds only what
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from memd.cli.flags import config_of, config_of_existing, print_lines, settings_flags
+from memd.cli.flags import config_of, print_lines, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
 from memd.embedding.loading import load_embedder
@@ -32,14 +31,13 @@ TOPICS_NAMED = 5
 
 
 @click.command()
-@settings_flags
+@with_settings()
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def stats(config_path: Path | None, data_dir: str | None, as_json: bool) -> int:
+def stats(config: Config, as_json: bool) -> int:
     """Show what is stored, and how fast a running daemon finds it.
 
     Example: memd stats
     """
-    config = config_of_existing(config_path, data_dir)
     figures = _gather(config)
     if as_json:
         click.echo(msgspec.json.encode(figures))

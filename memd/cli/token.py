@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import get_args
 
 import click
@@ -23,7 +22,7 @@ import msgspec
 from memd.admin.oauth.endpoint import GivenGrants
 from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
-from memd.cli.flags import WholeSentences, config_of, config_of_existing, settings_flags
+from memd.cli.flags import WholeSentences, with_settings
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
@@ -57,10 +56,9 @@ def token() -> None:
     "--topics", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
 )
 @click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
-@settings_flags
-def add(name: str, topics: str, rights: str, config_path: Path | None, data_dir: str | None) -> int:
+@with_settings(existing=False)
+def add(name: str, topics: str, rights: str, config: Config) -> int:
     """Make a token for NAME and print it, once."""
-    config = config_of(config_path, {"data_dir": data_dir})
     config.data_dir.mkdir(parents=True, exist_ok=True)
     secret = _new_secret()
     made = _checked(name, topics, rights, secret)
@@ -80,10 +78,9 @@ def add(name: str, topics: str, rights: str, config_path: Path | None, data_dir:
 
 @token.command()
 @click.argument("name")
-@settings_flags
-def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
+@with_settings()
+def rotate(name: str, config: Config) -> int:
     """Make another secret for the token NAME and print it; the one before is refused from now on."""
-    config = config_of_existing(config_path, data_dir)
     secret = _new_secret()
     new = {"token_sha256": digest_of(secret).hex(), "since": time.time_ns() // 1000}
 
@@ -99,13 +96,12 @@ def rotate(name: str, config_path: Path | None, data_dir: str | None) -> int:
 
 @token.command()
 @click.argument("name")
-@settings_flags
-def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
+@with_settings()
+def revoke(name: str, config: Config) -> int:
     """Take back the token NAME, or the grant with this id: its next request is refused.
 
     The grants of programs that were given with a token end with it.
     """
-    config = config_of_existing(config_path, data_dir)
     if _is_grant(config, name):
         _end_grant(config, name)
         click.echo(f"revoked {name}")
@@ -125,10 +121,9 @@ def revoke(name: str, config_path: Path | None, data_dir: str | None) -> int:
 
 @token.command("list")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@settings_flags
-def list_(as_json: bool, config_path: Path | None, data_dir: str | None) -> int:
+@with_settings()
+def list_(as_json: bool, config: Config) -> int:
     """List the tokens with their topics and rights, and the grants of programs (OAuth); never the secrets."""
-    config = config_of_existing(config_path, data_dir)
     tokens: list[TokenSettings] = [*config.auth.tokens, *_kept(config)]
     grants = _live_grants(config)
     if as_json:
