@@ -16,7 +16,7 @@ import sys
 from typing import Any, TextIO
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
@@ -26,7 +26,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
         "serve": ("serve", "Run the daemon until Ctrl-C or SIGTERM."),
         "setup": ("setup", "Write memd's base URL into the agents that are installed."),
-        "check": ("check.command", "Say whether everything is ready, and if not, what to do."),
+        "check": ("check.report", "Say whether everything is ready, and if not, what to do."),
         "search": ("views", "Show the chunks that a new chat with QUESTION would get."),
         "add": ("sources", "Remember what stands in the files and folders PATH..."),
         "remember": ("sources", "Remember TEXT, without a chat."),
@@ -65,7 +65,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Service": {
         "config": ("serve", "Print all settings with their defaults and what they mean."),
         "mcp": ("serve", "Speak MCP on standard input and output, for agents."),
-        "completion": ("check.command", "Print the script that completes commands of memd in SHELL."),
+        "completion": ("main", "Print the script that completes commands of memd in SHELL."),
         "demo": ("serve", "Play a long conversation and show what is remembered."),
     },
 }
@@ -75,6 +75,7 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 FORMER = {"decrypt": "encryption", "import": "sources", "key": "encryption", "rekey": "encryption"}
 """Commands that go on working, but are another's by now: their modules, by name. No list has them."""
 
+SHELLS = ("bash", "zsh", "fish")
 OTHERS_CALL_IT = {
     "delete": "erase",
     "doctor": "check",
@@ -163,6 +164,22 @@ def main(ctx: click.Context) -> int:
         from memd.cli.stats import overview
 
         click.echo(overview())
+    return 0
+
+
+@click.command()
+@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+def completion(shell: str) -> int:
+    """Print the script that completes commands of memd in SHELL.
+
+    SHELL is bash, zsh or fish.
+
+    Example: memd completion fish > ~/.config/fish/completions/memd.fish
+    """
+    program = click.get_current_context().find_root()
+    completer = get_completion_class(shell)
+    assert completer is not None, "click knows these shells"
+    click.echo(completer(program.command, {}, "memd", "_MEMD_COMPLETE").source())
     return 0
 
 

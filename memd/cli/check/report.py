@@ -5,13 +5,18 @@ Rule: this module has only the order of the checks and their output; the first l
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
+import msgspec
 
 from memd.cli.check import data, settings, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
+from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
+from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
@@ -24,6 +29,34 @@ from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _MARK_WIDTH, _NAME_WIDTH = 9, 17
+
+
+@click.command()
+@settings_flags
+@upstream_flag("The model server, or several. Default: the running daemon's, else upstream.url.")
+@click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
+@click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
+def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, ...], live: bool, as_json: bool) -> int:
+    """Say whether everything is ready, and if not, what to do.
+
+    Exit code 1 if anything failed.
+
+    Example: memd check --live
+    """
+    logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
+    flags = {"data_dir": data_dir, **servers_of(upstream)}
+    given = {name: value for name, value in flags.items() if value is not None}
+    with progress("checking") as advanced:  # to the end: its first line is whether all is well
+        found: list[CheckResult] = []
+        for outcome in outcomes(config_path, os.environ, given, live=live):
+            found.append(outcome)
+            advanced(len(found), len(found) + 1)
+    is_ready = all(outcome.mark != "failed" for outcome in found)
+    if as_json:
+        click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}))
+    else:
+        click.echo("\n".join([summary(found), "", *map(line, found)]))
+    return 0 if is_ready else FOUND_SOMETHING
 
 
 def outcomes(

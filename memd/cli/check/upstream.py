@@ -139,7 +139,7 @@ def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> 
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
         url = daemon.model_url
-        yield _judge_forwarding(config, daemon, url, ask_without_memory(config, url, probe.model or "any"))
+        yield _judge_forwarding(config, daemon, url, asyncio.run(ask_without_memory(config, url, probe.model or "any")))
     recalled = recall_a_fact(config, probe.model or "any")
     yield _judge_recall(config, recalled)
     if not recalled.problem and recalled.status == 200:
@@ -238,7 +238,7 @@ def _judge_loop(loop: HeldLoop) -> CheckResult:
         return failed(LIVE, said, "tell it to memd's authors, with the model and its template")
     if loop.sent_tokens > loop.window:
         return ok(LIVE, f"a tool loop longer than the window was held ({room}; {size}); nothing of it was kept")
-    if loop.last.problem and not loop.is_out_of_time:
+    if loop.last.problem and loop.seconds_left > 0:
         return failed(LIVE, f"no answer in a tool loop: {loop.last.problem}", "look at the model server's log")
     said = f"a tool loop was held as long as there was time ({room}; {size}): the model is slow"
     return warning(LIVE, said, "ask again when the model server has nothing else to do")
@@ -319,10 +319,12 @@ def key_headers(config: Config) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def ask_without_memory(config: Config, base_url: str, model: str) -> LiveAnswer:
+async def ask_without_memory(config: Config, base_url: str, model: str) -> LiveAnswer:
     """Let a running daemon forward a question to the model without memory."""
     token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
-    return asyncio.run(_ask_without_memory(base_url, {"X-Memory-Mode": "off", **token, **key_headers(config)}, model))
+    headers = {"X-Memory-Mode": "off", **token, **key_headers(config)}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
+        return await _send(session, base_url, model, ASKED, headers)
 
 
 async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
@@ -331,11 +333,6 @@ async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
         if told.problem or told.status != 200:
             return told
         return await _send(session, daemon.base_url, model, ASKED, {})
-
-
-async def _ask_without_memory(base_url: str, headers: Mapping[str, str], model: str) -> LiveAnswer:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
-        return await _send(session, base_url, model, ASKED, headers)
 
 
 async def _send(
@@ -411,23 +408,6 @@ _TOOL = {
 }
 
 
-class HeldLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """How far it came."""
-
-    window: int
-    """The tokens that its prompts may take."""
-    is_window: bool
-    """Whether that is the model's whole window."""
-    steps: int
-    """The steps that were answered."""
-    sent_tokens: int
-    """Of the last request that was answered, as the client sent it; estimated."""
-    most_tokens: int
-    """Of its longest prompt, by the server's count; 0: not told."""
-    last: LiveAnswer
-    is_out_of_time: bool
-
-
 def hold_a_loop(config: Config, model: str, window: int | None) -> HeldLoop:
     """Play the loop and return how far it came.
 
@@ -436,50 +416,50 @@ def hold_a_loop(config: Config, model: str, window: int | None) -> HeldLoop:
         model: what the requests call the model.
         window: the model's, None if it is not known.
     """
-    room = ROOM_TOKENS if window is None else min(window, ROOM_TOKENS)
+    loop = HeldLoop(model, window)
     with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
-        scratch = scratch_config(config, Path(folder))
-        if room != window:  # the reply and the block take their share of a window, and so of what stands for it
+        scratch, room = scratch_config(config, Path(folder)), loop.window
+        if not loop.is_window:  # the reply and the block take their share of a window, and so of what stands for it
             hard = room // 2 if scratch.buffer.hard_tokens == "auto" else min(room // 2, scratch.buffer.hard_tokens)
             buffer = msgspec.structs.replace(scratch.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
             injection = msgspec.structs.replace(scratch.injection, budget_tokens=room // 8, sticky_tokens=0)
             scratch = msgspec.structs.replace(scratch, buffer=buffer, injection=injection)
-        loop = _Loop(model, room)
         try:
             asyncio.run(loop.play(scratch))
         except (MemdError, OSError) as error:
             loop.last = LiveAnswer(problem=str(error))
-    return HeldLoop(
-        window=room,
-        is_window=room == window,
-        steps=loop.steps,
-        sent_tokens=loop.sent_tokens,
-        most_tokens=loop.most_tokens,
-        last=loop.last,
-        is_out_of_time=loop.seconds_left <= 0,
-    )
+    return loop
 
 
-class _Loop:
-    def __init__(self, model: str, room: int) -> None:
+class HeldLoop:
+    """A loop of tool calls, and how far it came."""
+
+    def __init__(self, model: str, window: int | None) -> None:
+        self.window = ROOM_TOKENS if window is None else min(window, ROOM_TOKENS)
+        """The tokens that its prompts may take."""
+        self.is_window = self.window == window
+        """Whether that is the model's whole window."""
+        self.steps = 0
+        """The steps that were answered."""
+        self.sent_tokens = 0
+        """Of the last request that was answered, as the client sent it; estimated."""
+        self.most_tokens = 0
+        """Of its longest prompt, by the server's count; 0: not told."""
+        self.last = LiveAnswer()
         self._model = model
-        self._room = room
         self._ends_at = time.monotonic() + LOOP_SECONDS_MAX
         self._per_token = CHARACTERS_PER_TOKEN
         self._messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
-        self.steps = 0
-        self.sent_tokens = 0
-        self.most_tokens = 0
-        self.last = LiveAnswer()
 
     @property
     def seconds_left(self) -> float:
+        """The time that is left for it."""
         return self._ends_at - time.monotonic()
 
     async def play(self, config: Config) -> None:
         """Ask, answer the model's call or one in its place, and ask again until it is long enough."""
         async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
-            while self.steps < STEPS_MAX and self.sent_tokens <= self._room * LENGTH and self.seconds_left > 0:
+            while self.steps < STEPS_MAX and self.sent_tokens <= self.window * LENGTH and self.seconds_left > 0:
                 body = {
                     "model": self._model,
                     "messages": self._messages,
@@ -511,7 +491,7 @@ class _Loop:
 
     def _log_of_a_pump(self) -> str:
         """A result of a share of the window."""
-        length = int(self._room / STEPS_A_WINDOW * self._per_token)
+        length = int(self.window / STEPS_A_WINDOW * self._per_token)
         lines = (f"{hour:02}:00 pump {self.steps}: {20 + hour * self.steps % 17} degrees" for hour in range(100_000))
         said = [f"The oil mark of pump {self.steps} is {self.steps * 37 % 100}."]
         while sum(map(len, said)) < length:
