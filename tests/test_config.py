@@ -17,7 +17,7 @@ from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
-from memd.settings.loading import known_keys, load_config, variable_of
+from memd.settings.loading import REMOVED, known_keys, load_config, variable_of
 from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
@@ -332,6 +332,20 @@ def test_a_setting_of_an_earlier_version_is_told_of_and_stops_nobody(config_file
     assert [line.partition(" has no effect any more: ")[0] for line in told] == [
         f"{config_file}, line 2: chunking.similarity",
         "MEMD_CHUNKING_BUDGET_MS: chunking.budget_ms",
+    ]
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_every_setting_of_an_earlier_version_is_read_and_changes_nothing(config_file: Path, key: str) -> None:
+    group, _, name = key.partition(".")
+    config_file.write_text(f"{group}:\n  # {name}: 7\n")
+    unchanged = load_config(config_file, {}, {})
+    config_file.write_text(f"{group}:\n  {name}: 7\n")
+    told: list[str] = []
+    assert load_config(config_file, {variable_of(key): "7"}, {}, tell=told.append) == unchanged
+    assert [line.partition(" has no effect any more: ")[0] for line in told] == [
+        f"{config_file}, line 2: {key}",
+        f"{variable_of(key)}: {key}",
     ]
 
 

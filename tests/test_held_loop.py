@@ -88,9 +88,7 @@ def _config(url: str) -> model.Config:
 
 async def connects(url: str) -> bool:
     """As a client's request that is passed on; only connecting has a limit."""
-    async with new_session(
-        keepalive_seconds=1.0, connect_timeout_seconds=LIMIT, header_bytes_max=HEADER_BYTES_MAX
-    ) as session:
+    async with new_session(connect_timeout_seconds=LIMIT, header_bytes_max=HEADER_BYTES_MAX) as session:
         asked = await exchange(session, "GET", URL(url), CIMultiDict(), None, header_bytes_max=HEADER_BYTES_MAX)
         asked.close()
         return bool(asked.status == 200)

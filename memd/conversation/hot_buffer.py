@@ -105,10 +105,14 @@ class PlacedBlocks:
         return [PlacedBefore(list(self._digests))] if self._digests else []
 
 
+CORRECTABLE_TURNS = 64
+"""Turns of its topic for which a chunk that was shown can be corrected."""
+
+
 class HotBuffer:
     """All open conversations of a topic, most recently used last."""
 
-    def __init__(self, new_id: Callable[[], str], window_turns: int) -> None:
+    def __init__(self, new_id: Callable[[], str], window_turns: int = CORRECTABLE_TURNS) -> None:
         self._new_id = new_id
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._index = ConversationIndex()

@@ -28,6 +28,8 @@ from memd.errors import EmbeddingError, MemdError
 from memd.settings.model import EmbeddingSettings
 from memd.settings.url import basic_authorization, without_credentials
 
+BATCH_SECONDS_MAX = 30.0
+"""How long the texts of one batch may take. A question waits for a part of `retrieval.timeout_ms`."""
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
 """Of one input; a chunk is hardly longer. Of a longer text pieces are embedded, half from its head, half from its
@@ -86,7 +88,7 @@ class HttpEmbedder(Embedder):
         known = (dimension for dimension, print_ in stored if print_ == self._fingerprint(dimension))
         self.dimension = next(known, 0)
         if not self.dimension:
-            self.dimension = len(self._asked(["memd"], settings.timeout_seconds)[0])
+            self.dimension = len(self._asked(["memd"], BATCH_SECONDS_MAX)[0])
         self.fingerprint = self._fingerprint(self.dimension)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
@@ -124,7 +126,7 @@ class HttpEmbedder(Embedder):
         return hashlib.sha256(told.encode("utf-8", _LONE)).hexdigest()[:32]
 
     def _patiently(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        seconds = self._settings.timeout_seconds
+        seconds = BATCH_SECONDS_MAX
         for pause in RETRY_SECONDS:
             try:
                 return self._means(texts, lambda: time.monotonic() + seconds)

@@ -52,6 +52,10 @@ log = logging.getLogger("memd")
 
 BACKOFF_SECONDS_MAX = 30.0
 """The longest pause after a failure."""
+FRACTION = 0.5
+"""The share of the buffer, by tokens, that leaves in one compaction. After each the model reads its prompt anew."""
+JOURNAL_FSYNC_SECONDS = 1.0
+"""With `buffer.journal_fsync: interval` the age of turns not in the log yet that a power failure may cost."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 UNLOAD_SECONDS = 5.0
@@ -118,11 +122,11 @@ class Archiver:
             excess_tokens: the least that must go, in raw tokens, where that may go at all; 0 if no request waits.
             forced, results_alone: see `compaction.departure`.
         """
-        started, fraction = time.perf_counter(), self._config.compaction.fraction
+        started = time.perf_counter()
         choose = partial(
             compaction.departure,
             conversation,
-            fraction=fraction,
+            fraction=FRACTION,
             excess_tokens=excess_tokens,
             results_alone=results_alone,
         )
@@ -137,8 +141,7 @@ class Archiver:
 
     def compact_copy(self, topic: Topic, copy: Conversation, excess_tokens: int) -> bool:
         """Do the same to a detached copy, for which nothing may be written: only what is in the log may leave."""
-        fraction, upto = self._config.compaction.fraction, copy.stored
-        chosen = compaction.departure(copy, fraction=fraction, excess_tokens=excess_tokens, upto=upto)
+        chosen = compaction.departure(copy, fraction=FRACTION, excess_tokens=excess_tokens, upto=copy.stored)
         copy.mark_left_out(chosen.left_out)
         copy.mark_gone(chosen.gone, self._lines(topic, copy, chosen))
         return not chosen.is_empty
@@ -252,7 +255,7 @@ class Archiver:
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
                 unloaded_at = time.monotonic()
-            sync_due = time.monotonic() - synced_at >= self._config.buffer.journal_fsync_seconds
+            sync_due = time.monotonic() - synced_at >= JOURNAL_FSYNC_SECONDS
             for topic in topics.opened():
                 self._once("tending", topic.id, topic, partial(self.tend_topic, topic))  # journals are synced meanwhile
                 if sync_due:

@@ -92,7 +92,7 @@ class SharedTopic(Topic):
 
     log: SharedTopicLog
 
-    def shares(self, hot: OpenedHot, window_turns: int, renew: Renew, ends: Ends) -> None:
+    def shares(self, hot: OpenedHot, renew: Renew, ends: Ends) -> None:
         """Begin to follow the shared log; called once.
 
         Args:
@@ -101,7 +101,6 @@ class SharedTopic(Topic):
             renew: reads the topic anew where its copy counts no more.
         """
         self._head, self._rows_bytes, self._base_bytes = hot.head, hot.size, hot.size
-        self._window_turns = window_turns
         self._pending: list[tuple[BufferEvent, bytes]] = []
         """Events of this daemon that are not known to be in the shared log, and their payloads."""
         self._journaled = 0
@@ -307,7 +306,7 @@ class SharedTopic(Topic):
         behind = [row for row in rows if row.last > before]
         theirs = self._theirs(behind) if behind else []
         self._settled(rows)
-        kept = await _asked(lambda: replayed(events_of(rows), self._window_turns))
+        kept = await _asked(lambda: replayed(events_of(rows)))
         rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
         self._pending, self._journaled = [], 0
         self._head = rows[-1].last if rows else before
@@ -427,7 +426,7 @@ def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
     return [event for event in found if event is not None]
 
 
-def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row], window_turns: int) -> OpenedHot:
+def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row]) -> OpenedHot:
     """The buffer as the journal here has it, with the rows behind it; none where nobody can be asked.
 
     Args:
@@ -439,11 +438,11 @@ def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row],
     found = {payload for row in rows for payload in payloads_in(row.data, 0)}
     own = [event for one in payloads[count:] if one not in found and (event := _decoded(one)) is not None]
     if rows and rows[0].last > head + 1:
-        kept = replayed(events_of(rows), window_turns)
+        kept = replayed(events_of(rows))
     else:
         fresh = rows[1:] if rows and rows[0].is_base else rows
         known = [event for one in payloads[:count] if (event := _decoded(one)) is not None]
-        kept = replayed([*known, *events_of(fresh)], window_turns)
+        kept = replayed([*known, *events_of(fresh)])
     return OpenedHot(kept=kept, head=rows[-1].last if rows else head, own=own, size=sum(len(one.data) for one in rows))
 
 

@@ -372,9 +372,9 @@ def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> t
     return kept, kept == events
 
 
-def replayed(events: Sequence[BufferEvent], window_turns: int) -> HotBuffer:
+def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
     """The buffer after these events."""
-    buffer = HotBuffer(lambda: uuid.uuid4().hex[:12], window_turns)
+    buffer = HotBuffer(lambda: uuid.uuid4().hex[:12])
     buffer.replay(events)
     return buffer
 

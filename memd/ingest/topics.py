@@ -245,7 +245,7 @@ class Topics:
 
     def _read(self, topic_id: str) -> Topic:
         """Open a topic; one that other daemons have too, with what they have appended."""
-        turns, hot = self._config.corrections.window_turns, None
+        hot = None
         if self._ends is None:
             log_: TopicLog = self._store.topic(topic_id)
             journal, payloads = Journal.open(log_.claim)
@@ -255,7 +255,7 @@ class Topics:
             log_, journal, payloads, hot = self._read_copy(topic_id)
             buffer, is_as_kept, is_current = hot.kept, True, log_.is_current
             if hot.own:  # the buffer as it was here, and then as it is there with what waits here
-                buffer = replayed(events_in(payloads, topic_id, self._redactor)[0], turns)
+                buffer = replayed(events_in(payloads, topic_id, self._redactor)[0])
                 if is_current:
                     rebased(buffer, hot.kept, None, hot.own)
                 else:
@@ -278,12 +278,12 @@ class Topics:
             journal_behind=bool(hot.own) if hot is not None else has_lost or not is_as_kept,
         )
         if isinstance(topic, SharedTopic) and hot is not None and self._ends is not None:
-            topic.shares(hot, turns, self._renewed, self._ends)
+            topic.shares(hot, self._renewed, self._ends)
         return topic
 
     def _read_copy(self, topic_id: str) -> tuple[SharedTopicLog, Journal, list[bytes], OpenedHot]:
         """Read a copy, brought up to date; read anew where it counts no more, with what waits in its journal."""
-        turns, waiting = self._config.corrections.window_turns, list[bytes]()
+        waiting = list[bytes]()
         while True:
             log_ = self._store.topic(topic_id)
             assert isinstance(log_, SharedTopicLog), "of a log that is shared"
@@ -299,7 +299,7 @@ class Topics:
                 continue
             except StoreError as error:
                 log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
-            return log_, journal, payloads, opened_hot(journal, payloads, rows, turns)
+            return log_, journal, payloads, opened_hot(journal, payloads, rows)
 
     async def _renewed(self, topic: Topic) -> tuple[SharedTopicLog, Journal, OpenedHot, Cutter]:
         def renewed() -> tuple[SharedTopicLog, Journal, OpenedHot]:
@@ -339,7 +339,7 @@ class Topics:
     def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
         """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
         events, is_as_kept = events_in(payloads, topic_id, self._redactor)
-        return replayed(events, self._config.corrections.window_turns), is_as_kept
+        return replayed(events), is_as_kept
 
 
 def _give_back() -> None:

@@ -30,7 +30,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.upstream.pool import Hints, trail_of
-from memd.settings.model import Config, LimitsSettings
+from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
@@ -227,7 +227,6 @@ class RequestReader:
 
     def __init__(self, config: Config, principals: Principals, redactor: Redactor, speech: Speech) -> None:
         """`speech`: finds what was said in a message."""
-        self._limits = config.limits
         self._principals = principals
         self._history = config.conversation.history
         self._topic_headers = [name for name in (TOPIC_HEADER, config.topics.header) if name]
@@ -321,7 +320,7 @@ class RequestReader:
             is_thin=is_thin,
             packed=packed,
         )
-        if problem := request.memory_in_error or _exceeded_limit(request.memory_in, self._limits):
+        if problem := request.memory_in_error or _exceeded_limit(request.memory_in):
             log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return asked.without_memory("bad-memory-in", problem)
         if is_side_request:
@@ -422,14 +421,20 @@ def _bad_topic(asked: Asked) -> str | None:
     return None
 
 
-def _exceeded_limit(memory_in: MemoryIn | None, limits: LimitsSettings) -> str | None:
+CORRECTIONS_MAX = 1_000
+"""Chunks that are corrected in one request."""
+RELATED_TOPICS_MAX = 64
+"""Of one request: each is opened and searched."""
+
+
+def _exceeded_limit(memory_in: MemoryIn | None) -> str | None:
     """The limit that a MemoryIn exceeds, in words."""
     if memory_in is None:
         return None
     named = sum(max(1, len(correction.chunk_ids)) for correction in memory_in.corrections)
-    if named > limits.corrections_max:
-        return f"memory_in corrects {named} chunks, more than limits.corrections_max"
+    if named > CORRECTIONS_MAX:
+        return f"memory_in corrects {named} chunks, more than {CORRECTIONS_MAX:,}"
     related = len(memory_in.related_topic_ids)
-    if related > limits.related_topics_max:
-        return f"memory_in has {related} related topics, more than limits.related_topics_max"
+    if related > RELATED_TOPICS_MAX:
+        return f"memory_in has {related} related topics, more than {RELATED_TOPICS_MAX}"
     return None

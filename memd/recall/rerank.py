@@ -30,6 +30,10 @@ _OTHER_FORM = (400, 404, 405, 422, 501)
 log = logging.getLogger("memd")
 
 
+CANDIDATES = 32
+"""How many of the best chunks it is asked about."""
+
+
 class Reranker:
     """Asks the server: in Jina's form (llama-server, vLLM) or in that of Text Embeddings Inference."""
 
@@ -45,7 +49,7 @@ class Reranker:
         self._silent_until = self._pause = 0.0
 
     def order(self, question: str, texts: Sequence[str], seconds: float | None) -> tuple[list[int], str | None]:
-        """Return the numbers of all texts, the best `rerank.candidates` in the reranker's order; and why that is as it
+        """Return the numbers of all texts, the best `CANDIDATES` in the reranker's order; and why that is as it
         was, if the reranker failed.
 
         Args:
@@ -53,7 +57,7 @@ class Reranker:
             seconds: how long it may take; None: as long as it takes.
         """
         numbers = list(range(len(texts)))
-        first = texts[: self._settings.candidates]
+        first = texts[:CANDIDATES]
         if len(first) < 2:
             return numbers, None
         until = math.inf if seconds is None else time.monotonic() + SHARE * seconds

@@ -44,6 +44,14 @@ REMOVED = {
     "chunking.budget_ms": _NO_BOUNDARIES,
     "chunking.window_tokens": _NO_BOUNDARIES,
     "chunking.overlap_tokens": _NO_BOUNDARIES,
+    "upstream.keepalive_seconds": "idle connections are dropped after 3 s, before llama-server closes its own",
+    "buffer.journal_fsync_seconds": "with `interval` the journal is synced every second",
+    "compaction.fraction": "half of the buffer leaves in one compaction",
+    "corrections.window_turns": "a chunk can be corrected in 64 turns of its topic",
+    "limits.corrections_max": "one request corrects 1,000 chunks at most",
+    "limits.related_topics_max": "one request has 64 related topics at most",
+    "rerank.candidates": "the reranker is asked about the 32 best chunks",
+    "embedding.timeout_seconds": "a batch of texts may take 30 s",
 }
 """Settings of earlier versions, and why they are gone. They stop nobody from starting."""
 
@@ -87,7 +95,7 @@ def load_config(
     places: dict[str, str] = {}
     sources: list[tuple[str, SourceSettings]] = []
     for setting in _given(path, env, overrides):
-        if (setting.key in _GROUPS or setting.key == "retention") and setting.value in (None, {}):
+        if setting.key in _MAY_BE_EMPTY and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
         if setting.key in REMOVED:
             tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
@@ -129,6 +137,7 @@ def places_of_settings(
 
 _SINGLE = ("data_dir", "sources", "retention")
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
+_MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
 _KEYS = known_keys()
 _WRITTEN = {
     PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",

@@ -132,8 +132,6 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The key that memd shows when it asks the server for its window on its own; clients send theirs."""
     connect_timeout_seconds: PositiveSeconds = 10.0
     """How long connecting may take; there is no limit on answering."""
-    keepalive_seconds: Seconds = 3.0
-    """Idle connections are dropped after this; llama-server closes its own after 5 s, so stay below."""
 
     @property
     def address(self) -> str:
@@ -164,16 +162,12 @@ class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     store_after_seconds: Seconds = 1.0
     """Finished turns are stored so long after their reply, in the background (and stay in their prompt)."""
     journal_fsync: Literal["interval", "always"] = "interval"
-    """When `hot.log` is synced to disk: every `journal_fsync_seconds`, or on every turn."""
-    journal_fsync_seconds: PositiveSeconds = 1.0
-    """With `interval`: the age of turns not in the log yet that a power failure may cost."""
+    """When `hot.log` is synced to disk: every second, or on every turn."""
 
 
 class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Moving the oldest turns from the buffer into the log."""
 
-    fraction: Annotated[float, Meta(ge=0.05, le=0.95)] = 0.5
-    """The share of the buffer, by tokens, that one compaction moves."""
     retry_seconds: PositiveSeconds = 5.0
     """Wait after a failed append; doubles with every further failure, up to 30 s."""
 
@@ -277,13 +271,6 @@ class UtilitySettings(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_UTILITY = UtilitySettings()
 
 
-class CorrectionsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Corrections of recalled chunks by clients."""
-
-    window_turns: Annotated[int, Meta(ge=1, le=100_000)] = 64
-    """A chunk can be corrected until this many turns of its topic after it was shown."""
-
-
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which topic a request belongs to."""
 
@@ -370,8 +357,6 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """With `http`: the model's name there; vectors are told apart by it, so another model needs another name."""
     api_key: str = ""
     """With `http`: the key that is shown to the server."""
-    timeout_seconds: PositiveSeconds = 30.0
-    """With `http`: how long the texts of one batch may take. A question waits for a part of `retrieval.timeout_ms`."""
 
 
 class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,8 +368,6 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model's name there, where the server wants one."""
     api_key: str = ""
     """The key that is shown to the server."""
-    candidates: Annotated[int, Meta(ge=2, le=1_000)] = 32
-    """How many of the best chunks it is asked about."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
 
@@ -400,10 +383,6 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Request headers, all together; larger ones are answered 431."""
     capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
     """How much of a reply is kept to be remembered; the client gets all. A longer one that is no stream is not read."""
-    corrections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    """Chunks that are corrected in one request."""
-    related_topics_max: Annotated[int, Meta(ge=0, le=10_000)] = 64
-    """Related topics of one request: each is opened and searched."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     """Simultaneous client connections. A further one takes the place of one that shows no token or is idle."""
     idle_seconds: PositiveSeconds = 75.0
@@ -471,7 +450,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retrieval: RetrievalSettings = RetrievalSettings()
     injection: InjectionSettings = InjectionSettings()
     utility: UtilitySettings = DEFAULT_UTILITY
-    corrections: CorrectionsSettings = CorrectionsSettings()
     topics: TopicsSettings = TopicsSettings()
     conversation: ConversationSettings = ConversationSettings()
     ingest: IngestSettings = IngestSettings()

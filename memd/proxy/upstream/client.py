@@ -270,7 +270,6 @@ class Upstream:
         self._asking: asyncio.Task[None] | None = None
         self._header_bytes_max = config.limits.header_bytes_max
         self._session = new_session(
-            keepalive_seconds=config.upstream.keepalive_seconds,
             connect_timeout_seconds=config.upstream.connect_timeout_seconds,
             header_bytes_max=self._header_bytes_max,
         )

@@ -225,13 +225,15 @@ def _problem_of(message: RawResponseMessage, *, may_switch: bool) -> str:
     return ""
 
 
-def new_session(
-    *, keepalive_seconds: float, connect_timeout_seconds: float, header_bytes_max: int
-) -> aiohttp.ClientSession:
+KEEPALIVE_SECONDS = 3.0
+"""Idle connections are dropped after this; llama-server closes its own after 5 s."""
+
+
+def new_session(*, connect_timeout_seconds: float, header_bytes_max: int) -> aiohttp.ClientSession:
     """A session that adds and changes nothing, repeats nothing, and lets answers have headers as large as requests."""
     session = aiohttp.ClientSession(
         connector=UpstreamConnector(
-            limit=0, keepalive_timeout=keepalive_seconds, connect_timeout_seconds=connect_timeout_seconds
+            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, connect_timeout_seconds=connect_timeout_seconds
         ),
         timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),
