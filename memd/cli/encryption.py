@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memd.cli.flags import (
-    WholeSentences,
-    key_of,
-    refuse_cluster,
-    with_settings,
-)
+from memd.cli.flags import WholeSentences, key_of, refuse_cluster, with_settings
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings

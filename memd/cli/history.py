@@ -20,21 +20,14 @@ from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import LogRoutes
-from memd.admin.receipts import Receipt
+from memd.admin.receipts import Receipt, TurnReplay, TurnsPage
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import (
-    FOUND_SOMETHING,
-    origin_words,
-    print_lines,
-    warning_words,
-    with_settings,
-)
+from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.ingest.erasing import PlannedErasure
-from memd.recall.explained import SearchAnswer
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
@@ -137,9 +130,16 @@ def correct(
         raise BadQuestion("--steps belongs to --helpful and --unhelpful")
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
     given = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps, "content": content}
-    done, appended = _correct(config, topic, {name: value for name, value in given.items() if value is not None})
-    if appended:
-        print_lines(appended)
+    body = {name: value for name, value in given.items() if value is not None}
+    with daemon_for(config) as daemon:
+        if topic is None:
+            topics = {_chunk(daemon, chunk_id).topic_id for chunk_id in chunk_ids}
+            if len(topics) > 1:
+                raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
+            [topic] = topics
+        done = msgspec.json.decode(daemon.post("/memd/corrections", {"topic_id": topic} | body), type=Corrected)
+        if appended := _appended(daemon, topic, done):
+            print_lines(appended)
     for chunk_id in done.failed:
         why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
         click.echo(f"{chunk_id}: not corrected: {why}", err=True)
@@ -158,37 +158,18 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
 
     Example: memd undo 9ada
     """
-    print_lines(_undo(config, id_, topic, reason))
-    return 0
-
-
-def _correct(config: Config, topic: str | None, body: dict[str, Any]) -> tuple[Corrected, Lines]:
-    """Apply one correction to chunks of one topic; return the answer, and the appended entries as text."""
-    with daemon_for(config) as daemon:
-        if topic is None:
-            topics = {_topic_of_chunk(daemon, chunk_id) for chunk_id in body["chunk_ids"]}
-            if len(topics) > 1:
-                raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
-            [topic] = topics
-        told = daemon.post("/memd/corrections", {"topic_id": topic} | body)
-        answer = msgspec.json.decode(told, type=Corrected)
-        return answer, _appended(daemon, topic, answer)
-
-
-def _undo(config: Config, id_: str, topic: str | None, reason: str | None) -> Lines:
-    """Take back what an entry did, or the latest one of a chunk; return the appended entries as text."""
     with daemon_for(config) as daemon:
         if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
             canonical_id = int(id_)
             topic = topic or _topic_of_entry(daemon, canonical_id)
         else:
-            told = daemon.get(f"/memd/chunks/{checked_digits(id_)}", topic=topic)
-            story = msgspec.json.decode(told, type=ChunkStory)
+            story = _chunk(daemon, id_, topic)
             topic, canonical_id = story.topic_id, story.versions[-1].canonical_id
             if len(story.versions) == 1:
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
         told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason or ""})
-        return _appended(daemon, topic, msgspec.json.decode(told, type=Corrected))
+        print_lines(_appended(daemon, topic, msgspec.json.decode(told, type=Corrected)))
+    return 0
 
 
 def _appended(daemon: RunningDaemon, topic: str, answer: Corrected) -> Lines:
@@ -211,8 +192,8 @@ def time_of(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _topic_of_chunk(daemon: RunningDaemon, chunk_id: str) -> str:
-    return msgspec.json.decode(daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}"), type=ChunkStory).topic_id
+def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
+    return msgspec.json.decode(daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}", topic=topic), type=ChunkStory)
 
 
 def _topic_of_entry(daemon: RunningDaemon, canonical_id: int) -> str:
@@ -274,35 +255,26 @@ def turn(
     """
     if turn_id is None and (replay or then):
         raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
-    if turn_id is None:
-        told, lines = _latest(config, topic, limit, steps=steps)
-    elif replay or then:
-        told, lines = _replayed(config, turn_id, then=then)
-    else:
-        told, lines = _receipt(config, turn_id)
+    with daemon_for(config) as daemon:
+        if turn_id is None:
+            told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
+            turns = msgspec.json.decode(told, type=TurnsPage).turns
+            if topic is not None and not turns:
+                daemon.get("/memd/log", topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+            lines = _latest(turns)
+        elif replay or then:
+            told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay", then="true" if then else None)
+            lines = _replayed(msgspec.json.decode(told, type=TurnReplay), then=then)
+        else:
+            told = daemon.get(f"/memd/turns/{_path(turn_id)}")
+            lines = _turn_lines(msgspec.json.decode(told, type=Receipt))
     click.echo(told) if as_json else print_lines(lines)
     return 0
 
 
-class Replayed(msgspec.Struct, frozen=True):
-    """A turn, and the chunks that its question would get now."""
-
-    turn: Receipt
-    now: SearchAnswer
-    gained: tuple[str, ...]
-    lost: tuple[str, ...]
-    kept: tuple[str, ...]
-
-
-def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tuple[bytes, Lines]:
-    """Return the latest turns, as JSON and as text."""
-    with daemon_for(config) as daemon:
-        told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
-        turns = msgspec.json.decode(told, type=dict[str, list[dict[str, Any]]])["turns"]
-        if topic is not None and not turns:
-            daemon.get("/memd/log", topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+def _latest(turns: list[dict[str, Any]]) -> Lines:
     if not turns:
-        return told, ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
+        return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("turn", "when", "topic", "memory", "asked"):
         table.add_column(name, no_wrap=name in ("turn", "when"))
@@ -313,21 +285,10 @@ def _latest(config: Config, topic: str | None, limit: int, *, steps: bool) -> tu
         words += [counted(one["steps"], "step")] if one.get("steps") else []
         asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
         table.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
-    return told, [table]
+    return [table]
 
 
-def _receipt(config: Config, turn_id: str) -> tuple[bytes, Lines]:
-    """Return one turn, as JSON and as text."""
-    with daemon_for(config) as daemon:
-        told = daemon.get(f"/memd/turns/{_path(turn_id)}")
-    return told, _turn_lines(msgspec.json.decode(told, type=Receipt))
-
-
-def _replayed(config: Config, turn_id: str, *, then: bool) -> tuple[bytes, Lines]:
-    """Return one turn and the difference to now, or to what was stored then, as JSON and as text."""
-    with daemon_for(config) as daemon:
-        told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay", then="true" if then else None)
-    replay = msgspec.json.decode(told, type=Replayed)
+def _replayed(replay: TurnReplay, *, then: bool) -> Lines:
     texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
     lines = _turn_lines(replay.turn)
     when = "out of what was stored then" if then else "now"
@@ -338,7 +299,7 @@ def _replayed(config: Config, turn_id: str, *, then: bool) -> tuple[bytes, Lines
         lines += [Text(f"+ {id_}", style="green"), _indented(texts.get(id_, ""))]
     if not replay.lost and not replay.gained:
         lines.append("  nothing is different")
-    return told, lines
+    return lines
 
 
 def _turn_lines(one: Receipt) -> Lines:

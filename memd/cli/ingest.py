@@ -16,12 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from memd.cli.flags import (
-    FOUND_SOMETHING,
-    WholeSentences,
-    refuse_cluster,
-    with_settings,
-)
+from memd.cli.flags import FOUND_SOMETHING, WholeSentences, refuse_cluster, with_settings
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.ingest.offline import opened, reembed_topics
 from memd.ingest.redaction.redactor import Redactor
