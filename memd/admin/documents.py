@@ -88,9 +88,7 @@ class DocumentChunks(msgspec.Struct, frozen=True):
 
 async def documents_in(topics: NamedTopics, named: Sequence[str], who: Principal) -> list[KnownDocument]:
     """Return the documents of the topics of these names, of all that `who` may read if there are none."""
-    async with topics.held(named, who) as found:
-        snapshots = [topic.log.snapshot() for topic in found]
-        return await asyncio.to_thread(lambda: [one for each in snapshots for one in known_documents(each)])
+    return await topics.read(named, who, lambda found: [one for each in found for one in known_documents(each)])
 
 
 def _written(done: TakenDocument) -> Extent:

@@ -560,10 +560,8 @@ class ConversationRoutes:
     async def conversations(self, query: ConversationsQuery, who: Principal) -> ConversationsPage:
         """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
         ones from the log."""
-        async with self._topics.held(query.topic, who) as found:
-            lines = await self._receipts.lines(who)
-            snapshots = [topic.log.snapshot() for topic in found]
-            return await asyncio.to_thread(_conversations_page, lines, snapshots, query)
+        lines = await self._receipts.lines(who)
+        return await self._topics.read(query.topic, who, lambda found: _conversations_page(lines, found, query))
 
     @get(
         "/memd/conversations/{id}",
@@ -583,10 +581,12 @@ class ConversationRoutes:
         """The live chunks of a choice in the order in which they were said, oldest first."""
         if query.contains or query.author:  # would read all of them, for every page
             raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
-        async with self._topics.held(query.topic, who) as found:
-            snapshots = [topic.log.snapshot() for topic in found]
-            whole = await asyncio.to_thread(transcript, snapshots, query.wanted, query.skip, query.limit)
+
+        def read(snapshots: list[Snapshot]) -> Transcript:
+            whole = transcript(snapshots, query.wanted, query.skip, query.limit)
             return Transcript(tuple(told(one, snapshots, who) for one in whole.chunks), whole.of)
+
+        return await self._topics.read(query.topic, who, read)
 
 
 def _conversations_page(

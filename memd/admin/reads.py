@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -51,7 +51,6 @@ from memd.store.tools.export import export as export_log
 
 EXPORTED_AT_ONCE = 200
 CHUNK_TURNS_MAX = 20
-Result = TypeVar("Result")
 
 
 class ChunksPage(msgspec.Struct, frozen=True):
@@ -129,7 +128,7 @@ class LogRoutes:
     @get("/memd/days", "read")
     async def days(self, query: FilterQuery, who: Principal) -> SaidDays:
         """How many chunks were said on which day, of this machine's time zone."""
-        return SaidDays(await self._read_snapshots(query, who, lambda found: history.said_days(found, query.wanted)))
+        return SaidDays(await self._topics.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
     @get(
         "/memd/chunks/{id}",
@@ -150,7 +149,7 @@ class LogRoutes:
                 story = history.story(*history.named(topics, chunk_id))
                 return history.told_story(story, [log.snapshot() for log, _ in topics], who)
 
-            story = await _in_thread(told)
+            story = await asyncio.to_thread(told)
         turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
         return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
 
@@ -170,7 +169,7 @@ class LogRoutes:
         )
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
         await response.prepare(request)
-        while part := await _in_thread(lambda: b"".join(_encoded(lines))):
+        while part := await asyncio.to_thread(lambda: b"".join(_encoded(lines))):
             if not is_let_in_still(request):
                 if request.transport is not None:
                     request.transport.abort()  # so that nobody takes it for the whole
@@ -191,24 +190,12 @@ class LogRoutes:
                 events=tuple(history.told(one, snapshots, who) for one in page.events), next=page.next
             )
 
-        return await self._read_snapshots(query, who, told)
-
-    async def _read_snapshots(
-        self, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], Result]
-    ) -> Result:
-        """Read, in a thread, from snapshots of the topics that a query names."""
-        async with self._topics.held(query.topic, who) as found:
-            snapshots = [topic.log.snapshot() for topic in found]
-            return await _in_thread(lambda: read(snapshots))
+        return await self._topics.read(query.topic, who, told)
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     for entry, _ in zip(lines, range(EXPORTED_AT_ONCE), strict=False):
         yield msgspec.json.encode(entry) + b"\n"
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 DIGESTED_MAX = 20_000
@@ -268,23 +255,19 @@ class ViewRoutes:
     @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
     async def digest(self, query: DigestQuery, who: Principal) -> Digest:
         """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
-        async with self._topics.held(query.topic, who) as found:
-            snapshots = [topic.log.snapshot() for topic in found]
-            return await asyncio.get_running_loop().run_in_executor(None, _digest_of, snapshots, query)
+        return await self._topics.read(query.topic, who, lambda found: _digest_of(found, query))
 
     @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
     async def related(self, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
         """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
         async with self._topics.held(query.topic, who) as found:
             topics = [(topic.log, topic.unstored()) for topic in found]
-            return await asyncio.get_running_loop().run_in_executor(None, _related, topics, chunk_id, query.limit)
+            return await asyncio.to_thread(_related, topics, chunk_id, query.limit)
 
     @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
     async def entities(self, query: EntitiesQuery, who: Principal) -> Entities:
         """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
-        async with self._topics.held(query.topic, who) as found:
-            logs = [topic.log for topic in found]
-            return await asyncio.get_running_loop().run_in_executor(None, _entities, logs, query)
+        return await self._topics.read(query.topic, who, lambda found: _entities(found, query))
 
 
 def _digest_of(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
@@ -314,11 +297,10 @@ def _live(snapshot: Snapshot, uuid: bytes) -> list[tuple[int, int]]:
     return [place for place in snapshot.places(uuid) if snapshot.is_live(place)]
 
 
-def _entities(logs: Sequence[TopicLog], query: EntitiesQuery) -> Entities:
+def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
     wanted_key = None if query.name is None else key_of(query.name)
     written: dict[str, Counter[str]] = defaultdict(Counter)
     having: dict[str, list[tuple[int, Snapshot]]] = defaultdict(list)
-    snapshots = [log.snapshot() for log in logs]
     if query.name is None and (count := sum(one.live_count for one in snapshots)) > DIGESTED_MAX:
         raise BadQuestion(
             f"that is {count:,} chunks, and names are read in {DIGESTED_MAX:,}; choose a topic, or a name"

@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from memd.entries import Draft, checked_topic_id
 from memd.errors import BadQuestion, UnknownTopic
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal, Right
-from memd.store.store import TopicLog
+from memd.store.store import Snapshot, TopicLog
 from memd.wording import no_topic
+
+Result = TypeVar("Result")
 
 
 class NamedTopics:
@@ -48,6 +51,12 @@ class NamedTopics:
             for topic in found:
                 held.enter_context(topic.held())
             yield found
+
+    async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
+        """Do work, in a thread, on snapshots of the topics of these names, or of all that `who` may read; raises as
+        `held`."""
+        async with self.held(names, who) as found:
+            return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
 
     @asynccontextmanager
     async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:

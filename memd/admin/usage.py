@@ -198,11 +198,8 @@ class FigureRoutes:
     @get("/memd/figures", "read")
     async def figures(self, query: FiguresQuery, who: Principal) -> FiguresOverTime:
         """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
-        async with self._topics.held(query.topic, who) as found:
-            lines = await self._receipts.lines(who)
-            snapshots = [topic.log.snapshot() for topic in found]
-            grown = await asyncio.to_thread(_grown, snapshots)
-        return await asyncio.to_thread(figures_of, lines, grown, query)
+        grown = await self._topics.read(query.topic, who, _grown)
+        return await asyncio.to_thread(figures_of, await self._receipts.lines(who), grown, query)
 
 
 Grown = Mapping[int, tuple[int, int]]
