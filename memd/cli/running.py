@@ -16,8 +16,10 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any
@@ -229,44 +231,31 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
-    state = _Embedded()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(config, command, state)), name="memd-embedded")
-    thread.start()
-    state.ready.wait()
-    try:
-        if state.problem is not None:
-            raise state.problem
-        yield state.url, state.token
-    finally:
-        state.end()
-        thread.join()
-
-
-class _Embedded:
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.url = ""
-        self.token = ""
-        self.problem: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.stop: asyncio.Event | None = None
-
-    def end(self) -> None:
-        """End the daemon; called in the command's thread."""
-        if self.problem is None and self.loop is not None and self.stop is not None:
-            self.loop.call_soon_threadsafe(self.stop.set)
-
-
-async def _serve(config: Config, command: str, state: _Embedded) -> None:
     from memd.proxy.app import running
 
-    state.loop, state.stop = asyncio.get_running_loop(), asyncio.Event()
+    started: Future[tuple[str, str, Callable[[], object]]] = Future()
+    """The URL, the token, and what ends it; or why it does not run."""
+
+    async def serve() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with running(config, command=command) as daemon:
+                token = command_token(daemon.token_watch.secret)
+                started.set_result((daemon.own_url, token, partial(loop.call_soon_threadsafe, stop.set)))
+                await stop.wait()
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)  # raised again in the command's thread
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="memd-embedded")
+    thread.start()
     try:
-        async with running(config, command=command) as daemon:
-            state.url, state.token = daemon.own_url, command_token(daemon.token_watch.secret)
-            state.ready.set()
-            await state.stop.wait()
-    except BaseException as error:  # raised again in the command's thread
-        state.problem = error
+        url, token, end = started.result()
+        try:
+            yield url, token
+        finally:
+            with suppress(RuntimeError):  # it has ended by itself
+                end()
     finally:
-        state.ready.set()
+        thread.join()

@@ -314,13 +314,20 @@ OLDEST = 14
 CLOCKS_SECONDS = 2.0
 ROUND_TRIP_MS = 5.0
 """Above this a chat waits longer for the database than for memory."""
-_SETTINGS = (
-    "SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),"
-    " current_setting('transaction_read_only') = 'on', current_setting('fsync') = 'on',"
-    " current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'),"
-    " current_setting('synchronous_standby_names'), extract(epoch FROM clock_timestamp())::float8,"
-    " has_schema_privilege(current_schema(), 'CREATE'), current_setting('server_encoding')"
-)
+_SETTINGS = """SELECT
+    current_setting('server_version_num')::int / 10000 AS number,
+    split_part(current_setting('server_version'), ' ', 1) AS version,
+    pg_is_in_recovery() AS is_standby,
+    current_setting('transaction_read_only') = 'on' AS is_read_only,
+    current_setting('fsync') = 'on' AS has_fsync,
+    current_setting('full_page_writes') = 'on' AS has_full_pages,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('synchronous_standby_names') AS standby_names,
+    extract(epoch FROM clock_timestamp())::float8 AS clock_ahead,
+    has_schema_privilege(current_schema(), 'CREATE') AS may_create,
+    current_setting('server_encoding') AS encoding
+"""
+"""Its members of `Server`; `clock_ahead` as a time, which becomes one."""
 _STANDBYS = (
     "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE state IS NULL)"
     " FROM pg_stat_replication"
@@ -365,12 +372,13 @@ def _server(config: Config) -> Server:
     with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
         place = kept.place
     import psycopg
+    from psycopg.rows import dict_row
 
     try:
         with psycopg.connect(config.cluster.database, connect_timeout=5, prepare_threshold=None) as connection:
             connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
             began = time.time()
-            row = connection.execute(_SETTINGS).fetchone()
+            row = connection.cursor(row_factory=dict_row).execute(_SETTINGS).fetchone()
             middle = (began + time.time()) / 2
             is_there = connection.execute("SELECT to_regclass('memd_shared') IS NOT NULL").fetchone() == (True,)
             found = connection.execute("SELECT version FROM memd_shared").fetchone() if is_there else None
@@ -381,18 +389,9 @@ def _server(config: Config) -> Server:
     except psycopg.Error as error:
         raise StoreError(f"{place}: {words_of(error)}; {remedy_of(error)}") from None
     assert row is not None, "one row"
+    row["clock_ahead"] -= middle
     return Server(
-        number=row[0] // 10_000,
-        version=str(row[1]).split()[0],
-        is_standby=row[2],
-        is_read_only=row[3],
-        has_fsync=row[4],
-        has_full_pages=row[5],
-        synchronous_commit=row[6],
-        standby_names=row[7],
-        clock_ahead=row[8] - middle,
-        may_create=row[9],
-        encoding=row[10],
+        **row,
         schema=None if found is None else found[0],
         standbys=None if standbys is None or standbys[1] else standbys[0],
         round_trip_ms=round_trip_ms,
