@@ -27,7 +27,7 @@ from memd.admin.auditing import Auditor, audited
 from memd.admin.queries import SearchQuery
 from memd.admin.routes import ROUTES
 from memd.principals import Principals
-from memd.store.audit.book import AuditBook, read_book
+from memd.store.audit import AuditBook, read_book
 from memd.store.disk import DiskFiles
 
 CHUNKS = 32

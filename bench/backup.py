@@ -30,7 +30,7 @@ from rich.table import Table
 from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts
 
 from memd.entries import Draft
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.writing import BucketWriter

@@ -19,9 +19,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from memd.entries import Draft, Erased
-from memd.store.erasure.forbidden import ForbiddenText
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
+from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.store import Store, TopicLog
 
 DIMENSION, SEGMENT = 384, 5_000

@@ -28,8 +28,8 @@ from vectors import NOISE, Floats, embedded
 from memd.embedding.loading import load_embedder
 from memd.settings.model import EmbeddingSettings
 from memd.store.disk import DiskFiles
-from memd.store.index.compact import CompactIndex, sample_size
-from memd.store.index.sealing import write_index
+from memd.store.index.building import write_index
+from memd.store.index.vectors import CompactIndex, sample_size
 from memd.store.log.columns import Rows
 
 BASE_SENTENCES = 2500

@@ -32,8 +32,7 @@ from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import Principal, Principals
 from memd.settings.tokens import TOKENS_MAX
-from memd.store.audit.book import AuditBook, noted_head, read_book
-from memd.store.audit.chain import KINDS, LINE_BYTES_MAX, Act, Head, encoded
+from memd.store.audit import KINDS, LINE_BYTES_MAX, Act, AuditBook, Head, encoded, noted_head, read_book
 from memd.store.disk import DiskFiles
 from memd.store.layout import AuditLayout
 from memd.telemetry.events import Events

@@ -12,8 +12,7 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from full_disk import FullDisk
 
 from memd.errors import StoreError
-from memd.store.audit.book import AuditBook, read_book
-from memd.store.audit.chain import Act, Checked, Head, KnownHead, encoded, head_from
+from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, encoded, head_from, read_book
 from memd.store.disk import DiskFiles
 from memd.store.layout import AuditLayout
 

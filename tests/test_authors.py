@@ -30,7 +30,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all
 from memd.principals import digest_of
 from memd.settings.model import ChunkingSettings, IngestSettings
-from memd.store.erasure.rewriting import stub_payload
+from memd.store.erasure import stub_payload
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.store import Store
 

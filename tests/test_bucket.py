@@ -15,15 +15,13 @@ from drafts import draft, live_contents, open_journal, open_store, seal_all, uui
 
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
 from memd.settings.model import EncryptionSettings
-from memd.store.bucket.format import FILES, ROUNDS
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.catalog import FILES, ROUNDS
+from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
-from memd.store.disk import DiskFiles
+from memd.store.disk import DiskFiles, Wiper
 from memd.store.encryption.opening import disk_for
-from memd.store.erasure.forbidden import ForbiddenText
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.wiping import Wiper
+from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.files import replace_file
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify

@@ -16,14 +16,12 @@ from effort import steps
 
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
-from memd.store.bucket.format import ROUNDS
-from memd.store.bucket.looking import Looker
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.catalog import ROUNDS
+from memd.store.bucket.changes import Looker, NotingDisk
 from memd.store.bucket.restoring import restore
-from memd.store.bucket.tending import BucketTender
-from memd.store.disk import DiskFiles, Room
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.wiping import Wiper
+from memd.store.bucket.writing import BucketTender
+from memd.store.disk import DiskFiles, Room, Wiper
+from memd.store.erasure import Erasure
 from memd.store.layout import RESTORING_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -183,7 +181,7 @@ def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
 ) -> None:
     source, bucket = made(tmp_path)
     times: list[int] = []
-    noted = NotingDisk._note
+    noted = NotingDisk.note
 
     def note_late(disk: NotingDisk, path: Path) -> None:
         if path.name == "active.bin" and disk.size(path):  # it is in its place, and not noted yet
@@ -193,7 +191,7 @@ def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
 
     source.say(0)
     source.back_up()
-    monkeypatch.setattr(NotingDisk, "_note", note_late)
+    monkeypatch.setattr(NotingDisk, "note", note_late)
     source.say(*range(1, 30))
     monkeypatch.undo()
     source.store.close()

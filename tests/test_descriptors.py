@@ -16,10 +16,10 @@ from recording_upstream import RecordingUpstream
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.topics import OPEN_MAX
-from memd.store import descriptors
+from memd.store.claim import AppendFile
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender
-from memd.store.log.append_file import AppendFile
+from memd.store.syscalls import APPENDED_MIN, CONNECTIONS_MIN, PER_CONNECTION, RESERVED, appended_max, connections_room
 from memd.store.tools.export import export
 
 DESCRIPTORS_MAX = 256
@@ -78,7 +78,8 @@ def is_healthy(daemon: DaemonProcess) -> bool:
 
 @pytest.mark.process
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    code = "from memd.store import descriptors as d; print(d.limit(), d.raise_limit(), d.limit(), d.raise_limit())"
+    code = "from memd.store.syscalls import descriptors_limit as now, raise_descriptors_limit as raised; "
+    code += "print(now(), raised(), now(), raised())"
     limits = 'ulimit -Sn 128 && ulimit -Hn 700 && exec "$@"'
     told = subprocess.run(["sh", "-c", limits, "sh", sys.executable, "-c", code], capture_output=True, check=True)
     assert told.stdout.split() == [b"128", b"700", b"700", b"700"]
@@ -86,10 +87,10 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 
 @pytest.mark.parametrize("allowed", [64, 128, 256, 1024, 1 << 18])
 def test_files_and_connections_leave_a_reserve(allowed: int) -> None:
-    kept, connections = descriptors.kept_open_max(allowed), descriptors.connections_max(allowed)
-    assert kept >= descriptors.KEPT_MIN and connections >= descriptors.CONNECTIONS_MIN
+    files, connections = appended_max(allowed), connections_room(allowed)
+    assert files >= APPENDED_MIN and connections >= CONNECTIONS_MIN
     if allowed >= 128:
-        assert kept + connections * descriptors.PER_CONNECTION + descriptors.RESERVED <= allowed
+        assert files + connections * PER_CONNECTION + RESERVED <= allowed
 
 
 def open_here(folder: Path) -> int:
@@ -106,11 +107,14 @@ def status_of(descriptor: Path) -> os.stat_result | None:
 
 
 def appenders(files: DiskFiles, folder: Path, count: int) -> list[Appender]:
-    return [files.create(folder / f"log{number}") for number in range(count)]
+    made = [files.create(folder / f"log{number}") for number in range(count)]
+    for file in made:
+        file.sync()
+    return made
 
 
-def test_files_beyond_the_limit_give_their_descriptors_back_and_lose_nothing(tmp_path: Path) -> None:
-    files = appenders(DiskFiles(kept_open_max=3), tmp_path, 20)
+def test_files_beyond_the_limit_are_synced_at_once_and_lose_nothing(tmp_path: Path) -> None:
+    files = appenders(DiskFiles(unsynced_max=3), tmp_path, 20)
     for text in (b"one ", b"two ", b"three"):
         for file in files:
             file.write(text)
@@ -118,15 +122,16 @@ def test_files_beyond_the_limit_give_their_descriptors_back_and_lose_nothing(tmp
     for file in files:
         file.truncate(8)
         file.sync()
+    assert open_here(tmp_path) == 0, "what is synced has no descriptor"
+    for file in files:
         file.close()
-    assert open_here(tmp_path) == 0
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [b"one two "] * 20
 
 
-def test_what_a_file_could_not_sync_when_it_gave_its_descriptor_back_is_an_error_of_its_next_sync(
+def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = appenders(DiskFiles(kept_open_max=1), tmp_path, 2)
+    first, second = appenders(DiskFiles(unsynced_max=1), tmp_path, 2)
 
     def broken(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -134,13 +139,13 @@ def test_what_a_file_could_not_sync_when_it_gave_its_descriptor_back_is_an_error
     first.write(b"not synced")
     with monkeypatch.context() as patched:
         patched.setattr("memd.store.disk.sync_descriptor", broken)
-        second.write(b"takes the only place")
-    with pytest.raises(StoreWriteFailed, match=r"log0: cannot be written \(Input/output error\)"):
-        first.sync()
+        with pytest.raises(StoreWriteFailed, match=r"log1: cannot be written \(Input/output error\)"):
+            second.write(b"one too many")
+    first.sync()
 
 
 def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -> None:
-    first, second = appenders(DiskFiles(kept_open_max=1), tmp_path, 2)
+    first, second = appenders(DiskFiles(unsynced_max=1), tmp_path, 2)
     second.write(b"takes the only place")
     (tmp_path / "other").write_bytes(b"something else")
     (tmp_path / "other").rename(tmp_path / "log0")
@@ -180,7 +185,7 @@ def test_nor_is_one_that_is_replaced_before_the_first_append_or_after_a_failed_o
 
 
 def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it_is_tried(tmp_path: Path) -> None:
-    files = DiskFiles(kept_open_max=1)
+    files = DiskFiles(unsynced_max=1)
     for name in ("log", "another"):
         (tmp_path / name).write_bytes(b"")
     log, another = (AppendFile(files, tmp_path / name, 0) for name in ("log", "another"))

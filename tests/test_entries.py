@@ -15,7 +15,7 @@ from memd.entries import Entry, Speaker, Status, without_written_roles
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import IngestSettings
 from memd.store.log.format import decode_entry, encode_entry
-from memd.store.tools.export_line import as_line, decode_line, state_of
+from memd.store.tools.export import as_line, decode_line, state_of
 
 SECRET = "sk-0123456789abcdefABCDEF"
 YAML = "access.yaml:\nuser: alice"

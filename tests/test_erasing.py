@@ -209,7 +209,7 @@ def open_conversations(daemon: DaemonProcess) -> list[Any]:
 def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
     """What an erasure writes first, and then the power failed."""
     from memd.store.disk import DiskFiles
-    from memd.store.erasure.ledger import Erasure, ErasureLedger
+    from memd.store.erasure import Erasure, ErasureLedger
     from memd.store.tools.export import exported_entries
 
     entries = exported_entries(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)

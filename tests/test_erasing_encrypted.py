@@ -37,13 +37,10 @@ from memd.ingest.erasing import DAY_US, Retention
 from memd.proxy.app import running
 from memd.proxy.parts import Daemon
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
-from memd.store.audit.book import AuditBook, read_book
-from memd.store.audit.chain import Act
-from memd.store.disk import DiskFiles
+from memd.store.audit import Act, AuditBook, read_book
+from memd.store.disk import DiskFiles, Wiper
 from memd.store.encryption.key_files import new_key_file
-from memd.store.erasure.forbidden import ForbiddenText, read_forbidden
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.wiping import Wiper
+from memd.store.erasure import Erasure, ForbiddenText, read_forbidden
 from memd.store.layout import TopicLayout
 from memd.store.store import Store
 from memd.store.tools.verify import verify

@@ -17,11 +17,8 @@ from effort import steps
 
 from memd.entries import Draft, Entry, Erased
 from memd.errors import DiskFull, StoreError
-from memd.store.disk import DiskFiles
-from memd.store.erasure.forbidden import ForbiddenText
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.rewriting import stub_payload
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import DiskFiles, Wiper
+from memd.store.erasure import Erasure, ForbiddenText, stub_payload
 from memd.store.files import Appender
 from memd.store.layout import TopicLayout
 from memd.store.log.format import decode_entry, encode_entry

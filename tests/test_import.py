@@ -37,8 +37,7 @@ from memd.settings.model import EmbeddingSettings
 from memd.store.disk import DiskFiles
 from memd.store.store import Store
 from memd.store.tools.conversations import FORMS
-from memd.store.tools.export import export
-from memd.store.tools.export_line import shown_text
+from memd.store.tools.export import export, shown_text
 from memd.store.tools.verify import verify
 from memd.wire.chat import parse_message
 

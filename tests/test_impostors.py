@@ -16,8 +16,7 @@ from daemon_process import DaemonProcess, ask, clean_environment
 from recording_upstream import RecordingUpstream
 
 from memd.cli.running import RunningDaemon
-from memd.store.directory_lock import Lock
-from memd.store.disk import DiskFiles
+from memd.store.disk import DiskFiles, Lock
 
 TOKEN = "the token of this memory"
 Behave = Callable[[BaseHTTPRequestHandler], None]

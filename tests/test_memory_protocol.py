@@ -9,7 +9,7 @@ import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
 
-from memd.store.tools.export_line import shown_text
+from memd.store.tools.export import shown_text
 
 KEY = "The deploy key lives in the drawer of desk nine."
 WHERE = "Where does the deploy key live?"

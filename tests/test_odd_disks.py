@@ -20,9 +20,9 @@ from drafts import draft, open_journal, open_store
 from recording_upstream import RecordingUpstream, recording_upstream
 
 from memd.errors import StoreLocked, StoreWriteFailed
+from memd.store.claim import AppendFile
 from memd.store.disk import DiskFiles
 from memd.store.files import replace_file
-from memd.store.log.append_file import AppendFile
 from memd.store.log.recovery import TORN_KEPT, save_torn_copy
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store

@@ -11,7 +11,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.store.tools.export_line import shown_text
+from memd.store.tools.export import shown_text
 
 FACTS = (
     "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",

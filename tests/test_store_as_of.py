@@ -16,10 +16,9 @@ from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import DiskFiles
-from memd.store.order import id_before, id_upto
+from memd.store.snapshot import id_before, id_upto
 from memd.store.store import Store, TopicLog
-from memd.store.tools.export import export
-from memd.store.tools.export_line import decode_line
+from memd.store.tools.export import decode_line, export
 from memd.wanted import EVERYTHING
 
 QUERIES = np.stack([unit_vector("a question")])

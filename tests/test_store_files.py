@@ -19,7 +19,7 @@ import memd.store
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.disk import DiskFiles
 from memd.store.files import Appender, replace_file
-from memd.store.index.sealing import write_index
+from memd.store.index.building import write_index
 from memd.store.index.vectors import VectorIndex
 from memd.store.syscalls import writing
 from memd.store.tools.export import export
@@ -178,10 +178,10 @@ def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
         if "memd.store.disk" in path.read_text()
     }
     assert on_disk == {
-        *("store", "claim", "snapshot", "topic", "tools.backup", "audit.book"),
-        "shared.moving",
-        *("bucket.tending", "bucket.noting_disk", "bucket.restoring"),
-        *("token_list", "erasure.ledger", "erasure.rewriting", "erasure.wiping", "disk_trouble"),
+        *("store", "claim", "snapshot", "topic", "tools.backup", "audit", "shared.moving"),
+        *("receipts", "log.journal", "shared.shared_topic"),  # which take a Wiper
+        *("bucket.changes", "bucket.restoring", "bucket.writing"),
+        *("token_list", "erasure", "disk_trouble"),
         *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
-        *("index.vectors", "index.compact", "index.sealed_index", "index.sealing"),
-    }, "the log, the journal, recovery, export and verify work on any `Files`"
+        *("index.building", "index.sealed_index", "index.vectors"),
+    }, "the log, recovery, export and verify work on any `Files`"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from memd.entries import Draft, Entry
 from memd.errors import StoreWriteFailed
-from memd.store.index.merging import RATIO, due_merge
+from memd.store.index.building import RATIO, due_merge
 from memd.store.snapshot import Snapshot
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog

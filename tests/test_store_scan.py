@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.store.log.format import encode_record, payload_at, scan_records
-from memd.store.log.range_crc import RangeChecksums, crc_of_words
+from memd.store.log.format import RangeChecksums, crc_of_words, encode_record, payload_at, scan_records
 
 PASSES_MAX = 8
 """How often every byte may be looked at; before, it was as often as there are damaged records or chance lengths."""

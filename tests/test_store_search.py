@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry
 from memd.settings.model import DEFAULT_UTILITY
-from memd.store.index.compact import CompactIndex
-from memd.store.index.vectors import VectorIndex, best_rows
+from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows
 from memd.store.log.columns import Floats
 from memd.store.store import TopicLog
 

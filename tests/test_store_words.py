@@ -17,8 +17,7 @@ from memd.entries import Draft, Entry, Erased
 from memd.errors import StoreWriteFailed
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
-from memd.store.disk import DiskFiles
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import DiskFiles, Wiper
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.postings import ChunkTerms
 from memd.store.log.segment import GrowingSegment
@@ -212,7 +211,7 @@ def test_function_words_of_a_chunk_s_language_are_no_words_of_it(tmp_path: Path)
 
 
 def test_texts_in_english_need_no_detector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memd.store.lexical.languages._detector", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr("memd.store.lexical.analyzer._detector", lambda: pytest.fail("loaded"))
     for text in ("", "1 2 3", IDENTIFIERS["error"], "Where did you put the keys of the car?"):
         assert not any(term.startswith("\0") for term in analyze(text))
 

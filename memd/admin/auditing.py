@@ -33,8 +33,7 @@ from memd.errors import BadQuestion, MemdError, StoreError
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.settings.model import Config
-from memd.store.audit.book import AuditBook, read_book
-from memd.store.audit.chain import Act, Checked, Head, KnownHead, head_from
+from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, head_from, read_book
 from memd.store.files import Files
 from memd.telemetry.request_log import CLIENT_GONE
 

@@ -35,9 +35,8 @@ from memd.recall.instructions import instructing_chunk
 from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
-from memd.store.order import id_before
 from memd.store.pending import PendingRun, UnstoredText
-from memd.store.snapshot import Place
+from memd.store.snapshot import Place, id_before
 from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.conversations import PAUSE_US
 from memd.wanted import EVERYTHING, Wanted

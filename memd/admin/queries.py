@@ -19,7 +19,7 @@ from multidict import MultiMapping
 from memd.entries import CHUNK_ID_PATTERN, DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, Moment
 from memd.errors import BadQuestion
 from memd.principals import OWNER_NAME
-from memd.store.audit.chain import ActKind
+from memd.store.audit import ActKind
 from memd.wanted import Since, Until, Wanted, moment, since, until
 
 IDS_MAX = 100

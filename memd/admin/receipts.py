@@ -30,7 +30,7 @@ from memd.principals import Principal
 from memd.recall.columns import Searchable
 from memd.recall.explained import EARLIER, INJECTED, ScoredChunk, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
 from memd.store.receipts import ReceiptRing, rewrite_receipts
 from memd.telemetry.events import Events
 from memd.wanted import EVERYTHING, Wanted

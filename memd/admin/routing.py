@@ -21,7 +21,7 @@ from memd import __version__
 from memd.admin.queries import Body, Extent, NoQuery
 from memd.entries import Moment
 from memd.principals import Right
-from memd.store.audit.chain import ActKind
+from memd.store.audit import ActKind
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 RouteRight = Right | Literal["any", "open"]

@@ -28,7 +28,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
 from memd.settings.model import Config
-from memd.store.bucket.tending import BackupHealth, BucketTender
+from memd.store.bucket.writing import BackupHealth, BucketTender
 from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import DiskTrouble, Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage

@@ -51,7 +51,7 @@ from memd.principals import Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.store.disk import LocalDisk
-from memd.store.order import asked_by
+from memd.store.snapshot import asked_by
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up

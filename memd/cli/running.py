@@ -33,8 +33,7 @@ from memd.admin.queries import ALL_TOPICS
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
-from memd.store.audit.book import AuditBook
-from memd.store.audit.chain import Act, ActKind
+from memd.store.audit import Act, ActKind, AuditBook
 from memd.store.disk import DiskFiles
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME

@@ -42,8 +42,7 @@ from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
 from memd.proxy.app import running
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
-from memd.store.tools.export import export
-from memd.store.tools.export_line import shown_text
+from memd.store.tools.export import export, shown_text
 
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260

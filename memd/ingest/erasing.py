@@ -34,10 +34,8 @@ from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
-from memd.store.erasure.forbidden import ForbiddenText
-from memd.store.erasure.ledger import Erasure, Kind
-from memd.store.erasure.rewriting import was_erased
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
+from memd.store.erasure import Erasure, ForbiddenText, Kind, was_erased
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
 from memd.store.shared.books import SharedErasures, SharedTimes
 from memd.store.snapshot import Place, Snapshot

@@ -18,7 +18,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, note_parts
 from memd.notes import Note, check_not_ahead
-from memd.store.copies import live_copy
+from memd.store.snapshot import live_copy
 
 FORBIDDEN = "forbidden"
 """The error of a note, or of a part of it, that was erased for good (`memd erase --forbid`)."""

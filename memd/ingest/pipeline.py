@@ -30,8 +30,8 @@ from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
-from memd.store.copies import alike_since, live_copy
-from memd.store.erasure.rewriting import was_erased
+from memd.store.erasure import was_erased
+from memd.store.snapshot import alike_since, live_copy
 from memd.store.store import TopicLog
 
 

@@ -25,13 +25,13 @@ from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topic import Ended, Inquiry, Topic, replayed
 from memd.ingest.unstored import PartCutter
-from memd.store.erasure.rewriting import was_erased
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
+from memd.store.erasure import was_erased
 from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, payloads_in
-from memd.store.order import asked_by
 from memd.store.shared.seam import News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
+from memd.store.snapshot import asked_by
 from memd.store.topic import TopicLog
 
 log = logging.getLogger("memd")

@@ -28,9 +28,8 @@ from memd.errors import Fenced, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
-from memd.store.erasure.forbidden import ForbiddenText
-from memd.store.erasure.ledger import Erasure
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
+from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.log.journal import Journal
 from memd.store.shared.seam import News
 from memd.store.store import TopicLog

@@ -58,19 +58,19 @@ from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
 from memd.settings.tokens import REMEDY_IF_SHORT
-from memd.store import descriptors
-from memd.store.audit.book import AuditBook
-from memd.store.bucket.noting_disk import NotingDisk
-from memd.store.bucket.tending import BucketTender
+from memd.store.audit import AuditBook
+from memd.store.bucket.changes import NotingDisk
+from memd.store.bucket.writing import BucketTender
 from memd.store.disk import DiskFiles, LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.erasure.ledger import ErasureLedger
+from memd.store.erasure import ErasureLedger
 from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog
 from memd.store.store import MakeErasures, Store
+from memd.store.syscalls import raise_descriptors_limit
 from memd.store.token_list import TokenFile, TokenList
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
@@ -297,7 +297,7 @@ def serve(config: Config, model: Path | None = None, auth_source: AuthSource | N
         MemdError: it could not be started.
     """
     configure_logging(config.log, Redactor.of(config.ingest).text)
-    descriptors.raise_limit()
+    raise_descriptors_limit()
     keep_small()
     collect_nothing()
     uvloop.run(_serve(config, model, auth_source))

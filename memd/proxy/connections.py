@@ -27,7 +27,7 @@ from memd.admin.http import ProvableConnection, error_response
 from memd.proxy.headers import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
-from memd.store import descriptors
+from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_limit
 from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")
@@ -213,15 +213,15 @@ async def listen(
     reset before anything could be said about it, and so would be all others, and nothing could be stored.
     """
     loop = asyncio.get_running_loop()
-    allowed = descriptors.limit()
-    room = descriptors.connections_max(allowed)
+    allowed = descriptors_limit()
+    room = connections_room(allowed)
     connections_max = min(limits.connections_max, room)
     why = "limits.connections_max are open"
     if room < limits.connections_max:
-        why = f"{room} are open, and this process may have {allowed} descriptors; {descriptors.REMEDY}"
+        why = f"{room} are open, and this process may have {allowed} descriptors; {DESCRIPTORS_REMEDY}"
         fields = {"connections_max": limits.connections_max}
         log.warning(
-            f"only {room} connections are accepted: this process may have {allowed} descriptors; {descriptors.REMEDY}",
+            f"only {room} connections are accepted: this process may have {allowed} descriptors; {DESCRIPTORS_REMEDY}",
             extra=fields,
         )
 

@@ -22,7 +22,7 @@ from memd.messages import BlockChunk
 from memd.notes import Note
 from memd.proxy.receive import FailedIds, IdempotencyKeys, Received
 from memd.recall import corrections
-from memd.store.order import asked_by
+from memd.store.snapshot import asked_by
 from memd.store.store import Snapshot, TopicLog
 from memd.telemetry.metrics import Metrics
 from memd.wire.sideband import NoteOut

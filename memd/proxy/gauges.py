@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from memd import __version__
 from memd.ingest.topics import Topics
 from memd.proxy.upstream.pool import UpstreamPool
-from memd.store.bucket.tending import BucketTender
+from memd.store.bucket.writing import BucketTender
 from memd.store.disk_trouble import KINDS
 from memd.telemetry.metrics import Gauge, Metrics, encode, gauge
 from memd.telemetry.tasks import Tasks

@@ -58,7 +58,7 @@ from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech
-from memd.store.bucket.tending import BucketTender
+from memd.store.bucket.writing import BucketTender
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import bytes_read_before
 from memd.store.receipts import ReceiptRing

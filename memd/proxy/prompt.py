@@ -20,7 +20,7 @@ from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
-from memd.store.erasure.forbidden import ForbiddenText
+from memd.store.erasure import ForbiddenText
 from memd.wire.api import Api, Placement
 from memd.wire.request import Insertion, ModelRequest
 

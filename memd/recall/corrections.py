@@ -20,9 +20,7 @@ from memd.entries import Correction, Draft, Entry, Status, Vector
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
-from memd.store.copies import live_copies
-from memd.store.order import beside, next_active
-from memd.store.snapshot import Place
+from memd.store.snapshot import Place, beside, live_copies, next_active
 from memd.store.store import Snapshot
 
 STEPS = {"Helpful": 1, "Unhelpful": -1}

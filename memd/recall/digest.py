@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from memd.entries import Entry
 from memd.patterns import late_pattern
 from memd.recall.days import day_of
-from memd.store.lexical.analyzer import analyze_query, is_stopword, language_of_text
-from memd.store.lexical.languages import fold, function_words
+from memd.store.lexical.analyzer import analyze_query, fold, function_words, is_stopword, language_of_text
 
 WORDS = 8
 """Of a period."""

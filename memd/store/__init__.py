@@ -3,9 +3,9 @@
 Rule: the log is the only truth and only grows; everything else on disk is derived from it and can be rebuilt. Nothing
 here knows an event loop. One thread per topic appends, any number read immutable snapshots.
 
-From the disk up: `files` (what any file store can do) and `disk` (what only a local one can), `layout` (file names),
-`log/`, `index/`, `snapshot` (a topic at one point in time), `transitions` (from one snapshot to the next), `lexical/`,
-`opening` (a topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `clock` (the ids
-of entries), `order` (of the log), `as_of` (a topic in the past), `locks` (their order), `descriptors`, `receipts`,
-`tools/`.
+From the disk up: `syscalls`, `files` (what any file store can do) and `disk` (what only a local one can), `layout`
+(file names), `log/`, `claim` (the right to write), `lexical/`, `index/`, `snapshot` (a topic at one point in time),
+`choice` (some of its chunks, or an earlier time), `opening` (a topic after a start or a crash), `topic` (one log),
+`store` (the directory). Beside them: `erasure`, `encryption/`, `shared/` (topics of several daemons), `bucket/` (the
+backup), `audit`, `locks` (their order), `receipts`, `tools/`.
 """

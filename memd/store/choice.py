@@ -20,9 +20,8 @@ from memd.store.index.sealed_index import Candidates
 from memd.store.index.vectors import multipliers
 from memd.store.log.columns import Bits, Floats, Rows, digest_word, may_be_wanted, superseded
 from memd.store.log.segment import GrowingSegment
-from memd.store.order import id_upto
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
-from memd.store.snapshot import IndexView, Place, SearchTimes, SegmentView, Snapshot
+from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
 from memd.store.topic import TopicLog
 from memd.wanted import EVERYTHING, Wanted
 
@@ -46,7 +45,7 @@ def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
         for number, start in zip(view.index.segment_ids, view.index.starts, strict=True):
             dead[start : start + len(views[number].dead)] = views[number].dead
         indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes(), snapshot.utility)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, snapshot.utility)
 
 
 def places_of(snapshot: Snapshot, digests: Collection[bytes]) -> list[Place]:
@@ -71,7 +70,7 @@ def without(snapshot: Snapshot, places: Collection[Place]) -> Snapshot:
         dead = views[number].dead.copy()
         dead[[row for segment_id, row in places if segment_id == number]] = True
         views[number] = dataclasses.replace(views[number], dead=dead)
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.times, snapshot.utility)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.utility)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:
@@ -154,7 +153,7 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
             for number in index.segment_ids
         ]
         indexes.append(_ScannedIndexView(index, np.concatenate(labels)))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, SearchTimes(), snapshot.utility)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, snapshot.utility)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -1,11 +1,13 @@
-"""The right to write the folder of a topic, and who has it.
+"""The right to write the folder of a topic, who has it, and appending to a file: all of a write, or none of it.
 
 Rule: reading and searching work on the files of a topic's folder. Whatever must survive is written through the topic's
 claim and nowhere else. A topic needs no lease, because the directory has one daemon at a time, which its lock sees to.
 What an interrupted write leaves (`.tmp`, `.torn`) is mended by whoever opens the topic, before it resumes a stream.
 
 A topic has two streams, which grow at their end: the log's file that is appended to, and the journal. All its other
-files are written once, beside their place, and then published.
+files are written once, beside their place, and then published. After a write or sync that failed, a stream is cut back
+to its previous end and the cut is synced, so that data left in the page cache by a failed fsync is dropped, not
+trusted. Nothing else is appended until that has succeeded.
 """
 
 from __future__ import annotations
@@ -13,26 +15,95 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
-from weakref import WeakValueDictionary
 
-from memd.errors import Fenced
-from memd.store.disk import LocalDisk
-from memd.store.erasure.wiping import Wiper
-from memd.store.files import only_whole, put_in_place
+from memd.errors import Fenced, FileReplaced, StoreWriteFailed
+from memd.store.disk import LocalDisk, Wiper
+from memd.store.files import Appender, Files, only_whole, put_in_place
 from memd.store.layout import TopicLayout
-from memd.store.log.append_file import AppendFile
 
 Stream = Literal["log", "hot"]
 """log: `active.bin`. hot: `hot.log`."""
 
 
+class AppendFile:
+    """An append-only file that is known to be intact up to `end`. For one thread."""
+
+    def __init__(self, files: Files, path: Path, end: int) -> None:
+        """The file that the path names now; another one that it may name later is left alone."""
+        self._files = files
+        self._path = path
+        self._identity = files.identity(path)
+        self._appender: Appender | None = None
+        self.end = end
+
+    def append(self, data: bytes, *, sync: bool) -> None:
+        """Append `data`; with `sync`, durably.
+
+        Raises:
+            StoreWriteFailed: nothing was appended; the file is cut back now or before the next append.
+        """
+        appender = self._open()
+        try:
+            appender.write(data)
+            if sync:
+                appender.sync()
+        except StoreWriteFailed:
+            self._cut_back(appender)
+            raise
+        self.end += len(data)
+
+    def sync(self) -> None:
+        """Make everything appended durable."""
+        if self._appender is not None:
+            self._appender.sync()
+
+    def close(self) -> None:
+        """Close the file; the next append opens it again."""
+        if self._appender is not None:
+            self._appender.close()
+            self._appender = None
+
+    def _open(self) -> Appender:
+        if self._appender is not None:
+            return self._appender
+        if self._files.identity(self._path) != self._identity:
+            raise FileReplaced(str(self._path))
+        size = self._files.size(self._path)
+        if size is None or size < self.end:
+            raise StoreWriteFailed(
+                f"{self._path}: is shorter than it was ({size or 0} of {self.end} bytes): something else changed it; "
+                "nothing more is appended, restart memd"
+            )
+        appender = self._files.append_to(self._path)
+        if size > self.end:
+            try:
+                appender.truncate(self.end)
+                appender.sync()
+            except StoreWriteFailed:
+                appender.close()
+                raise
+        self._appender = appender
+        return appender
+
+    def _cut_back(self, appender: Appender) -> None:
+        try:
+            appender.truncate(self.end)
+            appender.sync()
+        except StoreWriteFailed:
+            # The first error is the one to report. The next append cuts the file before it writes.
+            self.close()
+
+
 class Claim:
     """The right to write one topic. For one thread each stream.
 
-    Every method but `release` raises StoreWriteFailed: Fenced if another claim was granted since, and then for good.
+    Every method but `release` raises StoreWriteFailed: Fenced if it was released, and then for good.
     """
 
     def __init__(self, files: LocalDisk, layout: TopicLayout) -> None:
+        """Make the topic's folder. The directory's lock is held, and any earlier claim was released."""
+        for directory in (layout.directory, layout.segments):
+            files.make_directory(directory)
         self.files = files
         self.layout = layout
         self._ends: dict[Stream, AppendFile] = {}
@@ -118,28 +189,6 @@ class Claim:
 
     def _path(self, stream: Stream) -> Path:
         return self.layout.active if stream == "log" else self.layout.hot
-
-
-class Shelf:
-    """The topics of a data directory, each with one claim at a time."""
-
-    def __init__(self, files: LocalDisk, data_dir: Path) -> None:
-        """Whoever lets it write holds the directory's lock."""
-        self._files = files
-        self._data_dir = data_dir
-        self._claims: WeakValueDictionary[str, Claim] = WeakValueDictionary()
-        """Those that somebody has."""
-
-    def claim(self, topic_id: str) -> Claim:
-        """Grant a claim to a topic, whose folder is made; an earlier one ends."""
-        earlier = self._claims.get(topic_id)
-        if earlier is not None:
-            earlier.release()
-        layout = TopicLayout(self._data_dir, topic_id)
-        for directory in (layout.directory, layout.segments):
-            self._files.make_directory(directory)
-        claim = self._claims[topic_id] = Claim(self._files, layout)
-        return claim
 
 
 def file_segment(files: LocalDisk, layout: TopicLayout, segment_id: int) -> None:

@@ -1,18 +1,24 @@
 """The local disk: operations that only a local file system has.
 
-Rule: with syscalls.py and directory_lock.py it is the only code of the store that touches one; no other module opens,
-names or removes a file by itself. Every call either happens or raises one of the declared errors, which names the file
-and the remedy. Modules that need a lock, a hard link, the free space or a path for a native library take a `LocalDisk`;
-all others take `Files` and could work on a remote store. The counterpart for tests, with power cuts and full disks, is
+Rule: with syscalls.py it is the only code of the store that touches one; no other module opens, names or removes a file
+by itself. Every call either happens or raises one of the declared errors, which names the file and the remedy. Modules
+that need a lock, a hard link, the free space or a path for a native library take a `LocalDisk`; all others take `Files`
+and could work on a remote store. The counterpart for tests, with power cuts and full disks, is
 tests/support/crash_files.py.
+
+A data directory has one daemon at a time, for as long as its lock file keeps its place. The lock is flock's, on the
+file that the path names. It ends with the process, and a file that was removed or replaced keeps nobody out; so it is
+looked at again before each write.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,15 +26,15 @@ from typing import Protocol
 
 import msgspec
 
-from memd.errors import FileReplaced, StoreWriteFailed
-from memd.store import descriptors, directory_lock
-from memd.store.descriptors import KeptOpen
-from memd.store.directory_lock import DirectoryLock, Lock, lock_alone
-from memd.store.files import Appender, FileChecksum, Files, check_file
+from memd.errors import FileReplaced, ReadOnlyDisk, StoreError, StoreLocked, StoreWriteFailed
+from memd.store.files import Appender, FileChecksum, Files, check_file, only_whole, write_beside
 from memd.store.syscalls import (
     DIRECTORY_MODE,
+    FILE_MODE,
     WRITE_REMEDY,
+    appended_max,
     close_descriptor,
+    descriptors_limit,
     open_descriptor,
     opened,
     reading,
@@ -42,6 +48,9 @@ _APPENDING = os.O_WRONLY | os.O_APPEND
 _PIECE_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
+
+LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
+"""Whoever asks `is_locked` holds the lock too, for an instant."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -105,15 +114,17 @@ class LocalDisk(Files, Protocol):
 class DiskFiles:
     """The real file system."""
 
-    def __init__(self, kept_open_max: int | None = None) -> None:
-        """`kept_open_max`: appended files that keep a descriptor; None: what the limit of this process allows."""
-        self._kept_open = KeptOpen(kept_open_max or descriptors.kept_open_max(descriptors.limit()))
+    def __init__(self, unsynced_max: int | None = None) -> None:
+        """`unsynced_max`: files that have a descriptor; None: what the limit of this process allows."""
+        self.unsynced_max = unsynced_max or appended_max(descriptors_limit())
+        self.unsynced: dict[_DiskAppender, None] = {}
+        """Those that have one now."""
         self._locks: list[DirectoryLock] = []
 
-    def _note(self, path: Path) -> None:
-        """Called after a file was made, replaced, cut or removed. Counterpart: memd/store/bucket/noting_disk.py."""
+    def note(self, path: Path) -> None:
+        """Called after a file was made, replaced, cut or removed. Counterpart: memd/store/bucket/changes.py."""
 
-    def _note_growth(self, path: Path, end: int) -> None:
+    def note_growth(self, path: Path, end: int) -> None:
         """Called after a whole write to a file, which ends there now."""
 
     def size(self, path: Path) -> int | None:
@@ -171,7 +182,7 @@ class DiskFiles:
         """See Files."""
         self.confirm_lock()
         appender = self._appender(path, os.O_CREAT | os.O_TRUNC)
-        self._note(path)
+        self.note(path)
         return appender
 
     def append_to(self, path: Path) -> Appender:
@@ -179,7 +190,7 @@ class DiskFiles:
         return self._appender(path, 0)
 
     def _appender(self, path: Path, flags: int) -> _DiskAppender:
-        return _DiskAppender(path, flags, self._kept_open, self.confirm_lock, self._note, self._note_growth)
+        return _DiskAppender(self, path, flags)
 
     def make_directory(self, path: Path) -> None:
         """See Files."""
@@ -196,8 +207,8 @@ class DiskFiles:
         self.confirm_lock()
         with writing(new):
             old.replace(new)
-        self._note(old)
-        self._note(new)
+        self.note(old)
+        self.note(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """See LocalDisk."""
@@ -209,7 +220,7 @@ class DiskFiles:
                 if error.errno not in _CANNOT_LINK:
                     raise
                 return False
-        self._note(new)
+        self.note(new)
         return True
 
     def changed_at(self, path: Path) -> int:
@@ -226,7 +237,7 @@ class DiskFiles:
             self.confirm_lock()
             with writing(path):
                 path.unlink(missing_ok=True)
-            self._note(path)
+            self.note(path)
 
     def wipe(self, path: Path) -> bool:
         """See LocalDisk."""
@@ -236,7 +247,7 @@ class DiskFiles:
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             is_gone = os.fstat(descriptor).st_nlink == 1 and _overwritten(descriptor)
             path.unlink(missing_ok=True)
-        self._note(path)
+        self.note(path)
         return is_gone
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
@@ -246,7 +257,7 @@ class DiskFiles:
             new.replace(path)
             self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
             is_gone = os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
-        self._note(path)
+        self.note(path)
         return is_gone
 
     def remove_directory(self, path: Path) -> None:
@@ -278,7 +289,7 @@ class DiskFiles:
                 raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {WRITE_REMEDY}") from error
             with open_descriptor(path, os.O_RDONLY) as descriptor:
                 sync_descriptor(descriptor)
-        self._note(path)
+        self.note(path)
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
         """See LocalDisk."""
@@ -300,7 +311,7 @@ class DiskFiles:
 
     def is_locked(self, path: Path) -> bool:
         """See LocalDisk."""
-        return directory_lock.is_locked(path)
+        return is_locked(path)
 
     def room(self, directory: Path) -> Room:
         """See LocalDisk."""
@@ -328,90 +339,68 @@ class DiskFiles:
 
 
 class _DiskAppender:
-    """Gives its descriptor back where others are used more (`descriptors.KeptOpen`), and gets it again when needed."""
+    """Has a descriptor from a write until that is synced; a write is synced at once where too many have one: so the
+    number of topics takes none."""
 
-    def __init__(
-        self,
-        path: Path,
-        flags: int,
-        kept_open: KeptOpen,
-        confirm_lock: Callable[[], None],
-        note: Callable[[Path], None],
-        note_growth: Callable[[Path, int], None],
-    ) -> None:
-        self._path = path
-        self._confirm_lock, self._note, self._note_growth = confirm_lock, note, note_growth
-        self._kept_open = kept_open
+    def __init__(self, disk: DiskFiles, path: Path, flags: int) -> None:
+        self._disk, self._path = disk, path
         self._lock = threading.Lock()
         self._is_closed = False
-        self._is_unsynced = False
-        self._sync_error: OSError | None = None
         with writing(path):
             self._descriptor: int | None = opened(path, flags | _APPENDING)
             found = os.fstat(self._descriptor)
             self._identity, self._end = _identity(found), found.st_size
-        kept_open.used(self)
+        disk.unsynced[self] = None
+        if not flags & os.O_CREAT:
+            self._let_go()
 
     def write(self, data: bytes) -> None:
         """See Appender."""
         rest = memoryview(data)
-        self._confirm_lock()
+        self._disk.confirm_lock()
         with self._opened() as descriptor:
-            self._is_unsynced = True
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
         self._end += len(data)
-        self._note_growth(self._path, self._end)
+        self._disk.note_growth(self._path, self._end)
+        if len(self._disk.unsynced) > self._disk.unsynced_max:
+            self.sync()
 
     def sync(self) -> None:
-        """See Appender."""
-        with self._opened() as descriptor:
-            sync_descriptor(descriptor)
-            self._is_unsynced = False
+        """See Appender. A later descriptor could not vouch for what was written: it is the one that wrote it."""
+        if self._is_closed or self._descriptor is not None:
+            with self._opened() as descriptor:
+                sync_descriptor(descriptor)
+            self._let_go()
 
     def truncate(self, size: int) -> None:
         """See Appender."""
-        self._confirm_lock()
+        self._disk.confirm_lock()
         with self._opened() as descriptor:
-            self._is_unsynced = True
             os.ftruncate(descriptor, size)
         self._end = size
-        self._note(self._path)
+        self._disk.note(self._path)
 
     def close(self) -> None:
         """See Appender."""
-        self._kept_open.forget(self)
-        with self._lock:
-            self._is_closed = True
-            self._close()
-
-    def suspend(self) -> None:
-        """See Suspendable. What was written is synced first: no other descriptor could vouch for it later."""
-        with self._lock:
-            if self._is_unsynced and self._descriptor is not None:
-                try:
-                    sync_descriptor(self._descriptor)
-                    self._is_unsynced = False
-                except OSError as error:  # it is told only once, and the owner has to know it
-                    self._sync_error = error
-            self._close()
+        self._is_closed = True
+        self._let_go()
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
         with self._lock, writing(self._path):
             if self._is_closed:
                 raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
-            if self._sync_error is not None:
-                error, self._sync_error = self._sync_error, None
-                raise error
             if self._descriptor is None:
-                self._descriptor = opened(self._path, _APPENDING)
-                if _identity(os.fstat(self._descriptor)) != self._identity:
-                    self._close()
+                self._check_place()
+                descriptor = opened(self._path, _APPENDING)
+                if _identity(os.fstat(descriptor)) != self._identity:
+                    close_descriptor(descriptor)
                     raise FileReplaced(str(self._path))
+                self._descriptor = descriptor
+                self._disk.unsynced[self] = None
             yield self._descriptor
-            self._check_place()  # afterwards: what is acknowledged is in the file that the path names
-        self._kept_open.used(self)
+            self._check_place()  # afterwards too: what is acknowledged is in the file that the path names
 
     def _check_place(self) -> None:
         """Raise FileReplaced unless the path still names this file: an unlinked one takes writes, and loses them."""
@@ -422,10 +411,12 @@ class _DiskAppender:
         if named != self._identity:
             raise FileReplaced(str(self._path))
 
-    def _close(self) -> None:
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            close_descriptor(descriptor)
+    def _let_go(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                descriptor, self._descriptor = self._descriptor, None
+                self._disk.unsynced.pop(self, None)
+                close_descriptor(descriptor)
 
 
 def _overwritten(descriptor: int) -> bool:
@@ -454,3 +445,175 @@ def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
         offset += len(part)
         length -= len(part)
     return b"".join(parts)
+
+
+class Lock(Protocol):
+    """A held lock. It ends with the process."""
+
+    def confirm(self) -> None:
+        """Make sure that the lock still keeps others out; raises StoreLocked if it does not any more.
+
+        Whoever removes the lock file lets another process in. It is made anew, if nobody else has done so.
+        """
+
+    def release(self) -> None:
+        """Release the lock."""
+
+
+class DirectoryLock:
+    """The lock on a file of the local disk. See `LocalDisk.lock`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._renewing = threading.Lock()
+        self.is_held = True
+        """Whether it was not released; others may have it all the same, see `confirm`."""
+        self._descriptor = self._locked(os.O_CREAT)
+
+    def confirm(self) -> None:
+        """See Lock."""
+        with self._renewing:
+            if self._descriptor is not None and self._names(self._descriptor):
+                return
+            try:
+                descriptor = self._locked(os.O_CREAT | os.O_EXCL)
+            except StoreWriteFailed as error:
+                if not isinstance(error.__cause__, FileExistsError):
+                    raise
+                raise StoreLocked(
+                    f"{self._path}: was replaced while memd ran, so another memd may use the directory now; this one "
+                    "writes nothing more, restart it"
+                ) from None
+            self._close()
+            self._descriptor = descriptor
+
+    def release(self) -> None:
+        """See Lock."""
+        self.is_held = False
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            close_descriptor(descriptor)
+
+    def _locked(self, flags: int) -> int | None:
+        """A descriptor that holds the lock; None on a read-only disk without a lock file: there nobody writes."""
+        while True:
+            try:
+                with writing(self._path):
+                    descriptor = os.open(self._path, flags | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+            except ReadOnlyDisk:
+                if flags & os.O_EXCL:
+                    raise
+                if not self._path.exists():
+                    return None
+                with reading(self._path):
+                    descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                lock_alone(descriptor, self._path)
+                if self._names(descriptor):  # else it was removed between the two steps
+                    _sign(descriptor)
+                    return descriptor
+            except BaseException:
+                close_descriptor(descriptor)
+                raise
+            close_descriptor(descriptor)
+
+    def _names(self, descriptor: int) -> bool:
+        """Whether the path is still the name of this file."""
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        return False
+
+
+def lock_alone(descriptor: int, path: Path) -> None:
+    """Lock a file, or raise StoreLocked, naming the holder (StoreError where nothing can be locked)."""
+    try:
+        _try_locking(descriptor)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
+        raise StoreLocked(
+            f"{path.parent} is in use by another memd ({holder}); stop that one, or choose another data_dir"
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
+        ) from error
+
+
+def _sign(descriptor: int) -> None:
+    """Write into the lock file who holds it, where that can be written."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether any process holds the lock."""
+    with suppress(OSError), open_descriptor(path, os.O_RDONLY) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _try_locking(descriptor: int) -> None:
+    """Lock a file, or raise BlockingIOError."""
+    for _ in range(LOCK_TRIES - 1):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_RETRY_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Wiper:
+    """Overwrites and removes files, as far as the disk lets one; whatever could not be overwritten is noted.
+
+    A file that a backup shares (a hard link) is never overwritten: the backup's owner decides about it.
+    """
+
+    def __init__(self, files: LocalDisk) -> None:
+        self.files = files
+        self.left: list[Path] = []
+        """Files that were removed or replaced, and not overwritten."""
+
+    def wipe(self, path: Path) -> None:
+        """Overwrite and remove a file, if it exists.
+
+        Raises:
+            StoreWriteFailed: it cannot be removed.
+        """
+        if not self.files.wipe(path):
+            self.left.append(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Replace the contents of a file durably, and overwrite what it was.
+
+        Raises:
+            StoreWriteFailed: it is as it was (DiskFull if the disk is full).
+        """
+        self.put_in_place(write_beside(self.files, path, data), path)
+
+    def put_in_place(self, temporary: Path, path: Path) -> None:
+        """Give a temporary file the name of another, durably, and overwrite that one.
+
+        Raises:
+            StoreWriteFailed: the temporary file is gone.
+        """
+        with only_whole(self.files, temporary):
+            if not self.files.replace_wiping(temporary, path):
+                self.left.append(path)
+
+    def wipe_folder(self, folder: Path) -> None:
+        """Wipe all that is in a folder, and remove it. Doing it again goes on where it ended."""
+        for name in self.files.names(folder):
+            path = folder / name
+            if self.files.is_directory(path):
+                self.wipe_folder(path)
+            else:
+                self.wipe(path)
+        self.files.remove_directory(folder)

@@ -27,7 +27,7 @@ TOKENS_LOCK_NAME = "memd.tokens.lock"  # as above
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 RECENT_NAME = "memd.recent"
-"""The topics that a start has to look at; see recent.py."""
+"""The topics that a start has to look at; see store.py."""
 GRANTS_NAME = "memd.grants"
 """The programs that may use memory over OAuth. Not backed up: what was revoked since would come back."""
 MODELS_NAME = "memd.models"
@@ -105,10 +105,6 @@ class AuditLayout:
         self.folder = data_dir / AUDIT_NAME
         self.head = self.folder / "head"
         self.lock = self.folder / "lock"
-
-    def month_name(self, month: str) -> str:
-        """The name of the file of a month (2026-11)."""
-        return f"{month}.jsonl"
 
     def names(self, files: Files) -> list[str]:
         """The names of the files of months, the oldest first."""

@@ -16,7 +16,7 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.shares import Held, surplus
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
 from memd.store.files import Appender, Files, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
 

@@ -1,9 +1,9 @@
-"""A topic at one point in time, in which readers search and look up entries, and the transitions from one to the next:
-after opening, an append, a seal, a merge, an erasure.
+"""A topic at one point in time, in which readers search and look up entries; the transitions from one to the next
+(after opening, an append, a seal, a merge, an erasure); the order of its log; and chunks that say exactly the same.
 
 Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the ones that it
 did not touch; the arrays of a view are never written to. Only the marks in a shared index change: rows that were marked
-after this snapshot was taken are read from disk and scanned.
+after this snapshot was taken are read from disk and scanned. Entries are read only where their columns do not tell.
 """
 
 from __future__ import annotations
@@ -18,20 +18,123 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.entries import Entry, Status
+from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import Candidates, SealedIndex
-from memd.store.index.uuid_index import UuidIndex
-from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of
+from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of, smoothed
 from memd.store.lexical.postings import query_keys
-from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, may_be_wanted, superseded, uuid_bytes
+from memd.store.log.columns import (
+    ROW,
+    Bits,
+    Floats,
+    Records,
+    Rows,
+    UInts,
+    may_be_wanted,
+    superseded,
+    text_hash,
+    uuid_bytes,
+    uuid_halves,
+)
 from memd.store.log.format import Span
 from memd.store.log.recovery import LogExtent
 from memd.store.log.segment import GrowingSegment, SealedSegment
 from memd.wanted import Wanted
+
+SINCE_MAX = 256
+"""Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
+their vectors are read from disk."""
+
+_SCANNED_MIN = 1000
+"""Scans of fewer vectors do not count for the scan rate."""
+
+
+class UuidIndex:
+    """Sorted columns over all sealed entries of a topic: uuid → place, text hash → place, digests.
+
+    Takes 32 bytes per entry for the uuid and its place, 16 for the text and 8 for each digest.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, Records, UInts]] = ()) -> None:
+        """`segments`: (segment id, rows, first words of the digests) of each, in order."""
+        rows = [records for _, records, _ in segments]
+        high = _joined([records["uuid_high"] for records in rows], np.uint64)
+        order = np.argsort(high, kind="stable")
+        self._high: UInts = high[order]
+        self._low: UInts = _joined([records["uuid_low"] for records in rows], np.uint64)[order]
+        # A place as one number: the segment id in the upper 32 bits, the row in the lower.
+        places = _joined(
+            [(segment_id << 32) + np.arange(len(records), dtype=np.uint64) for segment_id, records, _ in segments],
+            np.uint64,
+        )
+        self._places: UInts = places[order]
+        texts = _joined([records["text_hash"] for records in rows], np.uint64)
+        order = np.argsort(texts, kind="stable")
+        self._texts: UInts = texts[order]
+        self._text_places: UInts = places[order]
+        self._digests: UInts = np.unique(_joined([digests for _, _, digests in segments], np.uint64))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the columns."""
+        columns = (self._high, self._low, self._places, self._texts, self._text_places, self._digests)
+        return sum(column.nbytes for column in columns)
+
+    def places(self, uuid: bytes) -> list[tuple[int, int]]:
+        """Return (segment id, row) of every entry of the chunk, oldest segment first."""
+        high, low = uuid_halves(uuid)
+        return [_place(self._places[i]) for i in _equal(self._high, high) if self._low[i] == low]
+
+    def alike(self, uuids: Sequence[bytes]) -> set[bytes]:
+        """Return those of some uuids of which half is an entry's: one look for all, as each by itself takes 8 µs."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        found = self._high.searchsorted(high, "left") < self._high.searchsorted(high, "right")
+        return {uuids[row] for row in np.flatnonzero(found).tolist()}
+
+    def places_of_text(self, text_hash: int) -> list[tuple[int, int]]:
+        """Return (segment id, row) of every entry whose content has this hash."""
+        return [_place(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
+
+    def has_digest(self, digest: int) -> bool:
+        """Whether a message is stored whose digest begins with these 8 bytes."""
+        return len(_equal(self._digests, np.uint64(digest))) > 0
+
+    def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
+        """Return for each uuid its neighbours in hex order, itself included: no other shares a longer prefix."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        starts = np.maximum(self._high.searchsorted(high, "left") - 1, 0).tolist()
+        stops = np.minimum(self._high.searchsorted(high, "right") + 1, len(self._high)).tolist()
+        return [
+            list(map(uuid_bytes, self._high[start:stop].tolist(), self._low[start:stop].tolist()))
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def uuids_with_prefix(self, digits: str) -> set[bytes]:
+        """Return the uuids that begin with these hex digits, as far as their first half tells."""
+        low, high = hex_range(digits)
+        rows = slice(self._high.searchsorted(low, "left"), self._high.searchsorted(high, "right"))
+        return set(map(uuid_bytes, self._high[rows].tolist(), self._low[rows].tolist()))
+
+
+def hex_range(digits: str) -> tuple[np.uint64, np.uint64]:
+    """The lowest and the highest first half of uuids that begin with these hex digits."""
+    low, high = (int(digits[:16].ljust(16, filler), 16) for filler in "0f")
+    return np.uint64(low), np.uint64(high)
+
+
+def _joined(parts: Sequence[NDArray[np.uint64]], dtype: type[np.uint64]) -> UInts:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+
+
+def _equal(column: UInts, value: np.uint64) -> range:
+    return range(int(column.searchsorted(value, "left")), int(column.searchsorted(value, "right")))
+
+
+def _place(packed: np.uint64) -> tuple[int, int]:
+    return int(packed) >> 32, int(packed) & 0xFFFFFFFF
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +174,13 @@ class SegmentView:
 
     def cosines(self, queries: Floats) -> NDArray[np.float64]:
         """Return the best cosine of each row over some queries; see `vectors.cosines`."""
-        assert self.matrix is not None, "only a growing segment is scanned"
-        return cosines(self.matrix, queries)
+        assert self.matrix is not None and isinstance(self.segment, GrowingSegment), "only such a one is scanned"
+        started = time.perf_counter()
+        found = cosines(self.matrix, queries)
+        if len(found) >= _SCANNED_MIN:
+            rate = len(found) / (time.perf_counter() - started)
+            self.segment.scanned_per_second = smoothed(self.segment.scanned_per_second, rate)
+        return found
 
     def best(self, cosine: NDArray[np.float64], k: int, utility: UtilitySettings) -> Candidates:
         """Return the best `k` live rows by score, given the cosine of each row."""
@@ -113,10 +221,6 @@ class IndexView:
         return self.index.multipliers_of(labels, utility)
 
 
-_SCANNED_MIN = 1000
-"""Scans of fewer vectors do not count for the scan rate."""
-_WEIGHT = 0.1
-"""Weight of the latest search in the smoothed times."""
 Place = tuple[int, int]
 """(segment id, row)"""
 
@@ -135,23 +239,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     row: int
 
 
-class SearchTimes:
-    """Smoothed times of the latest searches of a topic; None before the first."""
-
-    def __init__(self) -> None:
-        self.fan_out_ms: float | None = None
-        """Time to search all indexes."""
-        self.scanned_per_second: float | None = None
-        """Vectors scanned per second in the segments that have no index."""
-
-    def observe(self, scanned: int, scan_seconds: float, fan_out_seconds: float | None) -> None:
-        """Count one search. A concurrent one may be lost: these are gauges."""
-        if scanned >= _SCANNED_MIN:
-            self.scanned_per_second = _smoothed(self.scanned_per_second, scanned / scan_seconds)
-        if fan_out_seconds is not None:
-            self.fan_out_ms = _smoothed(self.fan_out_ms, fan_out_seconds * 1000)
-
-
 class Snapshot:
     """An immutable point-in-time view of one topic; any thread may use it, for as long as it likes."""
 
@@ -161,7 +248,6 @@ class Snapshot:
         views: Mapping[int, SegmentView],
         uuid_index: UuidIndex,
         indexes: Sequence[IndexView],
-        times: SearchTimes,
         utility: UtilitySettings,
     ) -> None:
         self.topic_id = topic_id
@@ -172,8 +258,6 @@ class Snapshot:
         """Of the sealed segments, oldest first."""
         self.uuid_index = uuid_index
         """Of the sealed segments."""
-        self.times = times
-        """Shared by all snapshots of the topic."""
         self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
         self._live_count: int | None = None
 
@@ -183,6 +267,17 @@ class Snapshot:
         if self._live_count is None:
             self._live_count = sum(view.live_count for view in self.views.values())
         return self._live_count
+
+    @property
+    def fan_out_ms(self) -> float | None:
+        """The time to search all indexes, as their latest searches tell; None before the first."""
+        known = [view.index.search_ms for view in self.indexes if view.index.search_ms is not None]
+        return sum(known) if known else None
+
+    @property
+    def scanned_per_second(self) -> float | None:
+        """Vectors scanned per second in the segments that have no index; None before the first large scan."""
+        return max((one.scanned_per_second for one, _ in self._growing if one.scanned_per_second), default=None)
 
     @property
     def extent(self) -> LogExtent:
@@ -215,14 +310,9 @@ class Snapshot:
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         if k < 1 or not len(queries):
             return []
-        started = time.perf_counter()
         growing = [view for _, view in self._growing if view.matrix is not None]
         found = [view.best(view.cosines(queries), k, self.utility) for view in growing]
-        scanned = time.perf_counter()
-        all_loaded = all(view.index.is_loaded for view in self.indexes)
         found += [part for view in self.indexes for part in view.search(queries, k, self.utility)]
-        fan_out_seconds = time.perf_counter() - scanned if self.indexes and all_loaded else None
-        self.times.observe(sum(len(view.rows) for view in growing), scanned - started, fan_out_seconds)
         return self._ranked(found, k)
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -261,14 +351,28 @@ class Snapshot:
         """Return the chunks whose uuid begins with these digits (see `entries.digits_of_id`), and of each whether they
         are its public id. Reads no entry.
         """
-        low, high = int(digits.ljust(32, "0"), 16) >> 64, int(digits.ljust(32, "f"), 16) >> 64
-        found: dict[bytes, bool] = {}
-        for view in self.views.values():
-            column = view.rows["uuid_high"]
-            for row in np.flatnonzero((column >= np.uint64(low)) & (column <= np.uint64(high))).tolist():
-                record = view.rows[row]
-                found[uuid_bytes(record["uuid_high"], record["uuid_low"])] = record["public_digits"] == len(digits)
-        return {uuid: is_its for uuid, is_its in found.items() if uuid.hex().startswith(digits)}
+        low, high = hex_range(digits)
+        found = self.uuid_index.uuids_with_prefix(digits)
+        for rows in (view.rows for _, view in self._growing):
+            rows = rows[(rows["uuid_high"] >= low) & (rows["uuid_high"] <= high)]
+            found |= set(map(uuid_bytes, rows["uuid_high"].tolist(), rows["uuid_low"].tolist()))
+        known = (uuid for uuid in found if uuid.hex().startswith(digits) and self.knows(uuid))
+        return {uuid: self.public_digits(uuid) == len(digits) for uuid in known}
+
+    def public_digits(self, uuid: bytes) -> int:
+        """Return how many digits of its uuid are the public id of a chunk that the topic has."""
+        segment_id, row = next(self.places(uuid))
+        return int(self.views[segment_id].rows[row]["public_digits"])
+
+    def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
+        """Return for each uuid some of the topic's, itself if it is one: no other shares a longer prefix with it."""
+        found = self.uuid_index.nearest(uuids)
+        for rows in (view.rows for _, view in self._growing if len(view.rows)):
+            for uuid, near in zip(uuids, found, strict=True):
+                away = rows["uuid_high"] ^ uuid_halves(uuid)[0]
+                nearest = rows[away == away.min()]
+                near += map(uuid_bytes, nearest["uuid_high"].tolist(), nearest["uuid_low"].tolist())
+        return found
 
     def read(self, place: Place) -> Entry:
         """Read the entry at a place from disk.
@@ -504,10 +608,6 @@ def _contenders(score: NDArray[np.float64], k: int) -> Rows:
     return np.flatnonzero(score >= np.partition(score, len(score) - k)[len(score) - k])
 
 
-def _smoothed(before: float | None, latest: float) -> float:
-    return latest if before is None else before + _WEIGHT * (latest - before)
-
-
 def first_snapshot(
     files: LocalDisk,
     topic_id: str,
@@ -527,7 +627,7 @@ def first_snapshot(
         covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
         dead = dead_labels(views, file.segment_ids)
         indexes.append(IndexView(SealedIndex(files, file, covered, dead=dead), dead))
-    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), SearchTimes(), utility)
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), utility)
 
 
 def after_append(
@@ -559,9 +659,7 @@ def after_append(
                 view.index.mark(segment_id, np.array(rows, dtype=np.intp))
     views[active.segment_id] = _view(active, dead)
     indexes = [IndexView(view.index, view.index.dead) for view in before.indexes]
-    return Snapshot(
-        before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.times, before.utility
-    )
+    return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.utility)
 
 
 def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, index: SealedIndex | None) -> Snapshot:
@@ -572,7 +670,7 @@ def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, i
     if index is not None:
         index.mark(sealed.segment_id, np.flatnonzero(dead))
         indexes = _in_order([*indexes, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, views, uuid_index, indexes, before.times, before.utility)
+    return Snapshot(before.topic_id, views, uuid_index, indexes, before.utility)
 
 
 def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
@@ -581,7 +679,7 @@ def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
         index.mark(segment_id, np.flatnonzero(before.views[segment_id].dead))
     kept = [view for view in before.indexes if not set(view.index.segment_ids) <= set(index.segment_ids)]
     indexes = _in_order([*kept, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.times, before.utility)
+    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.utility)
 
 
 def after_erasure(
@@ -606,7 +704,7 @@ def after_erasure(
         for segment_id in index.segment_ids:
             index.mark(segment_id, np.flatnonzero(views[segment_id].dead))
     added = [IndexView(index, index.dead) for index in indexes]
-    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]), before.times, before.utility)
+    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]), before.utility)
 
 
 def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:
@@ -629,3 +727,111 @@ def _view(segment: GrowingSegment | SealedSegment, dead: Bits) -> SegmentView:
 
 def _in_order(indexes: Sequence[IndexView]) -> tuple[IndexView, ...]:
     return tuple(sorted(indexes, key=lambda view: view.index.segment_ids))
+
+
+def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
+    """Return the place of the next entry of the log (`step` 1) or of the one before (-1); None at its ends."""
+    segment_id, row = place[0], place[1] + step
+    if 0 <= row < len(snapshot.views[segment_id].rows):
+        return segment_id, row
+    numbers = [number for number, view in snapshot.views.items() if len(view.rows)]
+    at = bisect.bisect_left(numbers, segment_id) + step
+    if not 0 <= at < len(numbers):
+        return None
+    return numbers[at], 0 if step > 0 else len(snapshot.views[numbers[at]].rows) - 1
+
+
+def next_active(snapshot: Snapshot, place: Place) -> Place | None:
+    """Return the place of the first entry behind this one that takes no chunk out; None if there is none."""
+    for segment_id, view in snapshot.views.items():
+        if segment_id >= place[0]:
+            first = place[1] + 1 if segment_id == place[0] else 0
+            found = np.flatnonzero(view.rows["status"][first:] != Status.DEPRECATED)
+            if len(found):
+                return segment_id, first + int(found[0])
+    return None
+
+
+def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
+    """Return the group of entries that a request with this mark (`ChunkState.asked_by`) has appended, if it changed one
+    of these chunks; empty if it did not.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
+    one = next(own, None)
+    place = None if one is None else snapshot.place(one.canonical_id)
+    group: list[Entry] = []
+    for step in (-1, 1):
+        at = place if step == -1 or place is None else beside(snapshot, place, step)
+        while at is not None and (entry := snapshot.read(at)).asked_by == mark:
+            group.insert(0 if step == -1 else len(group), entry)
+            at = beside(snapshot, at, step)
+    return group
+
+
+def id_upto(snapshot: Snapshot, moment: int) -> int:
+    """Return the canonical_id up to which the topic was stored when the clock last showed a time; an id is itself.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    if isinstance(moment, WallTime):
+        for segment_id, view in reversed(list(snapshot.views.items())):
+            after = int(view.rows["canonical_id"].searchsorted(moment, "right"))
+            for row in reversed(after + np.flatnonzero(view.rows["is_ahead"][after:])):
+                if snapshot.read((segment_id, int(row))).at <= moment:
+                    return int(view.rows[row]["canonical_id"])
+    return int(moment)
+
+
+def id_before(snapshot: Snapshot, moment: int) -> int:
+    """Return the canonical_id before which all is that was stored before a time; an id is itself. See `id_upto`."""
+    return id_upto(snapshot, WallTime(moment - 1)) + 1 if isinstance(moment, WallTime) else int(moment)
+
+
+def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
+    """Return the newest of `live_copies`; None if there is none. A note is a copy of its author's alone: of others' he
+    need not know, nor have theirs stand for his."""
+    copies = live_copies(snapshot, draft)
+    return next((one for one in copies if draft.kind != "note" or one.author == draft.author), None)
+
+
+def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
+    """Yield the live chunks of a chunk's kind that have exactly its text, said by the same roles, those that came last
+    first. Those of a note or document are also of its source. An entry that cannot be read does not count."""
+    is_sourced = chunk.kind != "turn"  # what was said is the same wherever it was imported from
+    wanted = (chunk.kind, is_sourced and chunk.source, chunk.displayed)
+    for text in dict.fromkeys((chunk.content, chunk.displayed)):  # entries without `speakers` have the shown text
+        found = snapshot.live_places_of_text(text_hash(text))
+        for place in sorted(found, key=lambda place: _origin(snapshot, place), reverse=True):
+            try:
+                entry = snapshot.read(place)
+            except StoreError:
+                continue
+            if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
+                yield entry
+
+
+def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:
+    """Return the live chunks of a copy's kind that came after it and whose vectors are this near to its, of the newest
+    `SINCE_MAX`, newest first; None if another model embedded the copy."""
+    own = snapshot.place(copy.canonical_id)
+    if own is None or (own[0] not in snapshot.indexed_segments and snapshot.views[own[0]].matrix is None):
+        return None
+    places: list[Place] = []
+    for segment_id, rows in reversed(list(snapshot.rows_after(copy.origin_id))):
+        view = snapshot.views[segment_id]
+        records, dead = view.rows[rows.start :], view.dead[rows.start :]
+        is_since = (records["origin_id"] > copy.origin_id) & may_be_wanted(records, Wanted(kinds=(copy.kind,)))
+        newest = np.flatnonzero(is_since & ~dead)[::-1][: SINCE_MAX - len(places)]
+        places += [(segment_id, rows.start + row) for row in newest.tolist()]
+    near = {one for one, hit in snapshot.hits_at(copy.embedding[None], places).items() if hit.cosine >= cosine}
+    entries = snapshot.read_many(near)
+    return [entries[one] for one in places if one in entries]
+
+
+def _origin(snapshot: Snapshot, place: Place) -> int:
+    """The id with which the chunk of an entry began."""
+    return int(snapshot.views[place[0]].rows[place[1]]["origin_id"])

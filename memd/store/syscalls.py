@@ -1,6 +1,8 @@
-"""Calls of the system: their errors become those of the store, and their descriptors end.
+"""Calls of the system: their errors become those of the store, their descriptors end, and a process has enough of them.
 
-Rule: an OSError leaves the store as one of the declared errors, which names the file and the remedy.
+Rule: an OSError leaves the store as one of the declared errors, which names the file and the remedy. The number of
+topics takes no descriptors: a file that is appended to has one until it is synced. Connections get the other half of
+what there is; a reserve stays for all that is opened for a moment.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from memd.errors import DiskFull, ReadOnlyDisk, StoreError, StoreWriteFailed
-from memd.store import descriptors
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 """Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
@@ -23,6 +25,19 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
 WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
 _READ_REMEDY = "check the disk and the permissions"
+
+RESERVED = 64
+"""For the process itself, which has about thirty, and for files that are read, written whole or indexed."""
+APPENDED_MIN, APPENDED_MAX = 8, 1024
+"""Appended files that have a descriptor until they are synced. To open one again takes some microseconds."""
+PER_CONNECTION = 2
+"""The client's, and the upstream's of the request that it waits for."""
+CONNECTIONS_MIN = 8
+_RAISED_MAX = 1 << 18
+"""More is never used; some systems call a limit of a billion what has none."""
+_ACCEPTED_MAX = 10_240
+"""macOS takes no higher limit from a process, whatever it says that the hard one is."""
+DESCRIPTORS_REMEDY = "allow more: `ulimit -n 4096` in the shell that starts memd, LimitNOFILE in a systemd unit"
 
 
 @contextmanager
@@ -35,7 +50,7 @@ def writing(path: Path) -> Iterator[None]:
             raise DiskFull(f"{path}: the disk is full; free some space") from error
         if error.errno == errno.EROFS:
             raise ReadOnlyDisk(f"{path}: the disk is read-only; mount it writable") from error
-        raise StoreWriteFailed(f"{path}: cannot be written {descriptors.told(error, WRITE_REMEDY)}") from error
+        raise StoreWriteFailed(f"{path}: cannot be written {_told(error, WRITE_REMEDY)}") from error
 
 
 @contextmanager
@@ -44,7 +59,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read {descriptors.told(error, _READ_REMEDY)}") from error
+        raise StoreError(f"{path}: cannot be read {_told(error, _READ_REMEDY)}") from error
 
 
 def opened(path: Path, flags: int) -> int:
@@ -147,3 +162,48 @@ def write_native(name: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file that `save_native` has named."""
     with Path(name).open("wb") as file:
         file.writelines(pieces)
+
+
+def descriptors_limit() -> int:
+    """Return how many descriptors this process may have now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _RAISED_MAX if soft == resource.RLIM_INFINITY else min(soft, _RAISED_MAX)
+
+
+def descriptors_hard_limit() -> int:
+    """Return how many descriptors this process may have once it has raised its limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, _RAISED_MAX)
+
+
+def raise_descriptors_limit() -> int:
+    """Raise the soft limit as far as the hard one allows, and return what it is now. Never lowers it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = descriptors_hard_limit()
+    for wanted in (highest, min(highest, _ACCEPTED_MAX)):
+        if soft == resource.RLIM_INFINITY or wanted <= soft:
+            break
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            break
+        except (ValueError, OSError):
+            continue
+    return descriptors_limit()
+
+
+def appended_max(descriptors: int) -> int:
+    """Return how many appended files may be open where there are so many descriptors."""
+    return max(APPENDED_MIN, min(APPENDED_MAX, (descriptors - RESERVED) // 4))
+
+
+def connections_room(descriptors: int) -> int:
+    """Return for how many connections there is room beside the files."""
+    return max(CONNECTIONS_MIN, (descriptors - RESERVED - appended_max(descriptors)) // PER_CONNECTION)
+
+
+def _told(error: OSError, remedy: str) -> str:
+    """Return the reason of an error of the system and the remedy; where descriptors have run out, those of that."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"({reason}: the limit of this process is {descriptors_limit()}); {DESCRIPTORS_REMEDY}"
+    return f"({reason}); {remedy}"

@@ -6,42 +6,39 @@ merging may run in others; readers take a snapshot and wait for none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from memd.entries import Draft, Entry, Erased, Status
+from memd.entries import PUBLIC_ID_DIGITS_MIN, CanonicalClock, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
-from memd.store.claim import Claim, Shelf
-from memd.store.clock import SharedClock
-from memd.store.copies import live_copy
-from memd.store.disk import LocalDisk
-from memd.store.erasure.forbidden import ForbiddenText, publish_forbidden, read_forbidden
-from memd.store.erasure.rewriting import (
+from memd.store.claim import Claim
+from memd.store.disk import LocalDisk, Wiper
+from memd.store.erasure import (
     ActiveRewriting,
-    erase_in_segment,
-    growing_of,
+    ForbiddenText,
     holds,
     indexes_without,
+    publish_forbidden,
+    read_forbidden,
     was_erased,
+    without_text,
 )
-from memd.store.erasure.wiping import Wiper
-from memd.store.files import write_beside
-from memd.store.index.merging import due_merge, merged_files, write_merged
-from memd.store.index.meta import own_index_file
+from memd.store.files import TEMPORARY_SUFFIX, write_beside
+from memd.store.index.building import due_merge, merged_files, write_merged, write_sealed
+from memd.store.index.meta import columns_from_log, encode_words, own_index_file, read_words
 from memd.store.index.sealed_index import SealedIndex
-from memd.store.index.sealing import write_sealed
-from memd.store.index.uuid_index import PublicIds
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
-from memd.store.lexical.words_file import columns_from_log, encode_words, read_words
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
-from memd.store.log.recovery import Finding, ahead_of_log
+from memd.store.log.recovery import Finding, ahead_of_log, torn_files
 from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, forget_entries
 from memd.store.opening import open_topic, reread_segment
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
@@ -54,6 +51,7 @@ from memd.store.snapshot import (
     after_seal,
     dead_labels,
     first_snapshot,
+    live_copy,
     uuid_index_of,
 )
 from memd.wording import unsearched
@@ -71,7 +69,6 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
     files: LocalDisk
-    shelf: Shelf
     model: ModelId
     clock: SharedClock
     segment_entries_max: int
@@ -144,7 +141,6 @@ class TopicLog:
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
         self._reserved: dict[bytes, str] = {}
-        self._public_ids = self._new_public_ids()
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
         """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
         event loop, and so is who asks."""
@@ -186,20 +182,16 @@ class TopicLog:
             self._check_made(drafts, self.head if made_at is None else made_at)
             active = self._open_active()
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
-            reserved = set(fresh)
+            reserved = list(fresh)
             if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
                 raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
-            try:
-                public_ids = self._public_ids.assign(drafts, fresh)
-                entries = [
-                    self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
-                ]
-                payloads = [encode_entry(entry) for entry in entries]
-                start, data = self._end, b"".join(map(encode_record, payloads))
-                self._write(active, entries, data)
-            except StoreError:
-                self._public_ids.discard(fresh.keys() - reserved)
-                raise
+            public_ids = self._assigned(drafts, fresh)
+            entries = [
+                self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
+            ]
+            payloads = [encode_entry(entry) for entry in entries]
+            start, data = self._end, b"".join(map(encode_record, payloads))
+            self._write(active, entries, data)
             self._end += len(data)
             for uuid in reserved:
                 del self._reserved[uuid]
@@ -225,7 +217,7 @@ class TopicLog:
         A draft may name an id, which it gets unless another chunk has it.
         """
         with self._state:
-            public_ids = self._public_ids.assign(drafts, self._reserved)
+            public_ids = self._assigned(drafts, self._reserved)
             return [
                 draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=0)
                 for draft, public_id in zip(drafts, public_ids, strict=True)
@@ -284,7 +276,6 @@ class TopicLog:
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
                 self._snapshot = after_seal(self._snapshot, sealed, uuid_index, searched)
-                self._public_ids = self._new_public_ids()
 
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
@@ -378,7 +369,7 @@ class TopicLog:
     def due_merge(self, budget_ms: float) -> tuple[int, ...] | None:
         """Return the segments whose indexes should be merged now; searching all indexes may take `budget_ms`."""
         indexes = self._snapshot.indexes
-        fan_out_ms = self._snapshot.times.fan_out_ms
+        fan_out_ms = self._snapshot.fan_out_ms
         over_budget = fan_out_ms is not None and fan_out_ms > budget_ms
         due = due_merge([len(view.index.segment_ids) for view in indexes], over_budget=over_budget)
         if due is None or self._closed:  # else whoever asks until there is none asks for ever
@@ -415,7 +406,6 @@ class TopicLog:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
                 self._snapshot = after_merge(self._snapshot, index)
-            self._snapshot.times.fan_out_ms = None  # it was measured on the old indexes
             self.claim.publish({}, merged_files(self._layout, replaced))
 
     def forbid(self, forbidden: ForbiddenText) -> None:
@@ -434,7 +424,7 @@ class TopicLog:
         """
         count = 0
         with self._merging, self._sealing:
-            wiper.wipe_leftovers(self._layout)
+            self._wipe_leftovers(wiper)
             for _ in range(_PASSES):
                 views = {n: one for n, one in self._snapshot.views.items() if one.segment is not self._active}
                 full = [number for number, view in views.items() if holds(view.rows, uuids)]
@@ -450,19 +440,35 @@ class TopicLog:
         with self._merging, self._sealing, self._state:
             self._closed = True
 
+    def _wipe_leftovers(self, wiper: Wiper) -> None:
+        """Wipe temporary files, and those that interrupted writes were moved to: nobody reads either."""
+        # By another thread, perhaps at this moment; the second has a header and no text.
+        written = {one.name + TEMPORARY_SUFFIX for one in (self._layout.hot, self._layout.active)}
+        for folder in (self._layout.directory, self._layout.segments):
+            left = [name for name in self._files.names(folder) if name.endswith(TEMPORARY_SUFFIX)]
+            for path in (*(folder / name for name in left if name not in written), *torn_files(self._files, [folder])):
+                wiper.wipe(path)
+
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         before = self._snapshot
         self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
-        count = sum(erase_in_segment(self.claim, number, uuids, mark, wiper) for number in numbers)
-        read = {number: reread_segment(self.claim, self._shared.model, number) for number in numbers}
-        segments = {number: growing_of(opened, number) for number, opened in read.items()}
+        count, read, segments = 0, {}, {}
+        for number in numbers:
+            path = self._layout.bin(number)
+            found = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
+            if found.entries:
+                self.claim.publish({path: write_beside(self._files, path, found.data)}, wiper=wiper)
+            count += found.entries
+            read[number] = reread_segment(self.claim, self._shared.model, number)
+            segment = read[number].segments[number]
+            assert isinstance(segment, GrowingSegment), "its index is gone"
+            segments[number] = segment
         indexes = indexes_without(self._files, self._layout, before, numbers)
         uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
         with self._state:
             for number, opened in read.items():
                 self._gaps[number] = opened.gaps[number]
             self._snapshot = after_erasure(self._snapshot, segments, uuid_index, indexes)
-            self._public_ids = self._new_public_ids()
         return count
 
     def _erase_in_active(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
@@ -495,8 +501,8 @@ class TopicLog:
             unindexed=self.wordless,
             indexes_loaded=sum(index.is_loaded for index in indexes),
             memory_bytes=sum(part.memory_bytes for part in (*segments, *indexes)) + snapshot.uuid_index.memory_bytes,
-            fan_out_ms=snapshot.times.fan_out_ms,
-            scanned_per_second=snapshot.times.scanned_per_second,
+            fan_out_ms=snapshot.fan_out_ms,
+            scanned_per_second=snapshot.scanned_per_second,
         )
 
     def close(self) -> None:
@@ -518,8 +524,27 @@ class TopicLog:
         """The public id of a chunk that the topic has, or that is reserved for one."""
         if uuid in self._reserved:
             return self._reserved[uuid]
-        segment_id, row = next(self._snapshot.places(uuid))
-        return uuid.hex()[: int(self._snapshot.views[segment_id].rows[row]["public_digits"])]
+        return uuid.hex()[: self._snapshot.public_digits(uuid)]
+
+    def _assigned(self, drafts: Sequence[Draft], new: dict[bytes, str]) -> list[str]:
+        """The public id of each draft: a prefix of its uuid's hex digits, which never changes, and with which no other
+        chunk begins when it is assigned. An adopted chunk keeps the id it was shown under, unless that is taken. Those
+        of chunks that the topic does not have yet are added to `new`."""
+        ids, found = self._reserved | new, list[str]()
+        others = sorted(ids)
+        for draft, near in zip(drafts, self._snapshot.nearest([draft.uuid for draft in drafts]), strict=True):
+            uuid, shown = draft.uuid, draft.public_id
+            if uuid in near and uuid not in new:
+                ids[uuid] = self.public_id_of(uuid)
+            elif uuid not in ids:
+                assert shown is None or uuid.hex().startswith(shown), "a public id is a prefix of the uuid"
+                at = bisect_left(others, uuid)
+                if shown is None or _has_id(others, ids, shown) or any(self._snapshot.named(shown).values()):
+                    shown = _unique_prefix(uuid, [*others[max(0, at - 1) : at + 1], *near])
+                ids[uuid] = new[uuid] = shown
+                others.insert(at, uuid)
+            found.append(ids[uuid])
+        return found
 
     def _open_active(self) -> GrowingSegment:
         """The active segment; a new one after a rotation."""
@@ -556,9 +581,54 @@ class TopicLog:
                 self.findings += opened.findings
             # Rows may be lost to the damage, so that other entries count now: everything is computed anew.
             self._snapshot = first_snapshot(self._files, self.topic_id, segments, files, self._snapshot.utility)
-            self._public_ids = self._new_public_ids()
 
-    def _new_public_ids(self) -> PublicIds:
-        growing = [view.segment for view in self._snapshot.views.values() if isinstance(view.segment, GrowingSegment)]
-        uuids = (uuid for segment in growing for uuid in segment.uuids)
-        return PublicIds(self._snapshot.uuid_index, [*uuids, *self._reserved], self.public_id_of)
+
+class SharedClock:
+    """The clock of a store. Any thread may use it."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self.now_us = now_us
+        self._clock = CanonicalClock(now_us)
+        self._lock = threading.Lock()
+
+    def next(self) -> int:
+        """Return the id of the next entry of any topic; strictly increasing."""
+        with self._lock:
+            return self._clock.next()
+
+    def next_and_now(self) -> tuple[int, int]:
+        """Return the id of the next entry, and the time in microseconds."""
+        with self._lock:
+            return self._clock.next_and_now()
+
+    @property
+    def last(self) -> int:
+        """The highest id so far."""
+        with self._lock:
+            return self._clock.last
+
+    def observe(self, canonical_id: int) -> None:
+        """Keep later ids above this one."""
+        with self._lock:
+            self._clock.saw(canonical_id)
+
+
+def _has_id(others: Sequence[bytes], ids: Mapping[bytes, str], shown: str) -> bool:
+    """Whether one of these uuids, in order, has this public id."""
+    at = bisect_left(others, shown, key=bytes.hex)
+    while at < len(others) and others[at].hex().startswith(shown):
+        if ids[others[at]] == shown:
+            return True
+        at += 1
+    return False
+
+
+def _unique_prefix(uuid: bytes, others: Iterable[bytes]) -> str:
+    """The shortest prefix of a new uuid, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with.
+
+    Of the others at least those just before and after it in hex order.
+    """
+    # Two uuids share the leading hex digits before the highest bit in which they differ.
+    differing = min((int.from_bytes(uuid) ^ int.from_bytes(other) for other in others), default=1 << 128)
+    shared = 32 - (differing.bit_length() + 3) // 4
+    return uuid.hex()[: max(PUBLIC_ID_DIGITS_MIN, shared + 1)]

@@ -21,8 +21,7 @@ from memd.store.layout import TopicLayout
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.shared.moving import into_folder
 from memd.store.shared.seam import SharedLog
-from memd.store.tools.export import export
-from memd.store.tools.export_line import EXPORTED_RATIO
+from memd.store.tools.export import EXPORTED_RATIO, export
 
 NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")
 Line = dict[str, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 
-from memd.store.audit.book import read_book
+from memd.store.audit import read_book
 from memd.store.disk import DiskFiles
 
 KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink")

@@ -16,7 +16,7 @@ from obstore.store import MemoryStore
 
 from memd.errors import BucketError
 from memd.settings.model import BackupSettings
-from memd.store.bucket.noting_disk import NotingDisk
+from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import BucketWriter
 from memd.store.topic import TopicLog

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.directory_lock import Lock
-from memd.store.disk import Room
+from memd.store.disk import Lock, Room
 from memd.store.files import Appender, FileChecksum, check_file
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]

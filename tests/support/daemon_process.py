@@ -27,8 +27,7 @@ import msgspec
 import yaml
 
 from memd.store.disk import DiskFiles
-from memd.store.tools.export import export
-from memd.store.tools.export_line import shown_text
+from memd.store.tools.export import export, shown_text
 
 READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, Status
-from memd.store.claim import Shelf
+from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
+from memd.store.layout import TopicLayout
 from memd.store.log.journal import Journal
 from memd.store.store import Store, TopicLog
 
@@ -113,7 +114,7 @@ def open_store(
 
 def open_journal(path: Path, files: LocalDisk) -> tuple[Journal, list[bytes]]:
     """The journal of a topic that nobody else has open, and its payloads."""
-    return Journal.open(Shelf(files, path.parent.parent).claim(path.parent.name))
+    return Journal.open(Claim(files, TopicLayout(path.parent.parent, path.parent.name)))
 
 
 def live_contents(topic: TopicLog) -> list[str]:

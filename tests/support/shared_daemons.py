@@ -14,7 +14,7 @@ from daemon_process import Answer, DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 
-from memd.store.erasure.rewriting import records_in
+from memd.store.erasure import records_in
 from memd.store.log.format import HEADER_BYTES
 
 _numbers = itertools.count(1)

@@ -25,8 +25,8 @@ from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
-from memd.store.audit.book import read_book
-from memd.store.bucket.format import IDENTITY_KEY
+from memd.store.audit import read_book
+from memd.store.bucket.catalog import IDENTITY_KEY
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
 from memd.store.disk import DiskFiles, LocalDisk

@@ -34,9 +34,9 @@ from memd.recall.rerank import Reranker
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
 from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.settings.url import is_this_machine
-from memd.store import descriptors
 from memd.store.disk import LocalDisk
 from memd.store.layout import models_dir
+from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_hard_limit
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted, name_for_terminal
 
@@ -198,12 +198,12 @@ def tokenizer() -> CheckResult:
 
 def open_files(config: Config) -> CheckResult:
     """How many descriptors a daemon may have, and whether that is enough for its connections."""
-    allowed, wanted = descriptors.hard_limit(), config.limits.connections_max
-    room = descriptors.connections_max(allowed)
+    allowed, wanted = descriptors_hard_limit(), config.limits.connections_max
+    room = connections_room(allowed)
     said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
     if room >= wanted:
         return ok(OPEN_FILES, said)
-    return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", descriptors.REMEDY)
+    return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", DESCRIPTORS_REMEDY)
 
 
 def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:

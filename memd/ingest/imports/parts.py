@@ -28,10 +28,10 @@ from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
 from memd.settings.model import AUTO_TOPIC
 from memd.speech import Speech
-from memd.store.erasure.rewriting import was_erased
+from memd.store.erasure import was_erased
 from memd.store.log.columns import uuid_bytes
 from memd.store.store import TopicLog
-from memd.store.tools.export_line import decode_line, state_of
+from memd.store.tools.export import decode_line, state_of
 
 BEYOND = -1
 """The place of a chunk of which the file has told more than the log had."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 
 from memd.ingest.redaction.shapes import Find, Span, apart, in_unescaped
-from memd.store.lexical.languages import fold
+from memd.store.lexical.analyzer import fold
 
 _UNSEEN = "\u00ad\u200b-\u200f\u2060\ufeff"
 _RUN_ON = (  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han, Hangul

@@ -3,8 +3,8 @@
 Rule: the folder is new, empty, or one whose restoration was interrupted: what is in it by then is compared and kept. As
 long as it is not whole it has a mark, and nothing serves from it. Each file is checked before it gets its name. Of a
 topic from which something was erased later than the time that is asked for, the first state after that is taken: what
-it was before is gone. The ledger of erasures is always the latest. Indexes that the bucket has lost are left out:
-the daemon builds them again.
+it was before is gone. The ledger of erasures is always the latest. Indexes that the bucket has lost are left out: the
+daemon builds them again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError, StoreLocked
-from memd.store.bucket.catalog import READERS, Catalog, Rounds
-from memd.store.bucket.format import IDENTITY_KEY, KnownFile, RoundName, Stretch
+from memd.store.bucket.catalog import IDENTITY_KEY, READERS, Catalog, KnownFile, RoundName, Rounds, Stretch
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
 from memd.store.disk import LocalDisk

@@ -1,44 +1,59 @@
-"""Writes what has changed in a data directory to a bucket, round by round.
+"""The backup of a running daemon: what has changed in a data directory is written to a bucket, a round every so many
+seconds, in a thread of its own.
 
-Rule: one thread. A round that fails has changed nothing in the bucket that counts, and what it wanted to write is noted
-again. The data is read from the disk when it is sent and never held for later, so a bucket that is away costs a note
-for each changed file. Before it writes, a round looks whether another daemon has begun to write here: then it never
+Rule: nothing waits for it. A round that fails has changed nothing in the bucket that counts, and what it wanted to
+write is noted again. The data is read from the disk when it is sent and never held for later, so a bucket that is away
+costs a note for each changed file; it is tried again, ever more seldom up to once a minute, and the log tells of it
+once, and of its end once. Before it writes, a round looks whether another daemon has begun to write here: then it never
 writes again.
+
+What no time that is kept needs any more is removed. The oldest full round that has to stay is the last one before the
+oldest time that is kept. Of what is older, only the objects stay that it, or the present state, has pieces in. Rounds
+of which little is in use are emptied: their files are written anew by the next rounds.
+
+So is what was erased on the disk. What a folder has now is clean of it, as its disk is; every other byte of it in the
+bucket goes. Pieces in rounds are overwritten with zeros, so that all others stay where they are; objects of the folder
+alone are removed. Done again it goes on where it ended. Versions that the bucket itself keeps are out of reach.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
+import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import CorruptFile, NotOurBucket, ObjectMissing, StoreError
-from memd.store.bucket.catalog import Catalog, Rounds
-from memd.store.bucket.cleaning import blank, clean
-from memd.store.bucket.format import (
+from memd.settings.model import Config
+from memd.store.bucket.catalog import (
     FILES,
     IDENTITY_KEY,
     OWNER_KEY,
+    Catalog,
     FileChange,
     Identity,
     KnownFile,
     Owner,
     RoundHeader,
     RoundName,
+    Rounds,
     Stretch,
     encode_round,
     generation_name,
     generation_number,
+    header_bytes,
 )
-from memd.store.bucket.looking import Looker, MovedMeanwhile, Piece
-from memd.store.bucket.noting_disk import FileNote, NotingDisk
+from memd.store.bucket.changes import FileNote, Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.bucket.objects import Bucket
+from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import key_id_of
-from memd.store.erasure.ledger import read_erasures
+from memd.store.erasure import read_erasures
 from memd.store.files import replace_file
 from memd.store.layout import BUCKET_NAME, erasures_dir, topic_names_in
 
@@ -55,6 +70,13 @@ EXTENTS_MAX = 512
 FULL_AFTER_ROUNDS = 360
 FULL_AFTER_US = 86_400_000_000
 CLEAN_AFTER_US = 86_400_000_000
+
+MARGIN_US = 86_400_000_000
+"""A file by itself is sent before the round that names it; and clocks differ."""
+REWRITTEN_BYTES = 16 << 20
+"""The most that one cleaning has written anew."""
+
+RETRY_SECONDS_MAX = 60.0
 
 
 class _Batch:
@@ -412,3 +434,191 @@ def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
     if identity is None or identity.format != 1:
         raise NotOurBucket(f"{bucket.url}: has no backup that this memd can read; correct the address, or update memd")
     return identity
+
+
+def clean(bucket: Bucket, catalog: Catalog, since: int) -> list[tuple[str, str]]:
+    """Remove objects that no time from `since` on needs; return the files (folder, name) to write anew.
+
+    Raises:
+        BucketError: not all is removed; the next time goes on.
+    """
+    rounds = Rounds(bucket)
+    bases = [name for name in rounds.moments if name.is_full and name.at <= since]
+    if not bases:
+        return []
+    base = bases[-1]
+    needed = catalog.keys() | rounds.catalog(base).keys()
+    gone = [name.key for name in rounds.every if name < base and name.key not in needed]
+    alone = (one for one in bucket.listed(FILES) if one.changed_at < base.at - MARGIN_US)
+    gone += [one.key for one in alone if one.key not in needed]
+    if gone:
+        bucket.delete(gone)
+    return _sparse(catalog, {name.key: name.size for name in rounds.names if name < base})
+
+
+def _sparse(catalog: Catalog, sizes: dict[str, int]) -> list[tuple[str, str]]:
+    """The files that have pieces in old rounds of which less than half is in use."""
+    used: dict[str, int] = {}
+    for _, _, extent in catalog.extents():
+        used[extent.key] = used.get(extent.key, 0) + extent.length
+    sparse = {key for key, size in sizes.items() if 2 * used.get(key, size) < size}
+    found: dict[tuple[str, str], int] = {}
+    for folder, name, extent in catalog.extents():
+        if extent.key in sparse and sum(found.values()) < REWRITTEN_BYTES:
+            found[folder, name] = found.get((folder, name), 0) + extent.length
+    return list(found)
+
+
+def blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
+    """Remove all bytes of these folders that they do not have now.
+
+    Raises:
+        BucketError: not all of it is done.
+    """
+    in_use = {extent for folder in folders for file in catalog.files(folder).values() for extent in file.extents}
+    rounds = Rounds(bucket)
+    for name, header in rounds.headers([one for one in rounds.every if not one.is_full]):
+        spans = [span for span in _own_spans(header, name, folders) if span not in in_use]
+        if spans:
+            _blank_round(bucket, name, spans)
+    keys = {extent.key for extent in in_use}
+    for folder in folders:
+        if gone := [one.key for one in bucket.listed(f"{FILES}{folder}/") if one.key not in keys]:
+            bucket.delete(gone)
+
+
+def _own_spans(header: RoundHeader, name: RoundName, folders: Collection[str]) -> list[Stretch]:
+    """The pieces of these folders in a round."""
+    files = [change.file for change in header.changes if change.folder in folders and change.file is not None]
+    own = (extent for file in files for extent in file.extents if not extent.key)
+    return [Stretch(name.key, extent.offset, extent.length) for extent in own]
+
+
+def _blank_round(bucket: Bucket, name: RoundName, spans: list[Stretch]) -> None:
+    data = bucket.get(name.key)
+    if data is None:
+        return  # removed meanwhile
+    header_bytes(data[-16:], name.key)
+    changed = bytearray(data)
+    for span in spans:
+        changed[span.offset : span.offset + span.length] = bytes(span.length)
+    if changed != data:
+        bucket.put(name.key, bytes(changed))
+
+
+class BackupHealth(msgspec.Struct, frozen=True):
+    """The backup as it is now."""
+
+    bucket: str
+    lag_seconds: float
+    """The cost of a lost disk: the age of the last moment up to which all is in the bucket."""
+    trouble: str | None
+    """The last error, until it works again."""
+    topics_left: int
+    """Topics that were there at the start, and are not compared with the bucket yet."""
+    requests: int
+    bytes_sent: int
+    """Since the start, as `requests`."""
+
+
+class BucketTender:
+    """Keeps a backup up to date until it is stopped."""
+
+    def __init__(self, writer: BucketWriter, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._seconds = seconds
+        self._clock = clock
+        self._whole_at = clock()
+        self._trouble: str | None = None
+        self._failures = 0
+        self._is_over = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memd-backup", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, seconds_max: float) -> None:
+        """Write the last changes, and end; what a slow bucket has not taken by then, the next start sends."""
+        self._stop.set()
+        self._thread.join(seconds_max)
+        if self._thread.is_alive():
+            log.warning("the last changes are not in the bucket yet: the next start sends them")
+
+    @property
+    def lag_seconds(self) -> float:
+        """See BackupHealth."""
+        return max(0.0, self._clock() - self._whole_at)
+
+    @property
+    def health(self) -> BackupHealth:
+        """The backup as it is now."""
+        bucket = self._writer.bucket
+        left, sent = self._writer.to_compare, (bucket.requests, bucket.bytes_sent)
+        return BackupHealth(bucket.url, round(self.lag_seconds, 3), self._trouble, left, *sent)
+
+    @classmethod
+    def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
+        """Return the backup that the settings ask for, not begun; None: there is none.
+
+        `disk`: the one of the data directory, below its encryption.
+
+        Raises:
+            BucketError: obstore is not installed, or the settings contradict each other.
+        """
+        if not isinstance(disk, NotingDisk):
+            return None
+        settings = config.backup
+        bucket = Bucket.of(settings, env)
+        writer = BucketWriter(
+            bucket, disk, config.data_dir, settings.keep_days, lambda: time.time_ns() // 1000, secrets.token_bytes
+        )
+        return cls(writer, settings.seconds)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            is_last = self._stop.is_set()
+            wait = self.step()
+            if is_last:
+                return
+            self._stop.wait(wait)
+
+    def step(self) -> float:
+        """Do what is due now; return the seconds until there is more to do."""
+        began = self._clock()
+        try:
+            if not self._writer.is_begun:
+                self._writer.begin()
+            left = self._writer.to_compare
+            if self._writer.round():
+                self._whole_at = began
+            if left and self._writer.to_compare:
+                return 0.0
+        except StoreError as error:
+            return self._failed(error)
+        except Exception as error:  # a bug must not end the backup in silence
+            log.exception("the backup met a bug; it is tried again")
+            return self._failed(StoreError(f"a bug: {type(error).__name__}; the log has its traceback"))
+        self._worked()
+        try:
+            self._writer.tidy()
+        except NotOurBucket as error:
+            return self._failed(error)
+        except StoreError as error:
+            log.warning("the backup could not be tidied up; it is tried again", extra={"error": error})
+            return min(RETRY_SECONDS_MAX, 6 * self._seconds)
+        return max(0.0, self._seconds - (self._clock() - began))
+
+    def _failed(self, error: StoreError) -> float:
+        self._failures += 1
+        if str(error) != self._trouble:
+            log.error("the backup to the bucket fails; requests go on, and it is tried again", extra={"error": error})
+        self._trouble = str(error)
+        self._is_over = isinstance(error, NotOurBucket) and self._writer.is_begun
+        return float(min(RETRY_SECONDS_MAX, self._seconds * 2 ** min(self._failures, 10)))
+
+    def _worked(self) -> None:
+        if self._trouble is not None:
+            log.info("the backup to the bucket works again", extra={"lag_seconds": round(self.lag_seconds, 1)})
+        self._trouble, self._failures = None, 0

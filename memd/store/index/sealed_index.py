@@ -8,6 +8,7 @@ so that no search misses anything.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,9 +20,8 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
-from memd.store.index.compact import CompactIndex
 from memd.store.index.meta import IndexFile
-from memd.store.index.vectors import VectorIndex, best_rows, cosines, multipliers, scores_of
+from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, cosines, multipliers, scores_of, smoothed
 from memd.store.lexical.postings import SealedColumns
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Bits, Floats, Rows
@@ -66,6 +66,8 @@ class SealedIndex:
         self._marking = OrderedLock(LockOrder.MARK)
         self._loading = OrderedLock(LockOrder.LOAD)
         self._in_memory: _LoadedIndex | None = None
+        self.search_ms: float | None = None
+        """Smoothed over the latest searches; None before the first. A gauge."""
         self.columns: SealedColumns | None = None
         """Words, tokens and neighbours of its rows, by label; None as long as they are not made or read."""
 
@@ -183,8 +185,9 @@ class SealedIndex:
         """
         if not self.is_loaded:
             self.load()
-        loaded = self._loaded
+        loaded, started = self._loaded, time.perf_counter()
         labels, cosine = loaded.index.search_among(queries, k, ~dead) if is_choice else loaded.index.search(queries, k)
+        self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
         scanned, matrix, steps = loaded.extras, loaded.extra_matrix, loaded.extra_steps
         now = self._dead
         if now is not dead:  # a row that died since then still counts here

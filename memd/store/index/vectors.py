@@ -1,19 +1,32 @@
-"""Vector search: the exact scan of a matrix, as it is of the growing segment and of each sealed one by itself.
+"""Vector search: the exact scan of a matrix, as it is of the growing segment and of each sealed one by itself, and the
+compact index of many segments, in numpy alone.
 
 Rule: an index is searched only when it is complete, and its file never changes after it was built; rows that must no
-longer be found are marked in the loaded index alone. The file of a segment has hnswlib's format, in which older
-versions of memd wrote a graph too. Vectors are unit vectors, so the inner product is the cosine.
-Cosines are rounded to COSINE_DECIMALS: a scan and an index add up the same product in different order, and equal
-vectors must tie wherever they lie.
+longer be found are marked in the loaded index alone. A damaged file cannot crash anything, and yet it is read only
+after its checksum was verified. The file of a segment has hnswlib's format, in which older versions of memd wrote a
+graph too. Vectors are unit vectors, so the inner product is the cosine. Cosines are rounded to COSINE_DECIMALS: a scan
+and an index add up the same product in different order, and equal vectors must tie wherever they lie.
+
+The compact index is an inverted file (IVF) of short heads and int8 residuals. A vector x of length 1 is kept as its
+head h = B x, float32, where the rows of B are the principal axes of a sample, and as what the head lacks, x - Bᵀh, in
+int8 with one scale. So x·q = h·(B q) + scale (codes·q) to about 1e-4. The heads are sorted into lists by their nearest
+centroid (k-means). A search multiplies the heads of the nearest lists with that of the query, and looks at the
+residuals of the best ones only. Residuals of heads: Jégou et al., "Product quantization for nearest neighbor search",
+2011, where the codes are finer and slower to read without native code.
+
+    merged_NNNN_MMMM.ivf:  | magic "memd.ivf" | dimension u32 | head u32 | lists u32 | count u32 |, then the arrays
+    of `_Arrays` in their order, each padded to 64 bytes.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +45,26 @@ _HNSW_OFFSETS = struct.Struct("<6Q")
 _HNSW_TUNING = struct.Struct("<iIQQQdQ")
 """Highest level, its element, links on it, on level 0, on others; the mean level, and ef_construction."""
 COSINE_DECIMALS = 6
+SMOOTHING = 0.1
+"""Weight of the latest value in a gauge."""
 SCANNED_ROWS = 512
 """Of a matrix at once: 0.8 MB of 384 dimensions, which a core keeps at hand."""
+
+HEAD = 64
+"""Numbers of a head."""
+_SAMPLE_MIN, _SAMPLED_PER_LIST = 20_000, 8
+_ROUNDS = 8
+"""Of k-means; more bring nothing."""
+_LISTS_MAX = 8_192
+_PER_LIST_MIN = 64
+_SCANNED_MIN, _SCANNED_ROOT = 8_000, 14
+"""Heads that a search reads: the first, or that many times the root of their number."""
+_COMPARED_MIN, _COMPARED_ROOT = 800, 1
+"""Residuals that it reads, of the best heads: the same; or three for each that is wanted."""
+_BATCH = 10_000
+_MAGIC = b"memd.ivf"
+_SIZES = struct.Struct("<8sIIII")
+_ALIGNED = 64
 
 
 def multipliers(steps: NDArray[np.int8], utility: UtilitySettings) -> NDArray[np.float64]:
@@ -189,6 +220,11 @@ def _hnsw_file(vectors: Floats, labels: Rows) -> bytes:
     return offsets + tuning + records.tobytes() + bytes(4 * count)
 
 
+def smoothed(before: float | None, latest: float) -> float:
+    """Return a gauge that follows its latest values; None: there was none."""
+    return latest if before is None else before + SMOOTHING * (latest - before)
+
+
 def rounded(products: Floats) -> NDArray[np.float64]:
     """Return cosines as they are compared."""
     return np.asarray(np.round(products.astype(np.float64), COSINE_DECIMALS), dtype=np.float64)
@@ -197,3 +233,207 @@ def rounded(products: Floats) -> NDArray[np.float64]:
 @lru_cache(maxsize=8)
 def _multiplier_table(utility: UtilitySettings) -> NDArray[np.float64]:
     return np.array([utility.multiplier(steps) for steps in range(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT + 1)])
+
+
+def sample_size(count: int) -> int:
+    """Return from how many of `count` vectors axes and centroids should be found."""
+    return min(count, max(_SAMPLE_MIN, _SAMPLED_PER_LIST * _list_count(count)))
+
+
+class _Arrays(msgspec.Struct):
+    axes: Floats
+    """(head, dimension)"""
+    centroids: Floats
+    """(lists, head)"""
+    starts: NDArray[np.uint32]
+    """Of each list; and the end of the last."""
+    labels: NDArray[np.uint32]
+    """By position."""
+    scales: Floats
+    """By position; zero for a vector that is its head."""
+    heads: Floats
+    """(count, head)"""
+    codes: NDArray[np.int8]
+    """(count, dimension)"""
+
+
+class CompactIndex:
+    """A complete index, its arrays in memory or mapped. Labels are numbers below `size`, not necessarily all of them.
+
+    `search` may run in any thread; `mark` in one thread at a time.
+    """
+
+    def __init__(self, arrays: _Arrays, size: int) -> None:
+        self._arrays = arrays
+        self._starts = arrays.starts.tolist()
+        count = len(arrays.labels)
+        self._positions = np.full(size, count, dtype=np.uint32)  # `count`: not in the index
+        self._positions[arrays.labels] = np.arange(count, dtype=np.uint32)
+        self._lengths: Rows = arrays.starts[1:].astype(np.intp) - arrays.starts[:-1]
+        self._hidden: tuple[Bits, Rows] = np.zeros(count, dtype=np.bool_), self._lengths
+        """By position, and how many of each list are not; both are replaced, never changed."""
+
+    @classmethod
+    def build(cls, sample: Floats, batches: Iterable[tuple[Rows, Floats]], *, count: int, size: int) -> CompactIndex:
+        """Index at most `count` vectors, given as (labels, vectors (n, dimension)), of which `sample` are some."""
+        dimension = sample.shape[1]
+        sample = sample if len(sample) else np.zeros((1, dimension), np.float32)  # all of its chunks are adjusted
+        axes = _principal_axes(sample, min(HEAD, dimension))
+        centroids = _centroids(sample @ axes.T, _list_count(count))
+        labels, lists = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint16)
+        scales, heads = np.empty(count, dtype=np.float32), np.empty((count, len(axes)), dtype=np.float32)
+        codes, end = np.empty((count, dimension), dtype=np.int8), 0
+        for found, vectors in batches:
+            at = slice(end, end := end + len(found))
+            labels[at], heads[at] = found, vectors @ axes.T
+            residuals = vectors - heads[at] @ axes
+            scales[at] = np.abs(residuals).max(axis=1, initial=0.0) / 127
+            codes[at] = np.rint(residuals / np.maximum(scales[at], 1e-12)[:, None])
+            lists[at] = np.argmax(heads[at] @ centroids.T, axis=1)
+        order = np.argsort(lists[:end], kind="stable")
+        starts = lists[order].searchsorted(np.arange(len(centroids) + 1)).astype(np.uint32)
+        arrays = _Arrays(axes, centroids, starts, labels[order], scales[order], heads[order], codes[order])
+        return cls(arrays, size)
+
+    @classmethod
+    def load(cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, size: int, labels: Rows) -> CompactIndex:
+        """Map an index that has this checksum.
+
+        Raises:
+            CorruptFile: the file is not as it was written, or no index over exactly `labels`.
+        """
+        mapped: list[_Arrays] = []
+        try:
+            files.load_native(path, checksum, lambda name: mapped.append(_mapped(name)))
+        except (ValueError, struct.error) as error:
+            raise CorruptFile(f"{path}: the index cannot be read ({error}); it is rebuilt from the log") from error
+        if not np.array_equal(np.sort(mapped[0].labels), labels):
+            raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
+        return cls(mapped[0], size)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate size in memory, as if all of the file were."""
+        return sum(array.nbytes for array in (*_of(self._arrays), self._positions, self._hidden[0]))
+
+    def save(self, files: LocalDisk, path: Path) -> int:
+        """Write the index to `path` durably; returns the size in bytes that the file must have."""
+        files.save_native(path, self._write)
+        return sum(_padded(array.nbytes) for array in _of(self._arrays)) + _ALIGNED
+
+    def mark(self, rows: Rows) -> None:
+        """Keep these labels out of all searches from now on."""
+        hidden, visible = self._hidden
+        at = np.unique(self._positions[rows])
+        at = at[at < len(hidden)]
+        at = at[~hidden[at]]
+        if len(at):
+            hidden, lists = hidden.copy(), self._arrays.starts.searchsorted(at, "right") - 1
+            hidden[at] = True
+            self._hidden = hidden, visible - np.bincount(lists, minlength=len(visible))
+
+    def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
+        """Return the best unmarked labels by cosine, at most k per query, each once, and their best cosines."""
+        hidden, visible = self._hidden
+        return self._nearest(queries, k, hidden, visible)
+
+    def search_among(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
+        """The same among the labels `wanted` (a bit for each)."""
+        hidden = self._hidden[0] | ~wanted[self._arrays.labels]
+        before = np.concatenate([[0], np.cumsum(~hidden)])[self._arrays.starts]
+        return self._nearest(queries, k, hidden, before[1:] - before[:-1])
+
+    def stored(self, rows: Rows) -> Floats:
+        """Return the vectors of these labels to about 1e-4, shape (n, dimension); zeros for one that is not held."""
+        found: Floats = np.zeros((len(rows), self._arrays.axes.shape[1]), dtype=np.float32)
+        at = self._positions[rows]
+        known = np.flatnonzero(at < len(self._arrays.labels))
+        at = at[known]
+        residuals = self._arrays.scales[at, None] * self._arrays.codes[at]
+        found[known] = self._arrays.heads[at] @ self._arrays.axes + residuals
+        return found
+
+    def _nearest(self, queries: Floats, k: int, hidden: Bits, visible: Rows) -> tuple[Rows, NDArray[np.float64]]:
+        plain, added = parted(queries, self._arrays.axes.shape[1])
+        found = [self._nearest_to(query, k, hidden, visible) for query in plain]
+        at, cosine = (np.concatenate(part) for part in zip(*found, strict=True))
+        if added is not None:
+            cosine = np.minimum(cosine + added.repeat([len(part) for part, _ in found]), 1.0)
+        rows, places = np.unique(self._arrays.labels[at].astype(np.intp), return_inverse=True)
+        best = np.full(len(rows), -1.0)
+        np.maximum.at(best, places, rounded(cosine))
+        return rows, best
+
+    def _nearest_to(self, query: Floats, k: int, hidden: Bits, visible: Rows) -> tuple[Rows, Floats]:
+        """The positions of the best `k`, and their cosines."""
+        arrays, starts = self._arrays, self._starts
+        head = arrays.axes @ query
+        nearest = np.argsort(-(arrays.centroids @ head))
+        root = len(hidden) ** 0.5
+        compared = max(_COMPARED_MIN, int(_COMPARED_ROOT * root), 3 * k)
+        scanned = max(_SCANNED_MIN, int(_SCANNED_ROOT * root), 4 * compared)
+        enough = int(visible[nearest].cumsum().searchsorted(scanned)) + 1
+        chosen = nearest[:enough]
+        firsts, lengths = arrays.starts[chosen].astype(np.intp), self._lengths[chosen]
+        at = np.arange(lengths.sum()) + np.repeat(firsts - lengths.cumsum() + lengths, lengths)
+        about = np.concatenate([arrays.heads[starts[one] : starts[one + 1]] @ head for one in chosen.tolist()])
+        shown = np.flatnonzero(~hidden[at])
+        shown = shown[best_rows(about[shown], compared)]
+        at = at[shown]
+        cosine = about[shown] + arrays.scales[at] * (arrays.codes[at].astype(np.float32) @ query)
+        best = best_rows(cosine, k)
+        return at[best], cosine[best]
+
+    def _write(self, name: str) -> None:
+        axes, centroids = self._arrays.axes, self._arrays.centroids
+        sizes = axes.shape[1], len(axes), len(centroids), len(self._arrays.labels)
+        pieces: list[bytes | memoryview] = [_SIZES.pack(_MAGIC, *sizes).ljust(_ALIGNED, b"\0")]
+        for array in _of(self._arrays):
+            pieces += [array.reshape(-1).view(np.uint8).data, bytes(_padded(array.nbytes) - array.nbytes)]
+        write_native(name, pieces)
+
+
+def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:
+    return msgspec.structs.astuple(arrays)
+
+
+def _mapped(name: str) -> _Arrays:
+    data = np.frombuffer(map_native(name), dtype=np.uint8)
+    magic, dimension, head, lists, count = _SIZES.unpack(data[: _SIZES.size].tobytes())
+    if magic != _MAGIC:
+        raise ValueError("it is none")
+    arrays, start = [], _ALIGNED
+    kinds = ("<f4", "<f4", "<u4", "<u4", "<f4", "<f4", "<i1")
+    shapes = ((head, dimension), (lists, head), (lists + 1,), (count,), (count,), (count, head), (count, dimension))
+    for kind, shape in zip(kinds, shapes, strict=True):
+        size = math.prod(shape) * np.dtype(kind).itemsize
+        arrays.append(np.asarray(data[start : start + size]).view(kind).reshape(shape))
+        start += _padded(size)
+    return _Arrays(*arrays)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _list_count(count: int) -> int:
+    return max(1, min(_LISTS_MAX, count // _PER_LIST_MIN, int(3 * count**0.5)))
+
+
+def _principal_axes(sample: Floats, count: int) -> Floats:
+    _, axes = np.linalg.eigh(sample.T @ sample)
+    return np.ascontiguousarray(axes[:, ::-1][:, :count].T, dtype=np.float32)
+
+
+def _centroids(heads: Floats, count: int) -> Floats:
+    """By spherical k-means from evenly chosen heads, so that the same vectors give the same lists."""
+    centroids: Floats = heads[np.linspace(0, len(heads) - 1, min(count, len(heads))).astype(np.intp)]
+    for _ in range(_ROUNDS):
+        batches = range(0, len(heads), _BATCH)
+        lists = np.concatenate([np.argmax(heads[at : at + _BATCH] @ centroids.T, axis=1) for at in batches])
+        order = np.argsort(lists, kind="stable")
+        filled, starts = np.unique(lists[order], return_index=True)
+        sums = np.add.reduceat(heads[order], starts, axis=0)
+        centroids = centroids.copy()
+        centroids[filled] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+    return centroids

@@ -23,8 +23,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry
-from memd.store.lexical.analyzer import LANGUAGE_MARK, analyze, analyze_query, in_languages
-from memd.store.lexical.languages import STEMMERS
+from memd.store.lexical.analyzer import LANGUAGE_MARK, STEMMERS, analyze, analyze_query, in_languages
 
 FORMAT = 1
 """Raise it when `analyze` gives other terms: those in records are then made anew, in the background."""

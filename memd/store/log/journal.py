@@ -19,7 +19,7 @@ import msgspec
 
 from memd.errors import CorruptFile, StoreError
 from memd.store.claim import Claim
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
 from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
 from memd.store.layout import check_topic
 from memd.store.log.format import (
@@ -53,7 +53,7 @@ _EXTENT_BEGINS = b"\x83\xa4type\xa3log"
 _MARK_BEGINS = b"\x83\xa4type\xa6shared"
 
 
-class Records(msgspec.Struct, frozen=True):
+class JournalRecords(msgspec.Struct, frozen=True):
     """The records of a journal."""
 
     payloads: list[bytes]
@@ -102,7 +102,7 @@ class Journal:
             return journal, []
         data = files.read(path)
         scanned = scan_records(data)
-        found = _records(data, scanned)
+        found = records_of(data, scanned)
         payloads, extent = found.payloads, found.extent
         try:
             check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
@@ -195,28 +195,16 @@ def read_journal(path: Path, files: Files) -> list[bytes]:
     data = files.read(path)
     with suppress(CorruptFile):  # its records may be readable all the same
         check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
-    return _records(data, scan_records(data)).payloads
+    return records_of(data, scan_records(data)).payloads
 
 
 def payloads_in(data: bytes, start: int = HEADER_BYTES) -> list[bytes]:
     """Return the payloads of the intact records in these bytes of a journal."""
-    return _records(data, scan_records(data, start)).payloads
+    return records_of(data, scan_records(data, start)).payloads
 
 
-def extent_in(data: bytes) -> LogExtent | None:
-    """Return the extent of the log when these bytes of a journal were last written; None if they do not say."""
-    return _records(data, scan_records(data)).extent
-
-
-def mark_in(path: Path, files: Files) -> SharedMark | None:
-    """Return the last mark of a journal, without repairing anything; None where there is none."""
-    if files.size(path) is None:
-        return None
-    data = files.read(path)
-    return _records(data, scan_records(data)).mark
-
-
-def _records(data: bytes, scanned: Scan) -> Records:
+def records_of(data: bytes, scanned: Scan) -> JournalRecords:
+    """Return the records in these bytes of a journal."""
     payloads: list[bytes] = []
     extent, mark, unmarked = None, None, 0
     for span in scanned.spans:
@@ -229,7 +217,7 @@ def _records(data: bytes, scanned: Scan) -> Records:
         else:
             payloads.append(payload)
             unmarked += 1
-    return Records(payloads, extent, mark, unmarked)
+    return JournalRecords(payloads, extent, mark, unmarked)
 
 
 def _header(path: Path) -> Header:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import InDoubt, StoreError, StoreWriteFailed
-from memd.store.erasure.ledger import Erasure, Erasures
+from memd.store.erasure import Erasure, Erasures
 from memd.store.files import Files, replace_file
 from memd.store.layout import followed_file, topic_names_in
 from memd.store.shared.seam import News, SharedLog, Stream

@@ -16,7 +16,7 @@ import msgspec
 
 from memd.errors import MoveRefused, StoreError
 from memd.store.disk import LocalDisk
-from memd.store.erasure.forbidden import encode_forbidden, read_forbidden
+from memd.store.erasure import encode_forbidden, read_forbidden
 from memd.store.layout import CLUSTER_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.format import (
     HEADER_BYTES,

@@ -17,9 +17,8 @@ import msgspec
 from memd.entries import Draft, Entry, Erased
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
-from memd.store.erasure.forbidden import ForbiddenText, encode_forbidden, publish_forbidden
-from memd.store.erasure.rewriting import records_in, without_text
-from memd.store.erasure.wiping import Wiper
+from memd.store.disk import Wiper
+from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, records_in, without_text
 from memd.store.log.columns import text_hash
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, Header, ModelId, Span, decode_header, encode_header
 from memd.store.log.recovery import Finding
@@ -212,7 +211,6 @@ class SharedTopicLog(TopicLog):
                     taken = [entry for entry, _ in new]
                     self._shared.clock.observe(row.last)
                     self._take_group(header, new, row.data)
-                    self._public_ids.note({entry.uuid for entry in taken})
                     for entry in taken:
                         if len(self._taken) == _TAKEN_MAX:
                             self._taken_from = self._taken[0].canonical_id

@@ -24,13 +24,11 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed
-from memd.store.audit.chain import head_of
+from memd.store.audit import head_of
 from memd.store.claim import file_segment
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.encryption.opening import key_id_of, with_copy
-from memd.store.erasure.ledger import Erasure, ErasureLedger, read_erasures
-from memd.store.erasure.rewriting import is_erasure_of
-from memd.store.erasure.wiping import Wiper
+from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
 from memd.store.files import (
     TEMPORARY_SUFFIX,
     Files,

@@ -16,14 +16,14 @@ import msgspec
 
 from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
-from memd.store.audit.book import read_book
-from memd.store.erasure.ledger import finding_of, read_erasures, returned
+from memd.store.audit import read_book
+from memd.store.erasure import finding_of, read_erasures, returned
 from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log.columns import Records, as_version_1, rows_from
 from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
-from memd.store.log.journal import extent_in
+from memd.store.log.journal import records_of
 from memd.store.log.recovery import (
     Finding,
     LogFile,
@@ -143,7 +143,9 @@ class _Verification:
         self._merged(layout)
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
-            self.findings += ahead_of_log(layout.hot, extent_in(journal), self._count_upto)
+            self.findings += ahead_of_log(
+                layout.hot, records_of(journal, scan_records(journal)).extent, self._count_upto
+            )
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
                 if damage := self._files.damage_of(directory / name):

@@ -1,7 +1,10 @@
-"""Merged indexes: one index over several sealed segments, so that a search asks few of them however long the log is.
+"""Building indexes: sealing a full segment (its `.hnsw` and `.meta`), and merging, so that a search asks few indexes
+however long the log is.
 
-Rule: a merged index is derived and can be removed at any time: the index of each segment stays on disk. Two files are
-written in this order: merged_NNNN_MMMM.ivf, then the .meta that vouches for it and names the segments it covers.
+Rule: all files are derived from the `.bin` and can be removed at any time. The `.meta` is written last and vouches for
+the others by size and checksum; without a valid one the segment counts as not sealed. The index of each segment stays
+on disk when it is merged: merged_NNNN_MMMM.ivf is written, then the .meta that vouches for it and names the segments
+that it covers.
 
 An index is merged with all newer ones as soon as they cover more than a `RATIO`th of its segments. So n segments are
 searched through at most 1 + log5 n indexes, and each chunk is indexed about 2 log5 n times in its life: 60 µs each.
@@ -9,26 +12,102 @@ searched through at most 1 + log5 n indexes, and each chunk is indexed about 2 l
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from memd.entries import Status
+from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.files import only_whole, write_beside
-from memd.store.index.compact import CompactIndex, sample_size
-from memd.store.index.meta import IndexFile, MergedMeta, encode_meta
+from memd.store.disk import LocalDisk
+from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, write_beside
+from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.sealed_index import SealedIndex
-from memd.store.index.sealing import write_index
+from memd.store.index.vectors import CompactIndex, VectorIndex, sample_size
 from memd.store.layout import TopicLayout
-from memd.store.log.columns import Bits, Floats, Rows
-from memd.store.log.segment import SealedSegment
+from memd.store.log.columns import Bits, Floats, Rows, as_version_1, rows_from
+from memd.store.log.format import Header
+from memd.store.log.recovery import read_log_file
+from memd.store.log.segment import GrowingSegment, SealedSegment
 
 RATIO = 4
 _RATIO_OVER_BUDGET = 64
 BATCH_VECTORS = 500
 """Vectors between two pauses for queries: 20 to 50 ms of work."""
+
+
+def write_sealed(
+    claim: Claim, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
+) -> tuple[SealedSegment, VectorIndex]:
+    """Write the index of a full segment and publish both files.
+
+    Raises:
+        StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
+        StoreError: the .bin cannot be read.
+    """
+    files, layout = claim.files, claim.layout
+    segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
+    index = VectorIndex(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
+    path = layout.bin(segment_id)
+    log = files.read(path)
+    written, checksum = write_index(files, layout.hnsw(segment_id), index)
+    meta = SegmentMeta(
+        segment_id=segment_id,
+        chunk_count=len(rows),
+        canonical_id_range=(int(ids.min()), int(ids.max())) if len(ids) else (0, 0),
+        sealed_at=sealed_at,
+        bin_bytes=len(log),
+        bin_crc=zlib.crc32(log),
+        hnsw_bytes=checksum.bytes,
+        hnsw_crc=checksum.crc,
+        gaps=tuple(gaps),
+        rows=rows.tobytes(),
+        digests=segment.digests.tobytes(),
+    )
+    with only_whole(files, written):
+        described = write_beside(files, layout.meta(segment_id), encode_meta(segment.header, meta))
+    claim.publish({path: path, layout.hnsw(segment_id): written, layout.meta(segment_id): described})
+    return sealed_segment(files, layout, segment.header, meta), index
+
+
+def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> SegmentMeta:
+    """Return the `.meta` of version 1 as one of today, published unless the disk refuses. Reads the whole .bin.
+
+    Raises:
+        CorruptFile: the .bin is not as it was when it was sealed.
+        StoreError: it cannot be read.
+    """
+    path, vouching = claim.layout.bin(meta.segment_id), claim.layout.meta(meta.segment_id)
+    log_file = read_log_file(claim.files.read(path), name=str(path), dimension=None)
+    rows = rows_from(log_file.entries, log_file.spans)
+    if as_version_1(rows).tobytes() != meta.rows:
+        raise CorruptFile(f"{path}: was changed since its index was built")
+    meta = msgspec.structs.replace(meta, rows=rows.tobytes())
+    with suppress(StoreWriteFailed):  # then every start reads the .bin again
+        claim.publish({vouching: write_beside(claim.files, vouching, encode_meta(header, meta))})
+    return meta
+
+
+def write_index(files: LocalDisk, path: Path, index: VectorIndex | CompactIndex) -> tuple[Path, FileChecksum]:
+    """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
+
+    Raises:
+        StoreWriteFailed: nothing is left behind.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with only_whole(files, temporary):
+        expected_bytes = index.save(files, temporary)
+        saved_bytes = files.size(temporary) or 0
+        if saved_bytes != expected_bytes:  # not every library notices a full disk
+            raise StoreWriteFailed(
+                f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried"
+                " again"
+            )
+        return temporary, checksum_of(files, temporary, saved_bytes)
 
 
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:

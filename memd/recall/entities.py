@@ -2,7 +2,7 @@
 
 Rule: pure, and no model: what these rules miss is not in the index of names, and nothing else depends on that. Capitals
 tell names in scripts that have them, except in German, where every noun has one; in Chinese, Arabic, Hindi and the like
-only identifiers are found. A change here changes the index's format: raise `stamp.FORMAT`.
+only identifiers are found.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 
 from memd.patterns import late_pattern
-from memd.store.lexical.analyzer import is_stopword, language_of_text
-from memd.store.lexical.languages import fold
+from memd.store.lexical.analyzer import fold, is_stopword, language_of_text
 
 NAME_CHARACTERS_MAX = 80
 """A longer one is a key, a link with parameters or base64, by which nobody asks."""

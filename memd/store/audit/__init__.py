@@ -1,1 +1,0 @@
-"""The audit: what was done with the memory and by whom, in files whose lines hang together."""

@@ -1,0 +1,492 @@
+"""Erasure, the one thing that changes what is stored, because its owner asks for that: what is being erased and what
+was, the text that is never to be stored again, and the rewriting of the log's files without the text of some chunks.
+
+Rule: what is to be erased is written down first, as ids and never as text; every step can be done again; so whatever
+interrupts an erasure, the next start finishes it. There is one small file for each, in the folder `memd.erasures`,
+which says when all of it is done. It stays: that is how a restored backup is noticed that brings back what was erased,
+and how ids stay above those that are gone. The digests of the messages, with which who guesses the text could check his
+guess, are in a file beside it as long as they are needed, which is encrypted where the topics are.
+
+What is never to be stored again in a topic is in one small file beside its log, which is replaced as a whole: digests
+of erased messages and chunks, never their words. So it is kept only for who asks for it.
+
+A new file is written beside the old one, synced and renamed, so that a crash leaves one or the other; the old one is
+overwritten afterwards. Both have every record at the same place. Unreadable bytes stay as they are: nobody knows whose
+they were. The record that stands in place of one whose text was erased (a stub) is exactly as long as that was, so that
+everything behind it keeps its place and whoever reads the file meanwhile finds what he looks for. It keeps the entry's
+identity and its times, and says when and by whom it was erased; who wrote it goes with the text, as a name may be what
+had to go. To a memd that does not know of erasures it is a Deprecated entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from memd.entries import Entry, Erased, Status
+from memd.errors import CorruptFile, StoreError
+from memd.messages import Message
+from memd.store.claim import Claim
+from memd.store.disk import LocalDisk, Wiper
+from memd.store.files import Files, only_whole, replace_file, write_beside
+from memd.store.index.meta import own_index_file
+from memd.store.index.sealed_index import SealedIndex
+from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
+from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
+from memd.store.log.format import (
+    HEADER_BYTES,
+    Span,
+    decode_entry,
+    encode_entry,
+    encode_record,
+    payload_at,
+    scan_records,
+)
+from memd.store.log.recovery import Finding, read_log_file
+from memd.store.log.segment import GrowingSegment
+from memd.store.opening import extended
+from memd.store.snapshot import Snapshot
+from memd.wording import counted, day_and_time
+
+Kind = Literal["chunks", "age", "topic"]
+"""chunks: those that were named; age: those that were said before a time; topic: all of it, with its folder."""
+_SUFFIX = ".json"
+
+_encoder = msgspec.msgpack.Encoder()
+_BIN32 = struct.Struct(">BI")
+"""The head of a MessagePack bin of any length: 0xc6 and its length, big-endian."""
+_FIXSTR_MAX = 31
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One erasure, in one topic."""
+
+    id: int
+    """A canonical_id that no entry has."""
+    kind: Kind
+    topic_id: str
+    at: int
+    """When it was asked for, in microseconds since the epoch."""
+    by: str
+    chunks: int
+    entries: int = 0
+    highest_id: int = 0
+    """Of a topic: no entry that was erased has a higher canonical_id."""
+    uuids: bytes = b""
+    """Of the chunks, 16 bytes each; none of a topic."""
+    digests: bytes = b""
+    """Of their messages, 16 bytes each, until it is done: what is still to be found in `hot.log`. In a file beside."""
+    forbid: bool = False
+    """Whether the messages are never to be stored again."""
+    is_moved: bool = False
+    """Of a topic: whether its folder has been put aside, so that one of the same name is another one."""
+    done_at: int | None = None
+
+    @property
+    def mark(self) -> Erased:
+        """The fact, as entries have it."""
+        return Erased(at=self.at, by=self.by)
+
+    @property
+    def chunk_uuids(self) -> frozenset[bytes]:
+        """The uuids of the chunks."""
+        return frozenset(self.uuids[at : at + 16] for at in range(0, len(self.uuids), 16))
+
+    @property
+    def message_digests(self) -> frozenset[bytes]:
+        """The digests of the messages that the chunks came from."""
+        return frozenset(self.digests[at : at + 16] for at in range(0, len(self.digests), 16))
+
+    def __str__(self) -> str:
+        what = f"topic {self.topic_id}" if self.kind == "topic" else counted(self.chunks, "chunk")
+        where = f" ({counted(self.chunks, 'chunk')})" if self.kind == "topic" else f" of topic {self.topic_id}"
+        is_being = "" if self.done_at is not None else "is being "
+        return f"{what}{where} {is_being}erased on {day_and_time(self.at)} by {self.by}"
+
+
+class Erasures(ABC):
+    """All erasures, done and under way, oldest first. Any thread may read and write."""
+
+    def __init__(self, known: Iterable[Erasure] = ()) -> None:
+        """`known`: those that are kept already."""
+        self._known = {one.id: one for one in known}
+
+    @abstractmethod
+    def write(self, erasure: Erasure) -> None:
+        """Write an erasure, durably. Raises StoreWriteFailed: it is as it was."""
+
+    def __iter__(self) -> Iterator[Erasure]:
+        return iter(sorted(self._known.values(), key=lambda one: one.id))
+
+    @property
+    def pending(self) -> list[Erasure]:
+        """Those that are not done, oldest first."""
+        return [one for one in self if one.done_at is None]
+
+    @property
+    def highest_id(self) -> int:
+        """An id that all ids which are known to have been given out and erased are not above; 0 if none were."""
+        return max((max(one.id, one.highest_id) for one in self), default=0)
+
+
+class ErasureLedger(Erasures):
+    """The erasures of one data directory. See Erasures: each has a file of its own."""
+
+    def __init__(self, files: LocalDisk, data_dir: Path) -> None:
+        self._files = files
+        self._folder = erasures_dir(data_dir)
+        super().__init__(read_erasures(files, self._folder)[0])
+        needed = {_digests_file(self._folder, one) for one in self.pending}
+        with suppress(StoreError):  # on a disk that is read-only
+            for name in files.names(self._folder):
+                if name.endswith(DIGESTS_SUFFIX) and self._folder / name not in needed:
+                    files.wipe(self._folder / name)
+
+    def write(self, erasure: Erasure) -> None:
+        """Write an erasure, durably.
+
+        Raises:
+            StoreWriteFailed: the file is as it was (DiskFull if the disk is full).
+        """
+        if not self._files.is_directory(self._folder):
+            self._files.make_directory(self._folder)
+            self._files.sync_directory(self._folder.parent)
+        digests = _digests_file(self._folder, erasure)
+        if erasure.digests:
+            replace_file(self._files, digests, erasure.digests)
+        bare = msgspec.structs.replace(erasure, digests=b"")
+        replace_file(self._files, self._folder / f"{erasure.id}{_SUFFIX}", msgspec.json.encode(bare))
+        if not erasure.digests:
+            self._files.wipe(digests)
+        self._known[erasure.id] = erasure
+
+
+def read_erasures(files: Files, folder: Path) -> tuple[list[Erasure], list[Finding]]:
+    """Return the erasures in a folder, oldest first, and a finding for each file that cannot be read."""
+    found, problems = [], []
+    for name in files.names(folder):
+        if not name.endswith(_SUFFIX):
+            continue  # what is being erased, or half a file
+        try:
+            erasure = msgspec.json.decode(files.read(folder / name), type=Erasure)
+            digests = _digests_file(folder, erasure)
+            if erasure.done_at is None and files.size(digests) is not None:
+                erasure = msgspec.structs.replace(erasure, digests=files.read(digests))
+            found.append(erasure)
+        except (StoreError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            problems.append(Finding("damaged", str(folder / name), f"says nothing readable of an erasure: {error}"))
+    return sorted(found, key=lambda one: one.id), problems
+
+
+def _digests_file(folder: Path, erasure: Erasure) -> Path:
+    return folder / f"{erasure.id}{DIGESTS_SUFFIX}"
+
+
+def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[Records]) -> list[Finding]:
+    """Return a finding for each erasure that is done and whose text is in the topic again: a backup was restored.
+
+    Args:
+        records: the columns of all the topic's entries.
+    """
+    return [
+        Finding(
+            "returned",
+            str(layout.directory),
+            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
+        )
+        for one in erasures
+        if one.topic_id == layout.topic_id and one.done_at is not None and _is_back(one, records)
+    ]
+
+
+def _is_back(erasure: Erasure, records: list[Records]) -> bool:
+    if erasure.kind == "topic":
+        return any(int(rows["canonical_id"].min(initial=1 << 63)) <= erasure.highest_id for rows in records)
+    halves = [uuid_halves(uuid) for uuid in erasure.chunk_uuids]
+    high = np.array([one for one, _ in halves], dtype=np.uint64)
+    lows = {int(low) for _, low in halves}
+    for rows in records:
+        found = rows[np.isin(rows["uuid_high"], high) & (rows["status"] == 0)]
+        if any(int(low) in lows for low in found["uuid_low"].tolist()):
+            return True
+    return False
+
+
+def finding_of(erasure: Erasure, folder: Path) -> Finding:
+    """Return the erasure as a fact; one that is not done is more than that."""
+    if erasure.done_at is None:
+        return Finding("unfinished", str(folder), f"{erasure}; start memd, or run `memd erase --resume`: it goes on")
+    return Finding("notice", str(folder), str(erasure))
+
+
+class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests, as hexadecimal digits in the file."""
+
+    messages: frozenset[str] = frozenset()
+    """The first 8 bytes of digests of messages in their place (see `messages.chain`)."""
+    contents: frozenset[str] = frozenset()
+    """Of those of messages wherever they stand."""
+    texts: frozenset[str] = frozenset()
+    """Of chunks: `columns.text_hash`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.contents or self.texts)
+
+    def has_digest(self, digest: bytes) -> bool:
+        """Whether this is the digest of a forbidden message in its place."""
+        return bool(self.messages) and _hex(digest_word(digest)) in self.messages
+
+    def has_message(self, digest: bytes, message: Message) -> bool:
+        """Whether a message is forbidden, in its place or wherever it stands."""
+        if self.has_digest(digest):
+            return True
+        forms = (message.content_digest, message.former_digest) if self.contents else ()
+        return any(_hex(digest_word(one)) in self.contents for one in forms)
+
+    def has_text(self, text: str) -> bool:
+        """Whether this is the content of a forbidden chunk."""
+        return bool(self.texts) and _hex(text_hash(text)) in self.texts
+
+    def also(
+        self, *, messages: Iterable[int] = (), contents: Iterable[bytes] = (), texts: Iterable[int] = ()
+    ) -> ForbiddenText:
+        """Return this with further ones.
+
+        Args:
+            messages: `digest_word`s.
+            texts: `text_hash`es.
+        """
+        return ForbiddenText(
+            messages=self.messages | set(map(_hex, messages)),
+            contents=self.contents | {_hex(digest_word(one)) for one in contents},
+            texts=self.texts | set(map(_hex, texts)),
+        )
+
+
+def read_forbidden(files: Files, layout: TopicLayout) -> ForbiddenText:
+    """Return what a topic is never to store again.
+
+    Raises:
+        StoreError: the file cannot be read (CorruptFile if it is damaged): then the topic is not opened, because it
+            would store what its owner has forbidden.
+    """
+    if files.size(layout.forbidden) is None:
+        return ForbiddenText()
+    try:
+        return msgspec.json.decode(files.read(layout.forbidden), type=ForbiddenText)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptFile(
+            f"{layout.forbidden}: cannot be read ({error}); put it back out of a backup, or remove it if what was "
+            "erased may be stored again"
+        ) from error
+
+
+def publish_forbidden(claim: Claim, forbidden: ForbiddenText) -> None:
+    """Replace the file of a topic that is open, durably."""
+    path = claim.layout.forbidden
+    claim.publish({path: write_beside(claim.files, path, encode_forbidden(forbidden))})
+
+
+def encode_forbidden(forbidden: ForbiddenText) -> bytes:
+    """Encode the file."""
+    return msgspec.json.encode(forbidden, order="sorted")
+
+
+def _hex(word: int) -> str:
+    return f"{word:016x}"
+
+
+class ErasedBytes(msgspec.Struct, frozen=True):
+    """The bytes of a log file, or of the end of one, without the text of some chunks."""
+
+    data: bytes
+    entries: int
+    """How many were erased."""
+
+
+def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int) -> ErasedBytes:
+    """Return the bytes of a log file in which every record of these chunks is a stub. Unreadable bytes stay.
+
+    Args:
+        start: where its first record begins.
+    """
+    changed, count = bytearray(data), 0
+    for span in scan_records(data, start).spans:
+        payload = payload_at(data, span.offset)
+        assert payload is not None, "scanned just now"
+        try:
+            entry = decode_entry(payload, dimension=None)
+        except CorruptFile:
+            continue  # no entry, so nobody's
+        if entry.uuid in uuids and entry.erased is UNSET:
+            changed[span.offset : span.end] = encode_record(stub_payload(entry, mark, len(payload)))
+            count += 1
+    return ErasedBytes(bytes(changed), count)
+
+
+def is_erasure_of(after: bytes, before: bytes) -> bool:
+    """Whether the bytes of a log file are earlier ones in which nothing has changed but that text was erased."""
+    if len(after) != len(before):
+        return False
+    rest = bytearray(before)
+    for span in scan_records(before).spans:
+        if after[span.offset : span.end] == before[span.offset : span.end]:
+            continue
+        payloads = payload_at(after, span.offset), payload_at(before, span.offset)
+        if payloads[0] is None or payloads[1] is None:
+            return False
+        try:
+            new, old = (decode_entry(payload, dimension=None) for payload in payloads if payload is not None)
+        except CorruptFile:
+            return False
+        if new.content or new.vector or (new.uuid, new.canonical_id) != (old.uuid, old.canonical_id):
+            return False
+        rest[span.offset : span.end] = after[span.offset : span.end]
+    return bytes(rest) == after
+
+
+def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
+    """Return the payload of `length` bytes, those of the entry's own, that keeps its identity alone."""
+    bare = msgspec.structs.replace(
+        entry,
+        vector=b"",
+        content="",
+        status=Status.DEPRECATED,
+        roles=(),
+        digests=(),
+        completes=UNSET,
+        source=None,
+        action=None,
+        reason=None,
+        speakers=UNSET,
+        shown=UNSET,
+        asked_by=UNSET,
+        author=UNSET,
+        action_by=UNSET,
+        line_tokens=UNSET,
+        terms=UNSET,
+        part=UNSET,
+        tags=UNSET,
+        unknown={},
+        kind=entry.kind if entry.kind in ("turn", "note", "document") else "",
+    )
+    base = encode_entry(bare)
+    for one in (mark, msgspec.structs.replace(mark, by="")):
+        told = _told(one)
+        if (room := length - len(base) - len(told) - _BIN32.size) >= 0:
+            assert base[0] == 0xDE, "a map of more than fifteen fields"
+            fields = int.from_bytes(base[1:3], "big") + 1
+            return b"\xde" + fields.to_bytes(2, "big") + base[3:] + told + _BIN32.pack(0xC6, room) + bytes(room)
+    return _filled(bare, length)
+
+
+def _told(mark: Erased) -> bytes:
+    """The field `erased` up to the head of its `pad`, which is the last member."""
+    value = _encoder.encode(msgspec.structs.replace(mark, pad=b"\0"))
+    return _encoder.encode("erased") + value[: -len(b"\xc4\x01\0")]
+
+
+def _filled(bare: Entry, length: int) -> bytes:
+    """The stub of an entry that had next to nothing beside its identity: blanks take the place of its reason."""
+    payload = encode_entry(bare)
+    missing = length - len(payload)
+    assert missing >= 0, "it has less than the entry had"
+    head = _encoder.encode("reason")
+    blanks = b" " * missing
+    if missing <= _FIXSTR_MAX:
+        text = bytes([0xA0 | missing]) + blanks
+    else:
+        text = b"\xdb" + (missing - 4).to_bytes(4, "big") + blanks[4:]
+    return payload.replace(head + b"\xc0", head + text, 1)
+
+
+def holds(records: Records, uuids: Collection[bytes]) -> bool:
+    """Whether there is an entry of one of these chunks that is not erased."""
+    wanted = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
+    rows = records[np.isin(records["uuid_high"], wanted) & (records["is_erased"] == 0)]
+    return any(uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids for row in rows)
+
+
+def was_erased(snapshot: Snapshot, uuid: bytes) -> bool:
+    """Whether the text of a chunk was erased."""
+    return any(snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid))
+
+
+def indexes_without(
+    files: LocalDisk, layout: TopicLayout, before: Snapshot, numbers: Collection[int]
+) -> list[SealedIndex]:
+    """Return the indexes that take the place of the merged ones over these segments, for the others that they cover."""
+    merged = [view.index for view in before.indexes if set(view.index.segment_ids) & set(numbers)]
+    others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
+    made = []
+    for one in others:
+        index = SealedIndex(files, own_index_file(layout, one), [one], dead=before.views[one.segment_id].dead)
+        with suppress(StoreError):  # the first search drops it, and says so
+            index.load()
+        made.append(index)
+    return made
+
+
+class ActiveRewriting:
+    """The rewriting of the file that is appended to. What is appended after it began follows in `finish`."""
+
+    def __init__(
+        self, claim: Claim, end: int, active: GrowingSegment, uuids: Collection[bytes], mark: Erased, wiper: Wiper
+    ) -> None:
+        """Write the new file, up to `end`, beside the old one.
+
+        Raises:
+            StoreError: nothing has changed.
+        """
+        self._claim, self._end, self._uuids, self._mark, self._wiper = claim, end, uuids, mark, wiper
+        path = claim.layout.active
+        found = without_text(claim.files.read_at(path, 0, end), uuids, mark, HEADER_BYTES)
+        self.count = found.entries
+        """Entries that were erased."""
+        log_file = read_log_file(found.data, name=str(path), dimension=active.header.dimension)
+        self._segment = extended(active.emptied(), log_file)
+        # Not the name under which an append, meanwhile, begins the next file.
+        self._temporary = write_beside(claim.files, path.with_name(f"{path.name}.erased"), found.data)
+
+    def finish(self, end: int) -> GrowingSegment:
+        """Add what the file has up to `end` by now, and put the new one in its place; return it as it is in memory.
+
+        Raises:
+            StoreError: the old file is still in place.
+        """
+        files = self._claim.files
+        with only_whole(files, self._temporary):
+            added = files.read_at(self._claim.layout.active, self._end, end - self._end)
+            found = without_text(added, self._uuids, self._mark, 0)
+            if found.data:
+                with closing(files.append_to(self._temporary)) as appender:
+                    appender.write(found.data)
+                    appender.sync()
+            self._claim.roll("log", self._temporary, self._wiper)
+        self.count += found.entries
+        self._segment.extend(*records_in(found.data, self._end))
+        return self._segment
+
+    def give_up(self) -> None:
+        """Remove the new file; the old one stays."""
+        with suppress(StoreError):
+            self._claim.files.remove(self._temporary)
+
+
+def records_in(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:
+    """The entries in the last bytes of a log file, which begin at `start` in it."""
+    entries, spans = [], []
+    for span in scan_records(data, 0).spans:
+        payload = payload_at(data, span.offset)
+        assert payload is not None, "scanned just now"
+        entries.append(decode_entry(payload, dimension=None))
+        spans.append(Span(start + span.offset, span.length))
+    return entries, spans
