@@ -186,6 +186,7 @@ def _environment(setting: Setting, way: Way, folder: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("MEMD_", "PYTEST_", "LLAMA_"))},
         **({} if setting.real_models else {"LLAMA_CACHE": str(folder / "hub"), llamacpp_report.NO_DOWNLOADS: "1"}),
+        "LLAMA_ARG_THREADS": "1",  # several wait for each other by turning, which takes a core from memd
         "LLAMA_SERVER_BIN_PATH": str(program),
         "PORT": str(_free_ports()),
         "PYTHONPATH": str(HERE),
