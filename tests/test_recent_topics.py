@@ -10,7 +10,6 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, FINGERPRINT, draft, open_store
 
 from memd.errors import BadTopicId
-from memd.store import recent
 from memd.store.store import Store
 
 RECENT = DATA_DIR / "memd.recent"
@@ -112,7 +111,7 @@ def open_store_beside(files: CrashFiles) -> Store:
 
 
 def test_a_list_that_grew_long_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "_LINES_SPARE", 5)
+    monkeypatch.setattr("memd.store.store._LINES_SPARE", 5)
     files = CrashFiles()
     store = open_store(files)
     store.note_at_rest([], STATE)
