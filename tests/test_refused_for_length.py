@@ -107,7 +107,7 @@ async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(
         assert len(server.refused) == 1 and 10 < len(server.accepted[0]["messages"]) < 99
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "And now?"}]
         assert (await agent.send(messages))[0] == 200
-        known = agent.daemon.upstream.first.known_window("m").tokens
+        known = agent.daemon.upstream.first.windows.of("m").tokens
     assert len(server.refused) == 1, "what was learned is kept"
     assert known == 8_192 if refusal != "silent" else known is not None and known < prompt_tokens(server.refused[0])
 
@@ -146,7 +146,7 @@ async def test_where_nobody_says_how_much_images_take_each_refusal_teaches_a_lit
     messages = with_pictures(history(61, words=20), every=2)
     async with agent_of(server, tmp_path) as agent:
         statuses = [(await agent.send(messages))[0] for _ in range(3)]
-        assert statuses[-1] == 200 and agent.daemon.upstream.first.known_window("m").tokens == 32_768
+        assert statuses[-1] == 200 and agent.daemon.upstream.first.windows.of("m").tokens == 32_768
     assert server.tokens_of(server.accepted[-1]) > 32_768 * 0.3
 
 
@@ -236,7 +236,7 @@ async def test_an_error_that_repeats_what_the_client_said_teaches_no_window(tmp_
     async with agent_at(answer, tmp_path) as agent:
         assert (await agent.send(messages, temperature="hot"))[0] == 422
         assert (await agent.send(messages))[0] == 200
-        assert agent.daemon.upstream.first.known_window("m").tokens is None
+        assert agent.daemon.upstream.first.windows.of("m").tokens is None
     assert len(server.accepted[0]["messages"]) == 41
 
 

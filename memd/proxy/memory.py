@@ -88,6 +88,16 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
         return MemoryOut(injected_chunks=tuple(chunks), signals=self.signals, notes=self.notes)
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """A prompt that is ready to be forwarded."""
+
+    room: PromptRoom
+    recalled: Recalled
+    shown: SettledPrompt
+    freed_tokens: int
+    """Raw tokens that left the prompt for it."""
+
+
 class Memory:
     """Recalls a turn's block and settles the prompt."""
 

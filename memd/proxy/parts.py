@@ -47,11 +47,11 @@ from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import IdempotencyKeys, Receiver
-from memd.proxy.remember import Rememberer
+from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
-from memd.proxy.routing import Router
+from memd.proxy.routing import Entrance, Router
 from memd.proxy.token_watch import TokenWatch
-from memd.proxy.turn import Forwarder, TurnRunner
+from memd.proxy.turn import Steps, TurnRunner
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
@@ -199,49 +199,26 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
-    is_synced = config.buffer.journal_fsync == "always"
-    forwarder = Forwarder(daemon.upstream, config.limits.capture_bytes_max)
-    turns = TurnRunner(
-        daemon.topics,
-        Receiver(
-            daemon.topics,
-            daemon.upstream,
-            counter,
-            idempotency,
-            daemon.speech,
-            config.injection.freeze_seconds,
-            global_topics=config.retrieval.global_topics,
-        ),
+    promise: Promise = "synced" if config.buffer.journal_fsync == "always" else "soon"
+    global_topics = config.retrieval.global_topics
+    steps = Steps(
+        Receiver(daemon.topics, daemon.upstream, counter, idempotency, daemon.speech, global_topics),
         Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
         RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter, daemon.redactor),
-        forwarder,
         Rememberer(
             counter,
             archiver,
             daemon.receipts,
             daemon.speech,
             daemon.tasks,
-            is_synced=is_synced,
-            is_shared=daemon.store.kept is not None,
+            promise if daemon.store.kept is None else "shared",
         ),
-        daemon.encoder.priority,
-        metrics,
-        daemon.tasks,
     )
-    return Router(
-        daemon.principals,
-        daemon.topics,
-        config.limits,
-        daemon.upstream,
-        daemon.reader,
-        turns,
-        forwarder,
-        own_routes,
-        metrics,
-        wrong_tokens,
-        daemon.auditor,
-    )
+    capture_bytes_max, priority = config.limits.capture_bytes_max, daemon.encoder.priority
+    turns = TurnRunner(steps, daemon.topics, daemon.upstream, capture_bytes_max, priority, daemon.tasks)
+    entrance = Entrance(daemon.principals, wrong_tokens, daemon.auditor, own_routes)
+    return Router(entrance, daemon.topics, config.limits, daemon.upstream, daemon.reader, turns)
 
 
 def _gauges_of(daemon: Daemon) -> Gauges:

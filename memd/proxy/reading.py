@@ -124,27 +124,26 @@ TopicFrom = Literal["memory_in", "header", "user", "path"]
 """Who named a request's topic; a path that names none is that of the default topic."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """A MemoryIn of which nothing was done; the answer says so."""
+class Call(msgspec.Struct, frozen=True):
+    """A request that came at the model's address and was let in."""
 
-    api: Api
-    streams: bool
-    """A stream was asked for."""
-    reason: str
-
-    @property
-    def memory_out(self) -> MemoryOut:
-        """The MemoryOut of the response's body."""
-        return MemoryOut((), signals=(Signal(type="memory_in_refused", reason=self.reason),))
+    client: web.Request
+    api: Api | None
+    """None: memory has no part in it."""
+    target: str
+    """Path and query to forward to."""
+    path_topic: str | None = None
+    """The topic that the path names, if any."""
+    mode: Mode = "off"
 
 
 class Plain(msgspec.Struct, frozen=True, kw_only=True):
     """One request to a model that memory has no part in."""
 
+    api: Api
     turn_id: str
     """For `X-Memory-Turn`."""
     target: str
-    """Path and query to forward to."""
     headers: CIMultiDict[str]
     """To forward."""
     body: bytes
@@ -153,11 +152,18 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     """For `X-Memory-Status`."""
     hints: Callable[[], Hints] = partial(Hints, only_computes=True)
-    refused: Refused | None = None
-    """Its MemoryIn, where that is malformed."""
     problem: str = ""
     """Why nothing of its MemoryIn was done, where that asked for something. A client that sees no MemoryOut sends it
     again."""
+    is_refused: bool = False
+    """Its MemoryIn is malformed: the answer's body says so."""
+    streams: bool = False
+    """A stream was asked for."""
+
+    @property
+    def memory_out(self) -> MemoryOut:
+        """The MemoryOut of the response's body, where the MemoryIn was refused."""
+        return MemoryOut((), signals=(Signal(type="memory_in_refused", reason=self.problem),))
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,12 +210,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def without_memory(self, status: str, problem: str = "") -> Plain:
         """The same request, to be forwarded without memory; `problem`: what is wrong with its MemoryIn."""
         headers, body = self.sent(self.api.encode(self.request))
-        memory_in, refused = self.request.memory_in, None
-        if problem:
-            refused = Refused(api=self.api, streams=self.request.stream, reason=problem)
-        elif memory_in is not None and (memory_in.corrections or memory_in.notes):
+        memory_in, is_refused = self.request.memory_in, bool(problem)
+        if not problem and memory_in is not None and (memory_in.corrections or memory_in.notes):
             problem = f"the request went on without memory: {status}"
         return Plain(
+            api=self.api,
             turn_id=self.turn_id,
             target=self.target,
             headers=headers,
@@ -217,8 +222,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             mode=self.mode,
             status=status,
             hints=partial(_hints, self.request, self.session),
-            refused=refused,
             problem=problem,
+            is_refused=is_refused,
+            streams=self.request.stream,
         )
 
 
@@ -263,34 +269,33 @@ class RequestReader:
         log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
         return "off", "bad-mode"
 
-    def unread(self, client: web.Request, body: bytes, api: Api, target: str, mode: Mode, problem: Exception) -> Plain:
+    def unread(self, call: Call, body: bytes, problem: Exception) -> Plain:
         """A request whose body, as it came, memd cannot read; the log says why."""
-        turn_id = record_of(client).id
-        fields = {"turn": turn_id, "api": api.name, "problem": problem}
+        assert call.api is not None
+        turn_id = record_of(call.client).id
+        fields = {"turn": turn_id, "api": call.api.name, "problem": problem}
         log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
-        headers = forwarded_headers(client, self._principals)
-        return Plain(turn_id=turn_id, target=target, headers=headers, body=body, mode=mode, status=UNREADABLE_BODY)
+        return Plain(
+            api=call.api,
+            turn_id=turn_id,
+            target=call.target,
+            headers=forwarded_headers(call.client, self._principals),
+            body=body,
+            mode=call.mode,
+            status=UNREADABLE_BODY,
+        )
 
-    async def read(
-        self,
-        client: web.Request,
-        body: bytes,
-        api: Api,
-        target: str,
-        path_topic: str | None,
-        mode: Mode,
-        packed: bytes | None = None,
-    ) -> Asked | Plain:
-        """Understand a request that came through `api`.
+    async def read(self, call: Call, body: bytes, packed: bytes | None = None) -> Asked | Plain:
+        """Understand a request that came through an API.
 
         Args:
-            target: path and query to forward to.
             packed: see `Asked`; then `body` is what it unpacks to.
-            path_topic: the topic that the path names, if any.
 
         Raises:
             Forbidden: the principal may not read the topic.
         """
+        client, api = call.client, call.api
+        assert api is not None
         headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
         try:
             if len(body) <= READ_AT_ONCE_BYTES:
@@ -298,20 +303,20 @@ class RequestReader:
             else:
                 request, is_side_request = await asyncio.to_thread(self._parsed, api, body)
         except BadRequestBody as error:
-            return self.unread(client, body if packed is None else packed, api, target, mode, error)
+            return self.unread(call, body if packed is None else packed, error)
         history = client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon" and not request.goes_on_with
         session = self._session(client)
-        topic_id, topic_from = self._topic(client, request, path_topic)
+        topic_id, topic_from = self._topic(client, request, call.path_topic)
         who = principal_of(client)
-        is_held_back = mode == "full" and not who.may("write", topic_id)
+        is_held_back = call.mode == "full" and not who.may("write", topic_id)
         asked = Asked(
             turn_id=turn_id,
             api=api,
-            target=target,
+            target=call.target,
             headers=headers,
             request=request,
-            mode="readonly" if is_held_back else mode,
+            mode="readonly" if is_held_back else call.mode,
             topic_id=topic_id,
             topic_from=topic_from,
             session=session or request.goes_on_with or (THIN_SESSION if is_thin else None),
@@ -335,11 +340,12 @@ class RequestReader:
         request = self._side_requests.by_its_speaker(read_request(api, body, self._cache))
         return request, self._side_requests.includes(request)
 
-    def hints(self, client: web.Request, api: Api | None, body: bytes | None) -> Hints:
+    def hints(self, call: Call, body: bytes | None) -> Hints:
         """Return the hints of a request that passes through unread.
 
         What is asked of a server about itself goes to the first one, and so does what changes something in it.
         """
+        client, api = call.client, call.api
         if client.method in ("GET", "HEAD"):
             return Hints(only_computes=True, is_spread=False)
         if api is not None and body is not None and client.headers.get("Content-Encoding", "identity") == "identity":

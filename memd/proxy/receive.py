@@ -76,7 +76,7 @@ class IdempotencyKeys:
     def __init__(self, tasks: Tasks, retry_seconds: float) -> None:
         """`retry_seconds`: how long the same request again counts as a retry."""
         self._tasks = tasks
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = retry_seconds
         self._works: OrderedDict[Hashable, _Work] = OrderedDict()
 
     def register(self, key: Hashable) -> None:
@@ -86,7 +86,7 @@ class IdempotencyKeys:
         ago: its client gave up on an answer that storing had kept waiting, and asks again.
         """
         former = self._works.get(key)
-        if former is None or (not former.has_failed and steady_now() - former.ended_at >= self._retry_seconds):
+        if former is None or (not former.has_failed and steady_now() - former.ended_at >= self.retry_seconds):
             self.forget(key)
 
     def forget(self, key: Hashable) -> None:
@@ -184,21 +184,14 @@ class Receiver:
         counter: TokenCounter,
         idempotency: IdempotencyKeys,
         speech: Speech,
-        freeze_seconds: float,
-        *,
-        global_topics: tuple[str, ...] = (),
+        global_topics: tuple[str, ...],
     ) -> None:
-        """
-        Args:
-            freeze_seconds: how long the same request again counts as a retry.
-            global_topics: related to every topic.
-        """
+        """`global_topics`: related to every topic."""
         self._speech = speech
         self._topics = topics
         self._pool = pool
         self._counter = counter
         self._idempotency = idempotency
-        self._freeze_seconds = freeze_seconds
         self._global_topics = global_topics
 
     def read_by(self, asked: Asked) -> list[str]:
@@ -248,7 +241,7 @@ class Receiver:
         key, is_retry = None, False
         if asked.mode == "full":
             turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
-            is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._freeze_seconds)
+            is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._idempotency.retry_seconds)
             key = RequestKey(topic.id, asked.who.author, asked.session, turn_key)
             if not is_retry:
                 self._idempotency.register(key)

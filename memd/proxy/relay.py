@@ -305,18 +305,16 @@ class ModelRelay:
         *,
         read: bytes = b"",
         wants_stream: bool = False,
-        keep: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             bytes_max: the most that is held of an answer.
             read: the beginning of its body, where that has been read already.
             wants_stream: the client asked for a stream.
-            keep: awaited with the whole reply before the end of it goes to the client.
         """
         self._read = read
         self._wants_stream = wants_stream
-        self._keep = keep
+        self._keep: Callable[[Reply], Awaitable[None]] | None = None
         self._api = api
         self._request = request
         self._answer = answer
@@ -333,8 +331,17 @@ class ModelRelay:
             return self._stream.reply(interrupted=self._broken or not self._stream.finished)
         return self._whole or NO_REPLY
 
-    async def run(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off."""
+    async def run(
+        self,
+        out: MemoryOut | None,
+        extra: list[tuple[str, str]],
+        keep: Callable[[Reply], Awaitable[None]] | None = None,
+    ) -> web.StreamResponse:
+        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off.
+
+        `keep`: awaited with the whole reply before the end of it goes to the client.
+        """
+        self._keep = keep
         if self._streams():
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -26,7 +26,7 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import stamped
 from memd.proxy.correct import degraded
-from memd.proxy.memory import Recalled, SettledPrompt
+from memd.proxy.memory import Prepared, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
@@ -51,10 +51,13 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     reply: Reply
     http_status: int | None
     """None: no answer came."""
-    freed_tokens: int = 0
-    """Raw tokens that left the prompt before it was sent."""
     kept: Conversation | None = None
     """The conversation that has the reply already."""
+
+
+Promise = Literal["soon", "synced", "shared"]
+"""When what was said is durable: soon after the answer; when it ends, on the disk; or where other daemons find it, that
+may be asked next and know nothing else."""
 
 
 class Rememberer:
@@ -67,19 +70,12 @@ class Rememberer:
         receipts: Receipts,
         speech: Speech,
         tasks: Tasks,
-        *,
-        is_synced: bool,
-        is_shared: bool = False,
+        promise: Promise,
     ) -> None:
-        """
-        Args:
-            speech: finds what was said in a reply.
-            is_synced: the journal is forced to disk after each reply.
-            is_shared: another daemon may be asked next, and knows nothing but what is durable.
-        """
+        """`speech`: finds what was said in a reply."""
         self._speech = speech
-        self._is_synced = is_synced or is_shared
-        self.is_shared = is_shared
+        self._is_synced = promise != "soon"
+        self.is_shared = promise == "shared"
         self._counter = counter
         self._archiver = archiver
         self._receipts = receipts
@@ -88,8 +84,7 @@ class Rememberer:
     async def remember(
         self,
         received: Received,
-        room: PromptRoom,
-        recalled: Recalled,
+        prepared: Prepared,
         answered: Answered,
         spans_ms: Mapping[str, float],
         holding: ExitStack,
@@ -97,13 +92,13 @@ class Rememberer:
         """Keep the receipt and the reply, then close `holding`. `spans_ms`: the time of each step."""
         with holding:
             try:
-                receipt = self._receipt(received, recalled, answered, spans_ms)  # before the reply changes anything
+                receipt = self._receipt(received, prepared, answered, spans_ms)  # before the reply changes anything
             except Exception:  # a bug here must not cost the reply
                 log.exception("a turn has no receipt", extra={"topic": received.topic.id})
                 receipt = None
             # In a task of its own, started first, so that receipts keep the order of turns.
             kept = None if receipt is None else self._tasks.spawn(self._receipts.keep(receipt), "receipt")
-            await self._remember_reply(received, room, answered)
+            await self._remember_reply(received, prepared.room, answered)
             if kept is not None:
                 await kept
 
@@ -165,11 +160,8 @@ class Rememberer:
         drift, model = self._counter.drift, received.request.model
         shown = answered.shown
         if reply.usage is not None and shown.prompt_tokens:
-            count(
-                drift,
-                prompt.conversation,
-                Counted(model, shown.prompt_tokens, reply.usage.prompt_tokens, shown.attachments),
-            )
+            counted = Counted(model, shown.prompt_tokens, reply.usage.prompt_tokens, shown.attachments)
+            count(drift, prompt.conversation, counted)
         if not received.is_traced:
             return
         conversation = answered.kept or self.keep_reply(received, answered.shown, reply)
@@ -188,9 +180,10 @@ class Rememberer:
         return {**told, "interrupted": reply.message is not None and reply.message.interrupted, "error": reply.error}
 
     def _receipt(
-        self, received: Received, recalled: Recalled, answered: Answered, spans_ms: Mapping[str, float]
+        self, received: Received, prepared: Prepared, answered: Answered, spans_ms: Mapping[str, float]
     ) -> Receipt:
-        asked, prompt, shown, reply = received.asked, received.prompt, answered.shown, answered.reply
+        recalled, asked, prompt = prepared.recalled, received.asked, received.prompt
+        shown, reply = answered.shown, answered.reply
         model, memory_in = received.request.model, received.request.memory_in
         block = prompt.turn_block if shown.chunks else None
 
@@ -230,7 +223,7 @@ class Rememberer:
             placement=answered.placement,
             left_out=prompt.left_out(),
             replaced=prompt.replaced(),
-            freed_tokens=drifted(answered.freed_tokens),
+            freed_tokens=drifted(prepared.freed_tokens),
             corrections=() if memory_in is None else tuple(memory_in.corrections),
             signals=tuple(msgspec.to_builtins(signal) for signal in shown.signals),
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},

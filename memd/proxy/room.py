@@ -100,7 +100,7 @@ class RoomMaker:
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
         attachments = prompt.attachments()
         sent = Sent(self._estimate(received)[0], max(0, request.max_tokens or 0), math.inf if attachments else doubt)
-        if not received.assignment.server.refused(request.model, refusal, sent):
+        if not received.assignment.server.windows.refused(request.model, refusal, sent):
             return False
         least = 1 + (refusal.window or 0) - (sent.reply_tokens if refusal.counts_reply else 0)
         if refusal.prompt_tokens is not None:

@@ -33,16 +33,14 @@ from memd.errors import Forbidden
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
-from memd.proxy.reading import Plain, RequestReader, unpacked
+from memd.proxy.reading import Call, Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
-from memd.proxy.turn import INQUIRY, Forwarder, TurnRunner
-from memd.proxy.upstream import pool
+from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
-from memd.proxy.upstream.pool import Unanswered, UpstreamPool
+from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool
 from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
-from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
@@ -77,41 +75,40 @@ OTHER_TOPIC = (
 )
 
 
+class Entrance(msgspec.Struct, frozen=True):
+    """Who lets requests in, and who answers those to memd itself."""
+
+    principals: Principals
+    """Who may use memd."""
+    wrong_tokens: WrongTokens
+    """Refuses requests without one of their tokens."""
+    auditor: Auditor
+    """Is told of chats in topics that their principal may not read."""
+    own_routes: OwnRoutes
+    """Answers or leads on what is under `/memd/`."""
+
+
 class Router:
     """Where each request goes."""
 
     def __init__(
         self,
-        principals: Principals,
+        entrance: Entrance,
         topics: Topics,
         limits: LimitsSettings,
         pool: UpstreamPool,
         reader: RequestReader,
         turns: TurnRunner,
-        forwarder: Forwarder,
-        own_routes: OwnRoutes,
-        metrics: Metrics,
-        wrong_tokens: WrongTokens,
-        auditor: Auditor,
     ) -> None:
-        """
-        Args:
-            auditor: is told of chats in topics that their principal may not read.
-            principals: who may use memd.
-            own_routes: answers or leads on what is under `/memd/`.
-            wrong_tokens: refuses requests without one of their tokens.
-        """
-        self._principals = principals
+        self._principals = entrance.principals
+        self._wrong_tokens = entrance.wrong_tokens
+        self._auditor = entrance.auditor
+        self._own_routes = entrance.own_routes
         self._topics = topics
         self._limits = limits
         self._pool = pool
         self._reader = reader
         self._turns = turns
-        self._forwarder = forwarder
-        self._own_routes = own_routes
-        self._metrics = metrics
-        self._wrong_tokens = wrong_tokens
-        self._auditor = auditor
         self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
 
     async def route(self, request: web.Request) -> web.StreamResponse:
@@ -155,10 +152,11 @@ class Router:
         if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
             return error_response(400, message, "invalid_request_error", api or CHAT)
-        with recorded(self._metrics, request, "" if api is None else api.name) as record:
+        call = Call(request, api, target, path_topic)
+        with recorded(self._pool.metrics, request, "" if api is None else api.name) as record:
             try:
                 with self._bodies.holding() as take:
-                    response = await self._answer_model(request, api, target, path_topic, take)
+                    response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
                 response = _with_headers(too_many_bodies(error, api or CHAT), record)
@@ -167,39 +165,37 @@ class Router:
             record.http_status = response.status
             return response
 
-    async def _answer_model(
-        self, request: web.Request, api: Api | None, target: str, path_topic: str | None, take: Take
-    ) -> web.StreamResponse:
+    async def _answer_model(self, call: Call, take: Take) -> web.StreamResponse:
         """Pass the request through, or let memory have its part in it."""
+        request, api, limits = call.client, call.api, self._limits
         if api is None:
-            return await self._pass_through(request, api, target, take)
+            return await self._pass_through(call, take)
         record = record_of(request)
         mode, status = self._reader.mode(request)
         record.note_status(mode, status)
-        limits = self._limits
         if mode == "off" and request.content_length is not None:
-            return await self._pass_through(request, api, target, take, _headers(record))
+            return await self._pass_through(call, take, _headers(record))
         came = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
         if came is None:
             return self._too_large(api, record)
         if mode == "off":  # with a length: there are servers that read nothing else
-            return await self._pass_through(request, api, target, take, _headers(record), came)
+            return await self._pass_through(call, take, _headers(record), came)
         record.end_step("read")
+        call = msgspec.structs.replace(call, mode=mode)
         body, packed = came, None
         try:
             if codings := codings_of(request.headers):
                 body, packed = await unpacked(came, codings, limits.body_bytes_max, take), came
-            asked = await self._reader.read(request, body, api, target, path_topic, mode, packed)
+            asked = await self._reader.read(call, body, packed)
         except TooLarge:
             return self._too_large(api, record)
         except BadCoding as error:
-            plain = self._reader.unread(request, came, api, target, mode, error)
-            return await self._forwarder.without_memory(request, plain)
+            asked = self._reader.unread(call, came, error)
         except Forbidden as error:
             self._auditor.note_refused(request, f"POST {api.name}", error.topic_id)
             return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
         if isinstance(asked, Plain):
-            return await self._forwarder.without_memory(request, asked)
+            return await self._turns.without_memory(request, asked)
         record.topic = asked.topic_id
         return await self._turns.answer(request, asked)
 
@@ -209,20 +205,15 @@ class Router:
         return _with_headers(error_response(413, message, "invalid_request_error", api), record)
 
     async def _pass_through(
-        self,
-        request: web.Request,
-        api: Api | None,
-        target: str,
-        take: Take,
-        extra: list[tuple[str, str]] | None = None,
-        body: bytes | None = None,
+        self, call: Call, take: Take, extra: list[tuple[str, str]] | None = None, body: bytes | None = None
     ) -> web.StreamResponse:
+        request, target = call.client, call.target
         headers = forwarded_headers(request, self._principals)
-        hints = partial(self._reader.hints, request, api)
+        hints = partial(self._reader.hints, call)
         if wants_websocket(request):
             with self._pool.assign(partial(hints, None)) as assignment:
                 return await tunnel(request, headers, assignment, target)
-        if self._pool.has_several and request.method == "GET" and _path(target) in pool.MODEL_LIST_PATHS:
+        if self._pool.has_several and request.method == "GET" and _path(target) in MODEL_LIST_PATHS:
             listed = await self._pool.listed_models(target, headers)
             if listed is not None:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")

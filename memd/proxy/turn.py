@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -23,21 +22,20 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
-from memd.ingest.topic import Inquiry
+from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
-from memd.proxy.memory import Memory, Recalled, SettledPrompt, forget_blocks, without_blocks
+from memd.proxy.memory import Memory, Prepared, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import BROKEN, NO_REPLY, Beginning, ModelRelay, interim_to, read_beginning, read_refusal, relay
 from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
-from memd.proxy.room import PromptRoom, RoomMaker
+from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
-from memd.proxy.upstream.pool import ELSEWHERE, NO_ANSWER, UpstreamPool
-from memd.proxy.upstream.refusals import LengthRefusal, may_be_for_memory, refusal_for_length
+from memd.proxy.upstream.pool import NO_ANSWER, UpstreamPool
+from memd.proxy.upstream.refusals import may_be_for_memory, refusal_for_length
 from memd.proxy.upstream.windows import ModelWindow
-from memd.telemetry.metrics import Metrics
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
@@ -47,14 +45,8 @@ from memd.wire.sideband import memory_headers
 log = logging.getLogger("memd")
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A prompt that is ready to be forwarded."""
-
-    room: PromptRoom
-    recalled: Recalled
-    shown: SettledPrompt
-    freed_tokens: int
-    """Raw tokens that left the prompt for it."""
+INQUIRY = web.RequestKey("inquiry", Inquiry)
+"""Asked when a request came, in a cluster."""
 
 
 class Offered(msgspec.Struct, frozen=True):
@@ -69,111 +61,95 @@ class Offered(msgspec.Struct, frozen=True):
     error: bytes = b""
     """The error that came in place of a reply; empty if there is none."""
 
+    @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return self.answer.status
 
-INQUIRY = web.RequestKey("inquiry", Inquiry)
-"""Asked when a request came, in a cluster."""
-Learn = Callable[[LengthRefusal], bool]
-"""Learns from a refusal of the prompt for its length; False if it is not believed."""
-PrepareAgain = Callable[[], Awaitable[Prepared | None]]
-"""Prepares the prompt again after that; None if it got no shorter."""
+    def close(self) -> None:
+        """Give the answer up."""
+        self.answer.close()
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """The steps of a turn in their order; each is a module beside this one."""
+
+    receiver: Receiver
+    corrector: Corrector
+    room_maker: RoomMaker
+    memory: Memory
+    rememberer: Rememberer
 
 
 class TurnRunner:
-    """Runs the steps of turns in order; each step is a module beside this one."""
+    """Runs turns."""
 
     def __init__(
         self,
+        steps: Steps,
         topics: Topics,
-        receiver: Receiver,
-        corrector: Corrector,
-        room_maker: RoomMaker,
-        memory: Memory,
-        forwarder: Forwarder,
-        rememberer: Rememberer,
+        pool: UpstreamPool,
+        capture_bytes_max: int,
         priority: Priority,
-        metrics: Metrics,
         tasks: Tasks,
     ) -> None:
         """`priority`: held while a prompt is made; what is stored and indexed meanwhile gives way."""
+        self.steps = steps
+        self.capture_bytes_max = capture_bytes_max
         self._topics = topics
-        self._receiver = receiver
-        self._corrector = corrector
-        self._room_maker = room_maker
-        self._memory = memory
-        self._forwarder = forwarder
-        self._rememberer = rememberer
+        self._pool = pool
         self._priority = priority
-        self._metrics = metrics
         self._tasks = tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
         """Answer one request: the whole life of a turn."""
-        record, topic, saving = record_of(client), None, None
-        inquiry = self._topics.ask(self._receiver.read_by(asked), client.get(INQUIRY))
+        steps, record, saving = self.steps, record_of(client), None
+        inquiry = self._topics.ask(steps.receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
             try:
                 if asked.mode == "readonly" and await self._topics.existing(asked.topic_id, inquiry) is None:
-                    return await self._forwarder.without_memory(client, asked.without_memory("none"))  # no trace
+                    return await self.without_memory(client, asked.without_memory("none"))  # no trace
                 topic = await self._topics.get(asked.topic_id, inquiry)
-                holding.enter_context(topic.used())
-                topic.used_by = asked.who.author
-                with self._priority.held():
-                    received = await self._receiver.receive(asked, topic, inquiry)
-                holding.callback(received.assignment.release)
-                topic.answering.append(received.prompt.conversation)
-                holding.callback(topic.answering.remove, received.prompt.conversation)
+                received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
-                if self._rememberer.is_shared:  # the answer waits for it, and a recall takes longer
-                    saving = self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
-                corrected = await self._corrector.correct(received)
+                if steps.rememberer.is_shared:  # the answer waits for it, and a recall takes longer
+                    saving = self._tasks.spawn(steps.rememberer.save_asked(topic), "journal")
+                corrected = await steps.corrector.correct(received)
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = saving or self._tasks.spawn(self._rememberer.save_asked(topic), "journal")
+                saving = saving or self._tasks.spawn(steps.rememberer.save_asked(topic), "journal")
             except BadTopicId as error:
                 return await self._answer_without_topic(client, asked, error)
             except Exception as error:
                 self._log_failure(asked, error)
-                return await self._forwarder.without_memory(client, asked.without_memory("degraded:store"))
-            learn = partial(self._room_maker.learn, received)
-            again = partial(self._prepare_again, received, corrected)
-            forwarding = Forwarding(self._forwarder, self._rememberer, received, prepared, learn, again, saving)
+                return await self.without_memory(client, asked.without_memory("degraded:store"))
+            forwarding = Forwarding(self, received, corrected, prepared, saving)
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
                 received.assignment.release()
-                made, answered = forwarding.prepared, forwarding.answered
-                told = received, made.room, made.recalled, answered, record.spans_ms
-                self._tasks.spawn(self._rememberer.remember(*told, holding.pop_all()), "remember")
+                turn = received, forwarding.prepared, forwarding.answered
+                remembering = steps.rememberer.remember(*turn, record.spans_ms, holding.pop_all())
+                self._tasks.spawn(remembering, "remember")
 
-    async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
-        """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
-        if asked.topic_from == "path":
-            return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
-        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
-        status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
-        problem = str(error) if asked.topic_from == "memory_in" else ""
-        return await self._forwarder.without_memory(client, asked.without_memory(status, problem))
+    async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
+        """Forward a request that memory has no part in."""
+        record_of(client).note_status(plain.mode, plain.status)
+        headers, on_interim = plain.headers, interim_to(client)
+        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=plain.problem)
+        if plain.is_refused:
+            headers = headers.copy()
+            headers["Accept-Encoding"] = "identity"
+        with self._pool.assign(plain.hints) as assignment:
+            async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
+                record_of(client).server = assignment.shown
+                if not plain.is_refused or answer.status != 200:
+                    return await relay(client, answer, extra)
+                telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, wants_stream=plain.streams)
+                return await telling.run(plain.memory_out, extra)
 
-    async def _prepare(
-        self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
-    ) -> Prepared:
-        """Make room, and then recall: what leaves the prompt now can be recalled into it."""
-        conversation = received.prompt.conversation
-        before = compaction.shown_of(conversation)
-        room = await self._room_maker.make_room(received)
-        left = compaction.left_since(before, conversation)
-        if left:
-            log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
-        if record is not None:
-            record.end_step("room")
-        recalled = await self._memory.recall(received, room)
-        shown = self._memory.settle(received, corrected, recalled)
-        if record is not None:
-            record.end_step("recall")
-        return Prepared(room, recalled, shown, left.tokens)
-
-    async def _prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
+    async def prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
         """Make a prompt shorter that was refused; None if nothing more of it may leave."""
         tokens = received.prompt.tokens()
         try:
@@ -183,6 +159,44 @@ class TurnRunner:
             return None
         return prepared if received.prompt.tokens() < tokens else None
 
+    async def _received(self, asked: Asked, topic: Topic, inquiry: Inquiry | None, holding: ExitStack) -> Received:
+        """Find the conversation; `holding` gives back what the turn holds until all of it is remembered."""
+        holding.enter_context(topic.used())
+        topic.used_by = asked.who.author
+        with self._priority.held():
+            received = await self.steps.receiver.receive(asked, topic, inquiry)
+        holding.callback(received.assignment.release)
+        topic.answering.append(received.prompt.conversation)
+        holding.callback(topic.answering.remove, received.prompt.conversation)
+        return received
+
+    async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
+        """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
+        if asked.topic_from == "path":
+            return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
+        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
+        status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
+        problem = str(error) if asked.topic_from == "memory_in" else ""
+        return await self.without_memory(client, asked.without_memory(status, problem))
+
+    async def _prepare(
+        self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
+    ) -> Prepared:
+        """Make room, and then recall: what leaves the prompt now can be recalled into it."""
+        conversation = received.prompt.conversation
+        before = compaction.shown_of(conversation)
+        room = await self.steps.room_maker.make_room(received)
+        left = compaction.left_since(before, conversation)
+        if left:
+            log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
+        if record is not None:
+            record.end_step("room")
+        recalled = await self.steps.memory.recall(received, room)
+        shown = self.steps.memory.settle(received, corrected, recalled)
+        if record is not None:
+            record.end_step("recall")
+        return Prepared(room, recalled, shown, left.tokens)
+
     def _log_failure(self, asked: Asked, error: Exception) -> None:
         fields = {"turn": asked.turn_id, "topic": asked.topic_id, "error": error}
         if isinstance(error, MemdError):
@@ -190,31 +204,7 @@ class TurnRunner:
             return
         # A bug in memory must not cost the user an answer: say it loudly and go on without.
         log.error("memory failed unexpectedly, the request goes on without it", extra=fields, exc_info=error)
-        self._metrics.errors.add("memory")
-
-
-class Forwarder:
-    """Sends requests to the upstream and relays the answers."""
-
-    def __init__(self, pool: UpstreamPool, capture_bytes_max: int) -> None:
-        self._pool = pool
-        self.capture_bytes_max = capture_bytes_max
-
-    async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
-        """Forward a request that memory has no part in."""
-        record_of(client).note_status(plain.mode, plain.status)
-        refused, headers, on_interim = plain.refused, plain.headers, interim_to(client)
-        extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=plain.problem)
-        if refused is not None:
-            headers = headers.copy()
-            headers["Accept-Encoding"] = "identity"
-        with self._pool.assign(plain.hints) as assignment:
-            async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
-                record_of(client).server = assignment.shown
-                if refused is None or answer.status != 200:
-                    return await relay(client, answer, extra)
-                telling = ModelRelay(refused.api, client, answer, self.capture_bytes_max, wants_stream=refused.streams)
-                return await telling.run(refused.memory_out, extra)
+        self._pool.metrics.errors.add("memory")
 
 
 class Forwarding:
@@ -222,28 +212,27 @@ class Forwarding:
 
     def __init__(
         self,
-        forwarder: Forwarder,
-        rememberer: Rememberer,
+        turns: TurnRunner,
         received: Received,
+        corrected: CorrectionResult,
         prepared: Prepared,
-        learn: Learn,
-        prepare_again: PrepareAgain,
         saving: asyncio.Task[bool],
     ) -> None:
         """`saving`: what was asked is being written into the journal."""
-        self._saving = saving
-        self._rememberer = rememberer
-        self._kept: Conversation | None = None
-        self._assignment = received.assignment
-        self._capture_bytes_max = forwarder.capture_bytes_max
+        self._turns = turns
+        self._rememberer = turns.steps.rememberer
         self._received = received
+        self._assignment = received.assignment
+        self._corrected = corrected
         self.prepared = prepared
-        self._learn = learn
-        self._prepare_again = prepare_again
+        self._saving = saving
+        self._window = ModelWindow()
+        """Of the server that the prompt was offered to last, as it was known then."""
         self._answers = ExitStack()
         """Closes all answers that came, however it ends: one that is left open keeps its connection."""
         self._offered: Offered | None = None
         self._relay: ModelRelay | None = None
+        self._kept: Conversation | None = None
 
     @property
     def answered(self) -> Answered:
@@ -253,8 +242,7 @@ class Forwarding:
             shown=self.prepared.shown if offered is None else offered.shown,
             placement=None if offered is None else offered.placement,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
-            http_status=None if offered is None else offered.answer.status,
-            freed_tokens=self.prepared.freed_tokens,
+            http_status=None if offered is None else offered.status,
             kept=self._kept,
         )
 
@@ -267,7 +255,8 @@ class Forwarding:
         received = self._received
         self._note(record, self.prepared.shown)
         with self._answers:
-            offered = self._offered = await self._taken(interim_to(client))
+            accepted = partial(self._accepted, interim_to(client))
+            offered = self._offered = await self._assignment.taken(accepted, self._fit_again)
             shown = await self._rememberer.as_saved(received, offered.shown, self._saving)
             if shown is not offered.shown:
                 offered = self._offered = msgspec.structs.replace(offered, shown=shown)
@@ -278,14 +267,14 @@ class Forwarding:
                 received.asked.api,
                 client,
                 answer,
-                self._capture_bytes_max,
+                self._turns.capture_bytes_max,
                 read=offered.read,
                 wants_stream=received.request.stream,
-                keep=self._keep if self._rememberer.is_promised(received) else None,
             )
+            keep = self._keep if self._rememberer.is_promised(received) else None
             out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
-                return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled))
+                return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled), keep)
             finally:
                 record.usage = self._relay.reply.usage
                 if record.outcome == BROKEN:
@@ -294,11 +283,11 @@ class Forwarding:
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
         """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
-        if offered.answer.status != 200:
+        if offered.status != 200:
             return
         if reply.error is None:
             if reply.message is not None and reply.usage is not None:
-                self._assignment.server.accepted(self._received.request.model, reply.usage.prompt_tokens)
+                self._assignment.server.windows.accepted(self._received.request.model, reply.usage.prompt_tokens)
         elif not offered.error and (reply.message is None or not (reply.message.text or reply.message.tool_calls)):
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
@@ -312,49 +301,34 @@ class Forwarding:
         except Exception:  # a bug here must not cost the user the end of an answer
             log.exception("a reply is not in the journal yet", extra=self._received.log_fields())
 
-    async def _taken(self, on_interim: Interim) -> Offered:
-        """Offer the prompt to one server after another until one takes it; if none does, the first answer counts."""
-        first: Offered | None = None
-        while True:
-            window = self._assignment.server.known_window(self._received.request.model)
-            try:
-                offered = await self._accepted(on_interim)
-            except NO_ANSWER as error:
-                if not self._assignment.moves_on():
-                    if first is None:
-                        raise self._assignment.unanswered(error) from None
-                    return first
-            else:
-                status = offered.answer.status
-                if not self._assignment.moves_from(status):
-                    return first if first is not None and status in ELSEWHERE else offered
-                first = first or offered
-            await self._fit_again(window)
-
-    async def _fit_again(self, former: ModelWindow) -> None:
+    async def _fit_again(self) -> None:
         """Make the prompt fit the window of the server that it goes to now, if that is smaller."""
-        received = self._received
-        now = await self._assignment.server.window(received.request.model, received.asked.credentials)
-        is_smaller = now.tokens is not None and (former.tokens is None or now.tokens < former.tokens)
-        if is_smaller and (shorter := await self._prepare_again()) is not None:
-            self.prepared = self._freed_too(shorter)
+        received, former = self._received, self._window.tokens
+        now = (await self._assignment.server.window(received.request.model, received.asked.credentials)).tokens
+        if now is not None and (former is None or now < former):
+            await self._shortened()
 
-    def _freed_too(self, prepared: Prepared) -> Prepared:
-        return msgspec.structs.replace(prepared, freed_tokens=self.prepared.freed_tokens + prepared.freed_tokens)
+    async def _shortened(self) -> bool:
+        """Prepare the prompt again, shorter; False if nothing more of it may leave."""
+        shorter = await self._turns.prepare_again(self._received, self._corrected)
+        if shorter is not None:
+            freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
+            self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
+        return shorter is not None
 
     async def _accepted(self, on_interim: Interim) -> Offered:
         """Offer the prompt, once more with what fits where it is refused as too long.
 
         If nothing may leave, or that is refused too or not answered, the first refusal is the answer.
         """
+        self._window = self._assignment.server.windows.of(self._received.request.model)
         first = await self._offer(on_interim)
         if not self._learned(first):
             return first
-        shorter = await self._prepare_again()
-        self._log_refusal(first, "nothing more may leave" if shorter is None else "sent again, shorter")
-        if shorter is None:
+        is_shorter = await self._shortened()
+        self._log_refusal(first, "sent again, shorter" if is_shorter else "nothing more may leave")
+        if not is_shorter:
             return first
-        self.prepared = self._freed_too(shorter)
         try:
             second = await self._offer(on_interim)
         except NO_ANSWER as error:
@@ -362,9 +336,9 @@ class Forwarding:
             return first
         if self._learned(second):
             self._log_refusal(second, "passed on to the client")
-            second.answer.close()
+            second.close()
             return first
-        first.answer.close()
+        first.close()
         return second
 
     def _learned(self, offered: Offered) -> bool:
@@ -372,14 +346,14 @@ class Forwarding:
         refusal = refusal_for_length(offered.error)
         if refusal is None:
             return False
-        believed = self._learn(refusal)
+        believed = self._turns.steps.room_maker.learn(self._received, refusal)
         if not believed:
             self._log_refusal(offered, "not believed: the prompt is too short for that")
         return believed
 
     def _log_refusal(self, offered: Offered, then: str) -> None:
-        window = self._assignment.server.known_window(self._received.request.model).tokens
-        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.answer.status}
+        window = self._assignment.server.windows.of(self._received.request.model).tokens
+        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.status}
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
@@ -406,14 +380,14 @@ class Forwarding:
                 self._log_unanswered(refused, error)
                 return refused
             if refused is not None:
-                refused.answer.close()
-            if offered.answer.status not in REFUSALS:
+                refused.close()
+            if offered.status not in REFUSALS:
                 if placement is None:  # else it was not memory that the upstream did not like
                     forget_blocks(self._received)
                 return offered
             if not attempts or not may_be_for_memory(offered.error):
                 return offered
-            fields = {"turn": asked.turn_id, "placement": placement, "http_status": offered.answer.status}
+            fields = {"turn": asked.turn_id, "placement": placement, "http_status": offered.status}
             log.warning("the upstream refused a prompt with memory", extra=fields)
             refused = offered
             refused_bodies.append(body)
@@ -440,7 +414,7 @@ class Forwarding:
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
         reason = self._assignment.server.reason_of(error)
-        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status, "error": reason}
+        fields = {"turn": self._received.asked.turn_id, "http_status": refused.status, "error": reason}
         log.warning("a refused prompt was sent again and not answered: its refusal is passed on", extra=fields)
 
     def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:

@@ -36,8 +36,7 @@ from memd.proxy.upstream.connection import (
     reason_of,
     time_of_others,
 )
-from memd.proxy.upstream.refusals import LengthRefusal
-from memd.proxy.upstream.windows import KnownWindows, ModelWindow, Sent, ask_windows, is_router, models_of
+from memd.proxy.upstream.windows import KnownWindows, ModelWindow, ask_windows, is_router, models_of
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
@@ -258,7 +257,7 @@ class Upstream:
         self._facts = UpstreamFacts()
         self._latest_model = ""  # the one that a request named last
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
-        self._windows = KnownWindows(config.upstream.window)
+        self.windows = KnownWindows(config.upstream.window)
         self._api_key = config.upstream.api_key
         self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
@@ -277,7 +276,7 @@ class Upstream:
     @property
     def facts(self) -> UpstreamFacts:
         """All that is known now; the window is that of the model that was used last."""
-        return msgspec.structs.replace(self._facts, window=self._windows.of(self._latest_model).tokens)
+        return msgspec.structs.replace(self._facts, window=self.windows.of(self._latest_model).tokens)
 
     @property
     def placement(self) -> Placement:
@@ -382,8 +381,8 @@ class Upstream:
         """
         deadline = time.monotonic() + ASK_SECONDS
         while True:
-            asked_for = "" if self._windows.is_told_for_all() else model
-            asked_at, is_unknown = self._asked_at.get(asked_for), self._windows.of(model).tokens is None
+            asked_for = "" if self.windows.is_told_for_all() else model
+            asked_at, is_unknown = self._asked_at.get(asked_for), self.windows.of(model).tokens is None
             running = self._asking or self._probe_if_due(asked_for, asked_at, is_unknown, credentials)
             must_know = is_unknown and (asked_at is None or not self._is_settled) and not self._facts.is_slow
             if running is None or not (wait or must_know):
@@ -397,27 +396,15 @@ class Upstream:
             if asked_at is not None or asked_for in self._asked_at:
                 return self.facts  # else the probe under way was for another model
 
-    def known_window(self, model: str) -> ModelWindow:
-        """The window of a model as far as it is known now."""
-        return self._windows.of(model)
-
     async def window(self, model: str, credentials: CIMultiDict[str]) -> ModelWindow:
         """The window of a request's model; see `refresh`."""
         self._latest_model = model
         await self.refresh(wait=False, model=model, credentials=credentials)
-        window = self._windows.of(model)
+        window = self.windows.of(model)
         if window.tokens is None and model not in self._warned and len(self._warned) < MODELS_MAX:
             self._warned.add(model)
             log.warning(window_unknown(self._facts), extra={"model": model})
         return window
-
-    def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
-        """Learn the window of a model from a refusal for length; see `KnownWindows.refused`."""
-        return self._windows.refused(model, refusal, sent)
-
-    def accepted(self, model: str, tokens: int) -> None:
-        """The model took a prompt of so many of its tokens; see `KnownWindows.accepted`."""
-        self._windows.accepted(model, tokens)
 
     async def count_tokens(self, path: str, body: Callable[[], bytes], credentials: CIMultiDict[str]) -> int | None:
         """Have llama-server count the prompt tokens of a request body; None if it does not, now or a moment ago."""
@@ -461,7 +448,7 @@ class Upstream:
                     self.models = models_of(await ask("GET", "/v1/models", None)) or self.models
                 windows = await ask_windows(ask, props, model)
                 if windows or not facts.wants_key:
-                    self._windows.told(windows)
+                    self.windows.told(windows)
                 self._is_settled = bool(windows) or not facts.wants_key
             self._facts = facts
             if self._wants_separate and self._is_settled and facts.shows_separate is None:
@@ -488,7 +475,7 @@ class Upstream:
         except TimeoutError:
             return msgspec.structs.replace(self._facts, is_slow=True), None
         except aiohttp.ClientError as error:
-            self._windows.forget_refusals()
+            self.windows.forget_refusals()
             self._tell_away(self.reason_of(error))
             return msgspec.structs.replace(self._facts, reachable=False, is_slow=False), None
         if answer.status == LOADING:

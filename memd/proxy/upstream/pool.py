@@ -21,11 +21,11 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -182,6 +182,20 @@ class Silent(aiohttp.ClientError):
     """A server that had taken a request says nothing any more, on any connection."""
 
 
+class Answer(Protocol):
+    """An answer to one attempt."""
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+
+    def close(self) -> None:
+        """Give it up."""
+
+
+Taken = TypeVar("Taken", bound=Answer)
+
+
 class Assignment:
     """The server that one request goes to, and those that are left if it does not answer."""
 
@@ -259,7 +273,7 @@ class Assignment:
         self._tried.append(f"{self.server.url} ({self.server.reason_of(error)})")
         self._pool.leave_out(self.server, self.server.reason_of(error))
 
-    def moves_on(self) -> bool:
+    def _moves_on(self) -> bool:
         """Go to the next server after this one did not answer; False if that must not be, or there is none."""
         if self._was_read:
             if self._was_risked or not self._hints.only_computes:
@@ -267,7 +281,7 @@ class Assignment:
             self._was_risked = True
         return self._moves()
 
-    def moves_from(self, status: int) -> bool:
+    def _moves_from(self, status: int) -> bool:
         """Go to the next server after this one answered so; False if that is an answer for the client."""
         if status not in ELSEWHERE and not (status in GATEWAYS and self._hints.only_computes):
             return False
@@ -283,7 +297,7 @@ class Assignment:
         self.server.in_flight += self._is_held
         return True
 
-    def unanswered(self, error: BaseException) -> BaseException:
+    def _unanswered(self, error: BaseException) -> BaseException:
         """The error for the client: of several servers it names each."""
         if not self._pool.has_several:
             return error
@@ -304,28 +318,46 @@ class Assignment:
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
-        if not self._pool.has_several:
-            return await self.ask(method, target, headers, body, on_interim)
-        first: aiohttp.ClientResponse | None = None
-        may_repeat = not isinstance(body, AsyncIterable)
+        asking = partial(self.ask, method, target, headers, body, on_interim)
+        return await self.taken(asking, may_repeat=not isinstance(body, AsyncIterable))
+
+    async def taken(
+        self,
+        offer: Callable[[], Awaitable[Taken]],
+        on_moved: Callable[[], Awaitable[None]] | None = None,
+        *,
+        may_repeat: bool = True,
+    ) -> Taken:
+        """Offer a request to one server after another until one takes it; if none does, the first answer counts.
+
+        Args:
+            offer: to the present one.
+            on_moved: awaited before it is offered to another one.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: no answer came.
+        """
+        first: Taken | None = None
         try:
             while True:
                 try:
-                    answer = await self.ask(method, target, headers, body, on_interim)
+                    answer = await offer()
                 except NO_ANSWER as error:
-                    if (may_repeat or not self._was_read) and self.moves_on():
-                        continue
-                    if first is None:
-                        raise self.unanswered(error) from None
-                    answer, first = first, None
-                    return answer
-                moves = may_repeat and self.moves_from(answer.status)
-                if first is not None and (moves or answer.status in ELSEWHERE):
-                    answer.close()
-                    answer, first = first, None
-                if not moves:
-                    return answer
-                first = answer
+                    if not ((may_repeat or not self._was_read) and self._moves_on()):
+                        if first is None:
+                            raise self._unanswered(error) from None
+                        answer, first = first, None
+                        return answer
+                else:
+                    moves = may_repeat and self._moves_from(answer.status)
+                    if first is not None and (moves or answer.status in ELSEWHERE):
+                        answer.close()
+                        answer, first = first, None
+                    if not moves:
+                        return answer
+                    first = answer
+                if on_moved is not None:
+                    await on_moved()
         finally:
             if first is not None:
                 first.close()

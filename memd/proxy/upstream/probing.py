@@ -93,7 +93,7 @@ async def _probe(config: Config) -> UpstreamProbe:
             return UpstreamProbe(url=upstream.url, is_elsewhere=True)
         model = facts.model or _first_name(models.value)
         await upstream.refresh(wait=True, model=model)
-        window = upstream.known_window(model)
+        window = upstream.windows.of(model)
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
         count = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict())
         return UpstreamProbe(
