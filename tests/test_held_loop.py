@@ -103,7 +103,7 @@ async def is_healthy(url: str) -> bool:
 async def tells(url: str) -> bool:
     """As a model server is asked for its models."""
     async with _upstream(url) as upstream:
-        return bool(await upstream.ask_json("GET", "/v1/models", None, CIMultiDict(), LIMIT) == {})
+        return bool((await upstream.ask("GET", "/v1/models", None, CIMultiDict(), LIMIT)).json == {})
 
 
 @asynccontextmanager

@@ -162,7 +162,7 @@ async def test_a_server_that_is_slow_to_tell_its_window_keeps_nobody_waiting_and
         facts = agent.daemon.upstream.facts
         assert facts.is_slow and "asked again in the background" in window_unknown(facts)
         monkeypatch.setattr(client, "ASK_SECONDS", 600.0)  # who waits now, waits for the gate
-        monkeypatch.setattr(client.Upstream.ask_json, "__defaults__", (600.0,))
+        monkeypatch.setattr(client.Upstream.ask, "__defaults__", (600.0,))
         async with asyncio.timeout(HOLD_SECONDS_MAX - 10):  # only the start has waited
             for count in (1, 3, 5):
                 assert (await agent.send(history(count)))[0] == 200

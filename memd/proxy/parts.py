@@ -6,13 +6,17 @@ whole but what shows a running one to somebody: its start-up lines, its gauges, 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import importlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 
 import msgspec
 
+from memd import __version__
 from memd.admin.auditing import Auditor, AuditRoutes, note_turn, own_erasure
 from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
 from memd.admin.history import ConversationRoutes
@@ -39,11 +43,11 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
+from memd.ingest.topic import Topic
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
-from memd.proxy.gauges import Gauges, exposition, queued_in
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import IdempotencyKeys, Receiver
@@ -59,13 +63,15 @@ from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.store.bucket.writing import BucketTender
+from memd.store.disk_trouble import KINDS
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import bytes_read_before
 from memd.store.receipts import ReceiptRing
 from memd.store.shared.books import SharedBook
 from memd.store.store import Store
+from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
-from memd.telemetry.metrics import Metrics
+from memd.telemetry.metrics import Gauge, Metrics, encode, gauge
 from memd.telemetry.tasks import Tasks
 
 
@@ -221,24 +227,74 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     return Router(entrance, daemon.topics, config.limits, daemon.upstream, daemon.reader, turns)
 
 
-def _gauges_of(daemon: Daemon) -> Gauges:
-    queues = {
-        "ingestion": queued_in(daemon.encoder.ingestion),
-        "writer": queued_in(daemon.writer),
-        "indexer": lambda: daemon.indexer.under_way,
-    }
-    return Gauges(
-        daemon.metrics,
-        daemon.upstream,
-        daemon.topics,
-        daemon.tasks,
-        queues=queues,
-        embedding_backlog=lambda: daemon.encoder.backlog,
-        cache_bytes=lambda: daemon.cache_bytes,
-        memory_bytes_max=daemon.config.store.memory_bytes_max,
-        backup=daemon.backup,
-        shared_trouble=lambda: "" if daemon.store.kept is None else daemon.store.kept.trouble,
-    )
+def _gauges(daemon: Daemon) -> Iterator[Gauge]:
+    """The daemon's parts at the moment when somebody asks. Read on the event loop, which owns the buffers."""
+    yield Gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
+    yield gauge("memd_requests_in_flight", "Requests that are being answered", daemon.metrics.in_flight)
+    facts, servers = daemon.upstream.facts, daemon.upstream.servers
+    yield gauge("memd_upstream_reachable", "Whether the model server answers: 1 or 0", facts.reachable)
+    yield gauge("memd_upstream_window_tokens", "The model's window; 0 if not known", facts.window or 0)
+    up = {server.url: float(server.is_up) for server in servers}
+    yield Gauge("memd_upstream_up", "Whether requests go to a model server: 1 or 0", up, "server")
+    in_flight = {server.url: float(server.in_flight) for server in servers}
+    about = "Requests that a model server has been given and that have not ended"
+    yield Gauge("memd_upstream_in_flight", about, in_flight, "server")
+    topics = daemon.topics.opened()
+    yield from _buffer_gauges(topics)
+    yield from _log_gauges([topic.log.stats() for topic in topics])
+    yield gauge("memd_memory_bytes_max", "store.memory_bytes_max", daemon.config.store.memory_bytes_max)
+    about = "Memory of caches of parsed messages, token counts, chunks and their words; bounded"
+    yield gauge("memd_cache_bytes", about, daemon.cache_bytes)
+    executors = {"ingestion": daemon.encoder.ingestion, "writer": daemon.writer}
+    waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # they do not say so otherwise
+    waiting["indexer"] = daemon.indexer.under_way
+    yield Gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
+    yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(daemon.tasks))
+    about = "Chunks that wait for the embedding model, of those that are being stored; words find them meanwhile"
+    yield gauge("memd_embedding_backlog", about, daemon.encoder.backlog)
+    lag_seconds = 0.0 if daemon.backup is None else daemon.backup.lag_seconds
+    yield gauge("memd_backup_lag_seconds", "Age of what the bucket lacks; 0 without a backup", lag_seconds)
+    is_away = daemon.store.kept is not None and bool(daemon.store.kept.trouble)
+    yield gauge("memd_shared_log_away", "Whether the database of a cluster cannot be asked now: 1 or 0", is_away)
+    trouble = daemon.topics.disk.trouble
+    kinds: dict[str, float] = {one: trouble is not None and one == trouble.kind for one in KINDS}
+    about = "Whether the disk of data_dir cannot take what is to be written now: 1 or 0"
+    yield Gauge("memd_disk_trouble", about, kinds, "kind")
+    yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
+
+
+def _buffer_gauges(topics: Sequence[Topic]) -> Iterator[Gauge]:
+    conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
+    visible = sum(one.visible_tokens() for one in conversations)
+    unstored = sum(one.tokens_between(one.stored, one.wanted_end) for one in conversations)
+    yield gauge("memd_conversations", "Live conversations in memory", len(conversations))
+    yield gauge("memd_buffer_tokens", "Tokens of their turns that are still in the prompt", visible)
+    yield gauge("memd_buffer_unstored_tokens", "Those that are not in the log yet, but in its journal", unstored)
+    about = "Memory of open conversations beside texts of messages, and of chunks not in the log yet"
+    yield gauge("memd_buffer_bytes", about, sum(topic.buffer_bytes for topic in topics))
+    trouble = sum(topic.write_trouble is not None for topic in topics)
+    yield gauge("memd_topics_in_trouble", "Topics whose last write to disk failed", trouble)
+
+
+def _log_gauges(logs: Sequence[TopicStats]) -> Iterator[Gauge]:
+    yield gauge("memd_topics_open", "Topics in memory", len(logs))
+    yield gauge("memd_chunks", "Chunks of open topics that can be recalled", sum(one.chunks for one in logs))
+    yield gauge("memd_entries", "Entries in the logs of open topics", sum(one.entries for one in logs))
+    yield gauge("memd_segments", "Segments in the logs of open topics", sum(one.segments for one in logs))
+    unsealed = sum(one.unsealed for one in logs)
+    yield gauge("memd_segments_unsealed", "Full segments of open topics that have no index yet", unsealed)
+    yield gauge("memd_indexes", "Vector indexes of open topics", sum(one.indexes for one in logs))
+    yield gauge("memd_indexes_loaded", "Those indexes that are loaded", sum(one.indexes_loaded for one in logs))
+    slowest = max((one.fan_out_ms or 0.0 for one in logs), default=0.0) / 1000
+    yield gauge("memd_fan_out_seconds", "Time to search all indexes of a topic, in the slowest topic", slowest)
+    yield gauge("memd_memory_bytes", "Memory that logs and indexes take", sum(one.memory_bytes for one in logs))
+
+
+async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
+    """See `telemetry.metrics.encode`; first asks the upstream whether it is there, unless that was asked lately."""
+    await daemon.upstream.refresh(wait=True)
+    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
+    return encode(daemon.metrics, _gauges(daemon), accept)
 
 
 def _status_of(daemon: Daemon) -> StatusRoutes:
@@ -280,7 +336,6 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
         daemon.token_watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
     oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
     name = "" if daemon.store.kept is None else daemon.own_url
-    exposed = partial(exposition, daemon.metrics, _gauges_of(daemon), daemon.upstream)
     return OwnRoutes(
         config,
         daemon.base_url,
@@ -299,7 +354,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
             UsageRoutes(daemon.receipts),
             AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files, name),
             FigureRoutes(named, daemon.receipts),
-            LiveRoutes(daemon.events, exposed),
+            LiveRoutes(daemon.events, partial(_exposition, daemon)),
             NoteRoutes(named, daemon.archiver),
             DocumentRoutes(named, daemon.taker, daemon.sources),
             SourceRoutes(named, daemon.sources, name),

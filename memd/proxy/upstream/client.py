@@ -20,7 +20,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -238,6 +237,24 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The answer to a question of memd's own."""
+
+    status: int = 0
+    """0: none came."""
+    value: Any = None
+    """The JSON value of its body; None if it is none."""
+    problem: str = ""
+    """Why none came, in words for people."""
+    is_late: bool = False
+    """None came in time."""
+
+    @property
+    def json(self) -> Any:
+        """Its JSON value; None of one that says that something is wrong."""
+        return self.value if self.status == 200 else None
+
+
 class Upstream:
     """Requests to the model server. Create it inside a running event loop and close it there."""
 
@@ -410,12 +427,29 @@ class Upstream:
         """Have llama-server count the prompt tokens of a request body; None if it does not, now or a moment ago."""
         if time.monotonic() < self._uncounted_until.get(path, 0.0):
             return None
-        answer = await self.ask_json("POST", path, body(), self.with_key(credentials))
-        count = answer.get("input_tokens") if isinstance(answer, dict) else None
+        told = await self.ask("POST", path, body(), self.with_key(credentials))
+        count = told.json.get("input_tokens") if isinstance(told.json, dict) else None
         if isinstance(count, int):
             return count
         self._uncounted_until[path] = time.monotonic() + RETRY_SECONDS  # most never do, and the body may be large
         return None
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
+    ) -> Told:
+        """Ask a question of memd's own; the answer is waited for so long."""
+        sent = CIMultiDict(headers)
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        try:
+            async with time_of_others(seconds):
+                answer = await self.send(method, path, sent, body)
+                async with answer:
+                    return Told(answer.status, await _json_of(answer))
+        except TimeoutError:
+            return Told(problem=f"nothing came within {seconds:g} s", is_late=True)
+        except aiohttp.ClientError as error:
+            return Told(problem=self.reason_of(error))
 
     def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
         """The headers of a question of memd's own: the credentials of a client's request, else the configured key."""
@@ -443,7 +477,10 @@ class Upstream:
             facts, props = await self._read_props(headers)
             self._is_settled = props is not None
             if props is not None:
-                ask = partial(self.ask_json, headers=headers, seconds=PROBE_SECONDS)
+
+                async def ask(method: str, path: str, body: bytes | None) -> Any:
+                    return (await self.ask(method, path, body, headers, PROBE_SECONDS)).json
+
                 if self._on_away is not None:
                     self.models = models_of(await ask("GET", "/v1/models", None)) or self.models
                 windows = await ask_windows(ask, props, model)
@@ -467,25 +504,21 @@ class Upstream:
         An upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
         known: without a window, prompts could outgrow it.
         """
-        try:
-            async with time_of_others(PROBE_SECONDS):
-                answer = await self.send("GET", "/props", headers, None)
-                async with answer:
-                    told = await told_by(answer)
-        except TimeoutError:
+        told = await self.ask("GET", "/props", None, headers, PROBE_SECONDS)
+        if told.is_late:
             return msgspec.structs.replace(self._facts, is_slow=True), None
-        except aiohttp.ClientError as error:
+        if told.problem:
             self.windows.forget_refusals()
-            self._tell_away(self.reason_of(error))
+            self._tell_away(told.problem)
             return msgspec.structs.replace(self._facts, reachable=False, is_slow=False), None
-        if answer.status == LOADING:
+        if told.status == LOADING:
             self._tell_away("it is loading its model")
             return msgspec.structs.replace(self._facts, reachable=True, is_slow=False), None
-        if answer.status in WANTS_KEY:
+        if told.status in WANTS_KEY:
             refused = any(name in headers for name in ("Authorization", "X-Api-Key"))
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
-        props = told if answer.status == 200 and isinstance(told, dict) else {}
+        props = told.json if isinstance(told.json, dict) else {}
         return self._with_known_placement(facts_from(props)), props
 
     def _tell_away(self, reason: str) -> None:
@@ -499,38 +532,16 @@ class Upstream:
 
     async def _rendered(self, messages: Messages, headers: CIMultiDict[str]) -> str | None:
         """Have the server render a conversation: empty if its template refuses it, None without an answer."""
-        sent = CIMultiDict(headers, **{"Content-Type": "application/json"})
-        try:
-            async with time_of_others(ASK_SECONDS):
-                body = msgspec.json.encode({"messages": list(messages)})
-                answer = await self.send("POST", "/apply-template", sent, body)
-                async with answer:
-                    told = await told_by(answer)
-        except (aiohttp.ClientError, TimeoutError):
-            return None
-        if answer.status in REFUSALS:
+        body = msgspec.json.encode({"messages": list(messages)})
+        told = await self.ask("POST", "/apply-template", body, headers)
+        if told.status in REFUSALS:
             return ""
-        prompt = told.get("prompt") if isinstance(told, dict) and answer.status == 200 else None
+        prompt = told.json.get("prompt") if isinstance(told.json, dict) else None
         return prompt if isinstance(prompt, str) else None
 
-    async def ask_json(
-        self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
-    ) -> Any:
-        """Ask a question of memd's own; the JSON value of an answer with status 200, else None."""
-        sent = CIMultiDict(headers)
-        if body is not None:
-            sent["Content-Type"] = "application/json"
-        try:
-            async with time_of_others(seconds):
-                answer = await self.send(method, path, sent, body)
-                async with answer:
-                    return await told_by(answer) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError):
-            return None
 
-
-async def told_by(answer: aiohttp.ClientResponse) -> Any:
-    """The JSON value that the server answers a question of memd's own with; None if it is none, or without an end.
+async def _json_of(answer: aiohttp.ClientResponse) -> Any:
+    """The JSON value of a body; None if it is none, or without an end.
 
     Raises:
         aiohttp.ClientError, TimeoutError: it broke off.

@@ -417,7 +417,9 @@ class UpstreamPool:
     async def listed_models(self, target: str, headers: CIMultiDict[str]) -> dict[str, Any] | None:
         """The models that the servers which are there list, as one list (`merged_lists`); None if none of them does."""
         here = [server for server in self.servers if not server.health.is_out]
-        return merged_lists(await asyncio.gather(*(server.ask_json("GET", target, None, headers) for server in here)))
+        return merged_lists(
+            told.json for told in await asyncio.gather(*(server.ask("GET", target, None, headers) for server in here))
+        )
 
     def answered(self, server: Upstream, status: int, hints: Hints) -> None:
         """A server answered a request. What it tells about itself is no sign that it does its work."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Literal
 
-import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
-from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream, told_by
-from memd.proxy.upstream.connection import time_of_others
+from memd.proxy.upstream.client import ASK_SECONDS, REFUSALS, Upstream
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
 from memd.settings.model import Config
@@ -66,12 +64,6 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     block: Rendering = "unknown"
 
 
-class _ProbeResponse(msgspec.Struct, frozen=True):
-    status: int = 0
-    value: Any = None
-    problem: str = ""
-
-
 def probe_upstream(config: Config) -> UpstreamProbe:
     """Probe the model server of `config`."""
     return asyncio.run(_probe(config))
@@ -80,15 +72,16 @@ def probe_upstream(config: Config) -> UpstreamProbe:
 async def _probe(config: Config) -> UpstreamProbe:
     tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
+    headers = upstream.with_key(None)
     try:
-        health = await _request(upstream, "GET", "/health")
+        health = await upstream.ask("GET", "/health", None, headers)
         if health.problem:
             return UpstreamProbe(url=upstream.url, problem=health.problem)
-        own = await _request(upstream, "GET", "/memd/health")
+        own = await upstream.ask("GET", "/memd/health", None, headers)
         if isinstance(own.value, dict) and "data_dir" in own.value:
             return UpstreamProbe(url=upstream.url, is_memd=True)
         facts = await upstream.refresh(wait=True)
-        models = await _request(upstream, "GET", "/v1/models")
+        models = await upstream.ask("GET", "/v1/models", None, headers)
         if not (models.status == OK and isinstance(models.value, dict)) and not await _takes_chats(upstream):
             return UpstreamProbe(url=upstream.url, is_elsewhere=True)
         model = facts.model or _first_name(models.value)
@@ -116,7 +109,7 @@ async def _probe(config: Config) -> UpstreamProbe:
 
 async def _takes_chats(upstream: Upstream) -> bool:
     """Whether there is an address for chats; a request without messages is refused, but not as one for no address."""
-    answer = await _request(upstream, "POST", f"/v1{CHAT.path}", b"{}")
+    answer = await upstream.ask("POST", f"/v1{CHAT.path}", b"{}", upstream.with_key(None))
     return answer.status not in NO_SUCH_ADDRESS and not (answer.status == 200 and answer.value is None)
 
 
@@ -126,24 +119,10 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
     insertions = [Insertion(len(_CONVERSATION) - 1, shown)]
     prompt = CHAT.encode(CHAT.parse(body), insertions=insertions, placement=upstream.placement)
-    answer = await _request(upstream, "POST", "/apply-template", prompt)
+    answer = await upstream.ask("POST", "/apply-template", prompt, upstream.with_key(None))
     if answer.status == 200 and isinstance(answer.value, dict):
         return "shown" if _MARKER in str(answer.value.get("prompt", "")) else "dropped"
     return "refused" if answer.status in REFUSALS else "unknown"
-
-
-async def _request(upstream: Upstream, method: str, path: str, body: bytes | None = None) -> _ProbeResponse:
-    headers = CIMultiDict(upstream.with_key(None), **({} if body is None else {"Content-Type": "application/json"}))
-    try:
-        async with time_of_others(ASK_SECONDS):
-            answer = await upstream.send(method, path, headers, body)
-            async with answer:
-                told = await told_by(answer)
-    except TimeoutError:
-        return _ProbeResponse(problem=f"nothing came within {ASK_SECONDS:g} s")
-    except aiohttp.ClientError as error:
-        return _ProbeResponse(problem=upstream.reason_of(error))
-    return _ProbeResponse(answer.status, told)
 
 
 def _first_name(models: Any) -> str:
