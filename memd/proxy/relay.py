@@ -425,16 +425,12 @@ class ModelRelay:
             while len(read) <= self._bytes_max and (part := await anext(parts, b"")):
                 read += part
         except BrokenAnswer as error:
-            response = prepared(self._answer, extra, body_changes=True)
-            await response.prepare(self._request)
-            await response.write(read)
+            response = await self._begun(read, prepared(self._answer, extra, body_changes=True))
             break_off(self._request, error)
             return response
         if len(read) > self._bytes_max:  # not held whole, so nothing can be added to it or remembered of it
             log.warning("an answer is too large to be remembered", extra={"turn": record_of(self._request).id or None})
-            response = prepared(self._answer, extra, body_changes=False)
-            await response.prepare(self._request)
-            await response.write(read)
+            response = await self._begun(read, prepared(self._answer, extra, body_changes=False))
             passing = Passing(self._request, response, self._answer)
             return await _pass_on(passing, self._request, response, parts)
         body, as_came = bytes(read), True
@@ -445,9 +441,14 @@ class ModelRelay:
                 body, as_came = splice_memory_out_json(plain, out), False
         response = prepared(self._answer, extra, body_changes=True, unpacked=not as_came)
         response.content_length = len(body)
+        await self._begun(body, response)
+        await response.write_eof()
+        return response
+
+    async def _begun(self, body: bytes | bytearray, response: web.StreamResponse) -> web.StreamResponse:
+        """Send the head of a response and (the beginning of) its body."""
         await response.prepare(self._request)
         await response.write(body)
-        await response.write_eof()
         return response
 
 

@@ -131,19 +131,20 @@ class Router:
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
+        shape = api_of("POST", _path(target)) or CHAT  # of memd's own errors
         is_tried = self._wrong_tokens.wait_seconds(request.remote) > 0
         if not is_tried and (inquiry := self._topics.ask([path_topic or DEFAULT_TOPIC_ID])) is not None:
             request[INQUIRY] = inquiry
             await self._wrong_tokens.make_sure(request, self._principals, inquiry)
-        refusal = self._wrong_tokens.refusal(request, self._principals, lambda: api_of("POST", _path(target)) or CHAT)
+        refusal = self._wrong_tokens.refusal(request, self._principals, lambda: shape)
         if refusal is not None:
             return refusal
         prove(request)
         if self._principals.is_open and self._pool.shows_credentials(request.headers) and is_from_foreign_page(request):
-            return error_response(403, FOREIGN_PAGE, "permission_error", api_of("POST", _path(target)) or CHAT)
+            return error_response(403, FOREIGN_PAGE, "permission_error", shape)
         codings = transfer_codings(request.headers)
         if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
-            refusal = error_response(501, NO_CODINGS, "invalid_request_error", api_of("POST", _path(target)) or CHAT)
+            refusal = error_response(501, NO_CODINGS, "invalid_request_error", shape)
             refusal.force_close()  # others may see another end of its body
             return refusal
         if found := _V1_TOO_OFTEN.match(target):

@@ -102,8 +102,12 @@ class TurnRunner:
         self._tasks = tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
-        """Answer one request: the whole life of a turn."""
-        steps, record, saving = self.steps, record_of(client), None
+        """Answer one request: the whole life of a turn.
+
+        Find its conversation → apply its corrections → make room, recall and inject → forward, stream back and capture
+        → put the reply into the buffer.
+        """
+        steps, record = self.steps, record_of(client)
         inquiry = self._topics.ask(steps.receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
             try:
@@ -112,18 +116,14 @@ class TurnRunner:
                 topic = await self._topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
-                if steps.rememberer.is_shared:  # the answer waits for it, and a recall takes longer
-                    saving = self._tasks.spawn(steps.rememberer.save_asked(topic), "journal")
+                saving = self._saving(topic) if steps.rememberer.is_shared else None  # the answer waits for it
                 corrected = await steps.corrector.correct(received)
                 record.end_step("correct")
                 with self._priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = saving or self._tasks.spawn(steps.rememberer.save_asked(topic), "journal")
-            except BadTopicId as error:
-                return await self._answer_without_topic(client, asked, error)
+                saving = saving or self._saving(topic)
             except Exception as error:
-                self._log_failure(asked, error)
-                return await self.without_memory(client, asked.without_memory("degraded:store"))
+                return await self._answer_after(error, client, asked)
             forwarding = Forwarding(self, received, corrected, prepared, saving)
             try:
                 return await forwarding.run(client, record)
@@ -159,6 +159,10 @@ class TurnRunner:
             return None
         return prepared if received.prompt.tokens() < tokens else None
 
+    def _saving(self, topic: Topic) -> asyncio.Task[bool]:
+        """Begin to write what was asked into the journal."""
+        return self._tasks.spawn(self.steps.rememberer.save_asked(topic), "journal")
+
     async def _received(self, asked: Asked, topic: Topic, inquiry: Inquiry | None, holding: ExitStack) -> Received:
         """Find the conversation; `holding` gives back what the turn holds until all of it is remembered."""
         holding.enter_context(topic.used())
@@ -170,8 +174,11 @@ class TurnRunner:
         holding.callback(topic.answering.remove, received.prompt.conversation)
         return received
 
-    async def _answer_without_topic(self, client: web.Request, asked: Asked, error: BadTopicId) -> web.StreamResponse:
-        """Answer a request whose topic cannot be: in the path that is an error, elsewhere it costs the memory."""
+    async def _answer_after(self, error: Exception, client: web.Request, asked: Asked) -> web.StreamResponse:
+        """Answer without memory; a topic that cannot be is an error in the path, elsewhere it costs the memory."""
+        if not isinstance(error, BadTopicId):
+            self._log_failure(asked, error)
+            return await self.without_memory(client, asked.without_memory("degraded:store"))
         if asked.topic_from == "path":
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
         log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})

@@ -237,7 +237,7 @@ HOP_BY_HOP = frozenset(
 NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
 
 
-class Told(msgspec.Struct, frozen=True):
+class ServerAnswer(msgspec.Struct, frozen=True):
     """The answer to a question of memd's own."""
 
     status: int = 0
@@ -436,7 +436,7 @@ class Upstream:
 
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
-    ) -> Told:
+    ) -> ServerAnswer:
         """Ask a question of memd's own; the answer is waited for so long."""
         sent = CIMultiDict(headers)
         if body is not None:
@@ -445,11 +445,11 @@ class Upstream:
             async with time_of_others(seconds):
                 answer = await self.send(method, path, sent, body)
                 async with answer:
-                    return Told(answer.status, await _json_of(answer))
+                    return ServerAnswer(answer.status, await _json_of(answer))
         except TimeoutError:
-            return Told(problem=f"nothing came within {seconds:g} s", is_late=True)
+            return ServerAnswer(problem=f"nothing came within {seconds:g} s", is_late=True)
         except aiohttp.ClientError as error:
-            return Told(problem=self.reason_of(error))
+            return ServerAnswer(problem=self.reason_of(error))
 
     def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
         """The headers of a question of memd's own: the credentials of a client's request, else the configured key."""

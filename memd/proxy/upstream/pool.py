@@ -182,7 +182,7 @@ class Silent(aiohttp.ClientError):
     """A server that had taken a request says nothing any more, on any connection."""
 
 
-class Answer(Protocol):
+class OfferedAnswer(Protocol):
     """An answer to one attempt."""
 
     @property
@@ -193,7 +193,7 @@ class Answer(Protocol):
         """Give it up."""
 
 
-Taken = TypeVar("Taken", bound=Answer)
+Taken = TypeVar("Taken", bound=OfferedAnswer)
 
 
 class Assignment:
