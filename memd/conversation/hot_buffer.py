@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation.compaction import lowered_marks
-from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, TurnKey, as_buffered
+from memd.conversation.conversation import Buffered, Conversation, Line, TurnKey, as_buffered
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -158,8 +158,10 @@ class HotBuffer:
             way = rewriting_to(
                 parent, found.runs, stamped(messages, said_at, author), content_digests, tokens, known_as
             )
-            branch = self._branch(parent, session, way, now)
+            name = self._new_id()
+            self._record(Branched(name, parent.id, way, now, session or parent.session))
             self._record(Abandoned(parent.id))
+            branch = self._conversations[name]
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
@@ -430,11 +432,6 @@ class HotBuffer:
             return conversation
         name = self._new_id()
         self._record(Forked(name, conversation.id, position))
-        return self._conversations[name]
-
-    def _branch(self, parent: Conversation, session: str | None, way: Rewriting, now: float) -> Conversation:
-        name = self._new_id()
-        self._record(Branched(name, parent.id, way, now, session or parent.session))
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:

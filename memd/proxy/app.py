@@ -191,10 +191,13 @@ async def running(
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
-            config = _in_front_of(child, config)
+            upstream = msgspec.structs.replace(config.upstream, url=child.url, urls=())
+            config = msgspec.structs.replace(config, upstream=upstream)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
-        kept = _shared_log(stack, config)
+        kept = shared_log(config) if config.cluster.is_on else None  # which other daemons have too
+        if kept is not None:
+            stack.callback(kept.close)
         store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, kept))
         stack.callback(store.close)
         if backup is not None:
@@ -398,10 +401,6 @@ def _embedder(config: Config, files: LocalDisk) -> Embedder:
     return embedder
 
 
-def _in_front_of(child: LlamaChild, config: Config) -> Config:
-    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=child.url, urls=()))
-
-
 async def _rights(config: Config, source: AuthSource | None, kept: SharedLog | None) -> TokenWatch:
     """The tokens, which all daemons of a cluster have."""
     listed: TokenList = TokenFile(DiskFiles(), config.data_dir)
@@ -449,15 +448,6 @@ def _opened(
         kept=kept,
         erasures=erasures,
     )
-
-
-def _shared_log(stack: AsyncExitStack, config: Config) -> SharedLog | None:
-    """The log that other daemons have too, if the settings name one; closed with the stack."""
-    if not config.cluster.is_on:
-        return None
-    kept = shared_log(config)
-    stack.callback(kept.close)
-    return kept
 
 
 def _auditor(config: Config, store: Store, principals: Principals, command: str) -> Auditor:

@@ -11,7 +11,7 @@ What was said stays as it is in the conversation; only the prompt is mended. The
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -69,7 +69,7 @@ def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int
     mended = _mended(conversation, range(start, arrival.offset), messages)
     raws = list(map(api.encode_message, messages[: len(live)])) + request.raw_messages[lead:]
     digests = [item.content_digest for item in live] + request.digests[lead:]
-    continues = [*_continues(api, messages[: len(live)]), *request.continues[lead:]]
+    continues = [*map(api.continues, messages[: len(live)], [None, *messages]), *request.continues[lead:]]
     history: list[tuple[bytes, Message, bytes, bool]] = []
     for position, (raw, message, digest, same) in enumerate(
         zip(raws, messages, digests, continues, strict=True), start
@@ -90,10 +90,6 @@ def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int
         continues=[*request.continues[:lead], *(same for _, _, _, same in history)],
     )
     return LiveTurns(completed, msgspec.structs.replace(arrival, offset=start), mended)
-
-
-def _continues(api: Api, messages: Sequence[Message]) -> Iterable[bool]:
-    return map(api.continues, messages, [None, *messages])
 
 
 def _mended(conversation: Conversation, live: range, messages: Sequence[Message]) -> Mended:
@@ -287,12 +283,8 @@ class Prompt:
 
     def tokens(self) -> int:
         """Raw tokens of the whole prompt."""
-        return self.standing_tokens + self.history_tokens() + self.block_tokens()
-
-    def history_tokens(self) -> int:
-        """Raw tokens of the visible messages."""
         self._visible()
-        return self._listed[2]
+        return self.standing_tokens + self._listed[2] + self.block_tokens()
 
     def body(self, placement: Placement | None) -> bytes:
         """Encode the body to forward; `placement` None leaves all memory out."""

@@ -240,7 +240,8 @@ class Receiver:
         prompt = Prompt(asked.api, live, lead, standing_tokens, asked.who)
         key, is_retry = None, False
         if asked.mode == "full":
-            turn_key = TurnKey(prompt.last_digest, _memory_in_digest(request))
+            memory_in = hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()
+            turn_key = TurnKey(prompt.last_digest, memory_in)
             is_retry = topic.buffer.note_arrival(prompt.conversation, turn_key, now, self._idempotency.retry_seconds)
             key = RequestKey(topic.id, asked.who.author, asked.session, turn_key)
             if not is_retry:
@@ -327,7 +328,3 @@ def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
         if entries and not any(snapshot.is_live(place) for snapshot, place in entries):
             return False
     return True
-
-
-def _memory_in_digest(request: ModelRequest) -> bytes:
-    return hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()

@@ -275,14 +275,14 @@ class AnthropicCapture(Capture):
             return False
         if decoded.type == "message_start" and isinstance(decoded.message, dict):
             self._started = True
-            self._count(decoded.message.get("usage"))
+            self._counts |= _counts(decoded.message.get("usage"))
         elif decoded.type == "content_block_start" and isinstance(decoded.content_block, dict):
             self._begin(decoded.index, decoded.content_block)
         elif decoded.type == "content_block_delta" and isinstance(decoded.delta, dict):
             self._grow(decoded.index, decoded.delta)
         elif decoded.type == "message_delta" and isinstance(decoded.delta, dict):
             self._stop_reason = text_or_empty(decoded.delta.get("stop_reason")) or self._stop_reason
-            self._count(decoded.usage)
+            self._counts |= _counts(decoded.usage)
         elif decoded.type == "message_stop":
             self._stopped = True
         self.error = self.error or error_text(decoded.error)
@@ -293,7 +293,7 @@ class AnthropicCapture(Capture):
         message = None
         if self._started or self._blocks:
             message = _message([_block_now(self._blocks[index]) for index in sorted(self._blocks)])
-        if message is not None and not self.finished and not _has_content(message):
+        if message is not None and not (self.finished or message.text or message.tool_calls or message.attachments):
             message = None
         if message is not None and interrupted:
             message = msgspec.structs.replace(message, interrupted=True)
@@ -323,9 +323,6 @@ class AnthropicCapture(Capture):
         if index in self._blocks:
             self._blocks[index].text += self._budget.cut(piece)
 
-    def _count(self, usage: Any) -> None:
-        self._counts.update(_counts(usage))
-
 
 def _message(content: list[Any]) -> Message | None:
     try:
@@ -339,10 +336,6 @@ def _block_now(partial: _PartialBlock) -> dict[str, Any]:
     if partial.block["type"] == "text":
         return {**partial.block, "text": partial.text.decode()}
     return {**partial.block, "input": partial.text.decode()} if partial.text else partial.block
-
-
-def _has_content(message: Message) -> bool:
-    return bool(message.text or message.tool_calls or message.attachments)
 
 
 def _counts(usage: Any) -> dict[str, int]:

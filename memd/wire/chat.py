@@ -262,7 +262,9 @@ def grouped(elements: Sequence[Raw]) -> list[Raw]:
     groups: list[Raw] = []
     run: list[Raw] = []  # of the assistant's elements
     for position, element in enumerate(elements):
-        if run and not (marked[position - 1] and marked[position] and _is_assistants(run[-1], element)):
+        if run and not (
+            marked[position - 1] and marked[position] and _head(run[-1]).role == _head(element).role == "assistant"
+        ):
             groups += _with_answer_joined(run, elements, position)
             run = []
         run.append(element)
@@ -306,10 +308,6 @@ def joined_answer(parts: Sequence[Message]) -> Message:
 def _marked(elements: Sequence[Raw]) -> bytes:
     """A byte for each: 1 where it may be an assistant's."""
     return bytes([b'"assistant"' in bytes(element) for element in elements])
-
-
-def _is_assistants(*elements: Raw) -> bool:
-    return all(_head(element).role == "assistant" for element in elements)
 
 
 def _head(element: Raw) -> _Head:

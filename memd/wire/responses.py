@@ -13,7 +13,7 @@ only by its call's id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -419,6 +419,7 @@ class ResponsesApi(Api):
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object whose `input` is a string or a list of objects."""
         members = top_level(body)
+        is_text = is_string(members.get("input", Raw()))
         names = (name for name in _HELD_ELSEWHERE if bytes(members.get(name, b"null")) not in (b"null", b'""'))
         goes_on_with = next((f"{name} {bytes(members[name]).decode(errors='replace')}" for name in names), "")
         return request_from(
@@ -426,7 +427,7 @@ class ResponsesApi(Api):
             members,
             goes_on_with=goes_on_with,
             list_name=self.list_name,
-            raw_messages=_raw_messages(members),
+            raw_messages=[members["input"]] if is_text else grouped(objects_in(members, "input")),
             parse=parse_items,
             cache=cache,
             bounds=("max_output_tokens",),
@@ -469,13 +470,6 @@ class ResponsesApi(Api):
         message = msgspec.structs.replace(joined_answer(parts), role="assistant") if parts else None
         status = text_or_empty(response.status) or None
         return Reply(message, _usage(response), status, _failure(response, status))
-
-
-def _raw_messages(members: Mapping[str, Raw]) -> list[Raw]:
-    """Group the items of `input` by message: those of one assistant message together; a string is a message."""
-    if is_string(members.get("input", Raw())):
-        return [members["input"]]
-    return grouped(objects_in(members, "input"))
 
 
 RESPONSES = ResponsesApi()

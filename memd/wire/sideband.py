@@ -196,7 +196,7 @@ def memory_headers(
     if timings_ms:
         timings = ", ".join(f"{name};dur={milliseconds:.1f}" for name, milliseconds in timings_ms.items())
         headers.append(("Server-Timing", timings))
-    return [(name, _printable(value)) for name, value in headers]
+    return [(name, _UNPRINTABLE.sub("?", value)) for name, value in headers]  # so no value begins another header
 
 
 def _injected_value(injected_ids: Iterable[str]) -> str:
@@ -207,11 +207,6 @@ def _injected_value(injected_ids: Iterable[str]) -> str:
             break
         value = longer
     return value
-
-
-def _printable(value: str) -> str:
-    """Replace everything but printable ASCII, so that no value can begin a header of its own."""
-    return _UNPRINTABLE.sub("?", value)
 
 
 def _checked_correction(correction: _WireCorrection, position: int) -> Correction:

@@ -83,7 +83,8 @@ class SseParser:
         is_simple = b"\r" not in data
         may_be_run = is_simple and size >= _RUN_BYTES_MIN
         while start < size:
-            if is_simple and not self._is_amid_event:
+            is_amid_event = self._line or self._data or self._name or self._skipping or self._after_cr
+            if is_simple and not is_amid_event:
                 while may_be_run:
                     end = self._read_run(data, start, found)
                     may_be_run, start = end > start, end
@@ -141,10 +142,6 @@ class SseParser:
             self._open_line(self._fed + start)
         self._add(data[start:end], self._fed + end)
         self._after_cr = data.endswith(b"\r", 0, end)
-
-    @property
-    def _is_amid_event(self) -> bool:
-        return bool(self._line or self._data or self._name or self._skipping or self._after_cr)
 
     def _open_line(self, offset: int) -> None:
         self._line_from = offset

@@ -519,16 +519,14 @@ class Upstream:
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told.json if isinstance(told.json, dict) else {}
-        return self._with_known_placement(facts_from(props)), props
+        facts = facts_from(props)
+        if (facts.model, facts.template) == (self._facts.model, self._facts.template):  # then what was probed holds
+            facts = msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate)
+        return facts, props
 
     def _tell_away(self, reason: str) -> None:
         if self._on_away is not None:
             self._on_away(reason)
-
-    def _with_known_placement(self, facts: UpstreamFacts) -> UpstreamFacts:
-        """Keep the result of the placement probe as long as the same model has the same template."""
-        same = (facts.model, facts.template) == (self._facts.model, self._facts.template)
-        return msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate) if same else facts
 
     async def _rendered(self, messages: Messages, headers: CIMultiDict[str]) -> str | None:
         """Have the server render a conversation: empty if its template refuses it, None without an answer."""

@@ -303,7 +303,9 @@ def is_unreadable(error: BaseException) -> bool:
 def reason_of(error: BaseException, header_bytes_max: int) -> str:
     """Why there is no answer, in words for people, on one line; the upstream's own bytes in it are escaped."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        reason = f"its certificate is not trusted ({_certificate_problem(error.certificate_error)}); {_trust_it()}"
+        refused = error.certificate_error
+        problem = getattr(refused, "verify_message", "") or refused
+        reason = f"its certificate is not trusted ({problem}); {_trust_it()}"
     elif isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0
         is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has numbers of its own
@@ -323,10 +325,6 @@ def _trust_it() -> str:
     """The remedy; OpenSSL says nothing about a file that is not there."""
     named = os.environ.get("SSL_CERT_FILE")
     return f"{TRUST_IT}: {named} is not there" if named and not Path(named).exists() else TRUST_IT
-
-
-def _certificate_problem(error: Exception) -> str:
-    return str(getattr(error, "verify_message", "") or error)
 
 
 def _unreadable(message: str, header_bytes_max: int) -> str:
