@@ -368,8 +368,9 @@ class Snapshot:
         """Return for each uuid some of the topic's, itself if it is one: no other shares a longer prefix with it."""
         found = self.uuid_index.nearest(uuids)
         for rows in (view.rows for _, view in self._growing if len(view.rows)):
+            high = np.ascontiguousarray(rows["uuid_high"])
             for uuid, near in zip(uuids, found, strict=True):
-                away = rows["uuid_high"] ^ uuid_halves(uuid)[0]
+                away = high ^ uuid_halves(uuid)[0]
                 nearest = rows[away == away.min()]
                 near += map(uuid_bytes, nearest["uuid_high"].tolist(), nearest["uuid_low"].tolist())
         return found

@@ -180,7 +180,7 @@ class TopicLog:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
             self._check_made(drafts, self.head if made_at is None else made_at)
-            active = self._open_active()
+            active = self._open_active(self._shared.model)
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = list(fresh)
             if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
@@ -546,11 +546,13 @@ class TopicLog:
             found.append(ids[uuid])
         return found
 
-    def _open_active(self) -> GrowingSegment:
-        """The active segment; a new one after a rotation."""
+    def _open_active(self, model: ModelId) -> GrowingSegment:
+        """The active segment; a new one, which a model writes, after a rotation."""
         if self._active is None:
             number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
-            self._active, self._end = create_active(self.claim, self._shared.model, number), HEADER_BYTES
+            is_searched = model == self._shared.model
+            self._active = create_active(self.claim, model, number, searchable=is_searched)
+            self._end = HEADER_BYTES
         return self._active
 
     def _rotate(self, active: GrowingSegment) -> None:

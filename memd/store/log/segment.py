@@ -296,10 +296,10 @@ def new_header(layout: TopicLayout, model: ModelId, segment_id: int) -> Header:
     )
 
 
-def create_active(claim: Claim, model: ModelId, segment_id: int) -> GrowingSegment:
-    """Create a new, empty, durable `active.bin`."""
+def create_active(claim: Claim, model: ModelId, segment_id: int, *, searchable: bool) -> GrowingSegment:
+    """Create a new, empty, durable `active.bin`. `searchable`: this model's vectors are searched now."""
     files, layout = claim.files, claim.layout
     header = new_header(layout, model, segment_id)
     claim.roll("log", write_beside(files, layout.active, encode_header(header)))
     files.sync_directory(layout.data_dir)  # the topic's own directory may be new
-    return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=True)
+    return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=searchable)

@@ -22,7 +22,7 @@ from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidde
 from memd.store.log.columns import text_hash
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, Header, ModelId, Span, decode_header, encode_header
 from memd.store.log.recovery import Finding
-from memd.store.log.segment import GrowingSegment, create_active, new_header
+from memd.store.log.segment import GrowingSegment, new_header
 from memd.store.shared.seam import News, Row, SharedLog, Stream
 from memd.store.snapshot import after_append
 from memd.store.topic import StoreShared, TopicLog
@@ -243,14 +243,7 @@ class SharedTopicLog(TopicLog):
         model = ModelId(header.dimension, header.fingerprint)
         if self._active is not None and not model.wrote(self._active.header):
             self._rotate(self._active)
-        if self._active is None:
-            number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
-            made = create_active(self.claim, model, number)
-            paths = [self._layout.active, self._layout.bin(number)]
-            is_searched = self._shared.model.wrote(made.header)
-            self._active = made if is_searched else GrowingSegment(self._files, paths, made.header, searchable=False)
-            self._end = HEADER_BYTES
-        return self._active
+        return self._open_active(model)
 
     def _keep(self, row: Row) -> None:
         try:
