@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from memd.entries import Entry
 from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
 from memd.store.index.vectors import multipliers
-from memd.store.log.columns import Bits, Floats, Rows, digest_word, may_be_wanted, superseded
-from memd.store.log.segment import GrowingSegment
+from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
 from memd.store.topic import TopicLog
@@ -46,31 +45,6 @@ def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
             dead[start : start + len(views[number].dead)] = views[number].dead
         indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, snapshot.utility)
-
-
-def places_of(snapshot: Snapshot, digests: Collection[bytes]) -> list[Place]:
-    """Return the places of the live chunks that came from these messages alone, of those in segments without an index:
-    what was said last is there."""
-    words = frozenset(map(digest_word, digests))
-    found: list[Place] = []
-    for number, view in snapshot.views.items():
-        if isinstance(view.segment, GrowingSegment):
-            rows = np.array(view.segment.rows_of_messages(words), np.intp)
-            rows = rows[rows < len(view.rows)]
-            found += [(number, row) for row in rows[~view.dead[rows]].tolist()]
-    return found
-
-
-def without(snapshot: Snapshot, places: Collection[Place]) -> Snapshot:
-    """Return the snapshot in which the chunks at these places do not count, for searching it."""
-    if not places:
-        return snapshot
-    views = dict(snapshot.views)
-    for number in {segment_id for segment_id, _ in places}:
-        dead = views[number].dead.copy()
-        dead[[row for segment_id, row in places if segment_id == number]] = True
-        views[number] = dataclasses.replace(views[number], dead=dead)
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, snapshot.indexes, snapshot.utility)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:
