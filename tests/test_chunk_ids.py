@@ -75,7 +75,7 @@ async def test_of_two_topics_in_which_a_chunk_with_the_same_digits_waits_none_is
 
     def look() -> None:
         topics = [(topic.log, topic.unstored()) for topic in (first, second)]
-        waiting = [{one.entry.public_id: one.entry for run in text.chunks() for one in run} for _, text in topics]
+        waiting = [{one.entry.public_id: one.entry for one in text.chunks()} for _, text in topics]
         digits = min(one for one in waiting[0].keys() & waiting[1].keys() if len(one) == 4)
         with pytest.raises(
             BadQuestion, match=r"means 2 chunks: .* \(home\), .* \(work\); give more digits, or the topic"

@@ -29,7 +29,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event, encode_event
 from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
-from memd.ingest.unstored import ListedParts, parts_of
+from memd.ingest.unstored import ListedParts, owed_parts, parts_of
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -501,7 +501,8 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     @initialize(target=clients)
     def begin(self) -> Client:
         self.names = (str(number) for number in itertools.count(1))
-        self.buffer, self.listed = HotBuffer(lambda: next(self.names), WINDOW_TURNS), ListedParts()
+        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.listed = ListedParts(self.buffer)
         self.journal: list[BufferEvent] = []
         self.said: set[bytes] = set()
         self.gone: set[bytes] = set()  # in the log, or given up and closed
@@ -639,7 +640,8 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         if rewritten:
             self.journal = self.buffer.retelling()()
         before = state(self.buffer)
-        self.buffer, self.listed = HotBuffer(lambda: next(self.names), WINDOW_TURNS), ListedParts()
+        self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
+        self.listed = ListedParts(self.buffer)
         self.buffer.replay(self.journal)
         assert state(self.buffer) == before
 
@@ -682,6 +684,10 @@ class ClientsAndRestarts(RuleBasedStateMachine):
             assert list(self.listed.of(one)) == parts_of(one)
             assert one.left_out_count() == len(one) - len(one.visible_positions())
             assert one.visible_tokens() == sum(map(one.tokens_at, range(len(one))))
+        waiting = [parts_of(one) for one in self.buffer.conversations() if one.stored < one.wanted_end]
+        owed = [owed_parts(one) for one in self.buffer.conversations() if one.owed]
+        listed = sorted((part.key, part.end) for parts in self.listed.all() for part in parts)
+        assert listed == sorted((part.key, part.end) for parts in (*waiting, *owed) for part in parts)
 
     @invariant()
     def the_journal_gives_back_the_buffer(self) -> None:

@@ -114,18 +114,18 @@ async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_s
     book = talk(topic.buffer, f"u:{BOOK}", "a:A long one.", session="book")
     talk(topic.buffer, "u:Where is the rope?", "a:Behind the barometer.", session="other")
     unstored, late = topic.unstored(), time.monotonic() + 3600
-    (one,) = [chunk for chunks in unstored.chunks(until=late) for chunk in chunks]
+    (one,) = unstored.chunks(until=late)
     assert "barometer" in one.draft.content
     assert unstored.is_partial and not held.counted
     stage.archiver.cut_later(topic, book)
     await asyncio.to_thread(held.is_reached.wait, 60)
     talk(topic.buffer, "u:And the ladder?", "a:In the cellar.", session="third")
     found = await asyncio.to_thread(topic.unstored().chunks, until=late)
-    assert sum(map(len, found)) == 2, "while the book is being cut"
+    assert len(found) == 2, "while the book is being cut"
     held.go_on.set()
     await stage.tasks.finish(600)
     whole = topic.unstored()
-    assert sum(map(len, whole.chunks(until=late))) > 500 and not whole.is_partial
+    assert len(whole.chunks(until=late)) > 500 and not whole.is_partial
 
 
 LONG = BOOK[:60_000]
@@ -159,7 +159,7 @@ async def test_turns_behind_a_long_message_and_corrections_of_its_chunks_do_not_
     assert any("second landing" in one for one in contents)
     assert any(one in LONG for one in contents) and book.stored == 0
     monkeypatch.setattr(stage.embedder, "embed_many", HashEmbedder().embed_many)
-    waiting = [chunk for run in topic.unstored().chunks() for chunk in run if "night 700 " in chunk.draft.content]
+    waiting = [chunk for chunk in topic.unstored().chunks() if "night 700 " in chunk.draft.content]
     await stage.archiver.store_named(topic, [waiting[0].draft.uuid])
     assert waiting[0].draft.uuid in {one.uuid for one in live_entries(topic)}
     assert len(live_entries(topic)) == len(contents) + 1, "that one, and no others"

@@ -16,6 +16,7 @@ from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import DiskFiles
+from memd.store.pending import PendingRun
 from memd.store.snapshot import id_before, id_upto
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import decode_line, export
@@ -83,7 +84,7 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
 def test_recall_has_the_vectors_and_corrections_of_then(told: Told) -> None:
     told.log.load()
     for canonical_id, state in told.states.items():
-        columns = TopicColumns(TopicAsOf(told.log, canonical_id), ["a question"], [], EVERYTHING, (), ())
+        columns = TopicColumns(TopicAsOf(told.log, canonical_id), ["a question"], PendingRun(), EVERYTHING, (), ())
         columns.find(QUERIES, DEFAULT_UTILITY)
         scores: dict[bytes, float] = {}
         for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
@@ -115,7 +116,7 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     moments = sorted(told.states)
     told.log.load()
     past = TopicAsOf(told.log, moments[10])
-    columns = TopicColumns(past, ["chunk"], [], EVERYTHING, (), ())
+    columns = TopicColumns(past, ["chunk"], PendingRun(), EVERYTHING, (), ())
     found: list[int] = []
     columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
     for one in columns.pools(DIMENSION, DEFAULT_UTILITY):

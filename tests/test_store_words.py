@@ -21,6 +21,7 @@ from memd.store.disk import DiskFiles, Wiper
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.postings import ChunkTerms
 from memd.store.log.segment import GrowingSegment
+from memd.store.pending import PendingRun
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 from memd.wanted import EVERYTHING
@@ -69,7 +70,7 @@ def test_an_append_that_the_disk_refuses_leaves_nothing_in_the_columns() -> None
 
 def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
-    columns = TopicColumns(topic, [text], [], EVERYTHING, (), ())
+    columns = TopicColumns(topic, [text], PendingRun(), EVERYTHING, (), ())
     found: dict[str, float] = {}
     columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
     for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
@@ -245,7 +246,9 @@ def test_an_append_goes_through_while_its_words_are_asked_for(tmp_path: Path) ->
 
     def ask() -> None:
         while not ended.is_set():
-            TopicColumns(topic, ["a lamp for the boat house"], [], EVERYTHING, (), ()).find(nothing, DEFAULT_UTILITY)
+            TopicColumns(topic, ["a lamp for the boat house"], PendingRun(), EVERYTHING, (), ()).find(
+                nothing, DEFAULT_UTILITY
+            )
 
     nothing = np.zeros((0, DIMENSION), np.float32)
     asking = [threading.Thread(target=ask) for _ in range(2)]

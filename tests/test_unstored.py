@@ -62,10 +62,10 @@ async def test_what_the_prompt_shows_is_not_cut_for_its_question(topic: Topic) -
     conversation = talk(topic.buffer, *LAMP)
     talk(topic.buffer, *FERRY)
     visible = {item.digest for item in conversation.messages}
-    cut = [chunk.entry.displayed for chunks in topic.unstored().chunks(but=visible) for chunk in chunks]
+    cut = [chunk.entry.displayed for chunk in topic.unstored().chunks(but=visible)]
     assert len(cut) == 1 and FERRY[1][2:] in cut[0]
     partly = {conversation.messages[0].digest}
-    assert len([chunk for chunks in topic.unstored().chunks(but=partly) for chunk in chunks]) == 2
+    assert len(topic.unstored().chunks(but=partly)) == 2
 
 
 async def test_what_is_not_cut_in_time_is_left_out_and_all_else_is_found(
@@ -128,10 +128,9 @@ async def test_what_was_cut_is_not_cut_again_until_a_branch_has_stored_some_of_i
         patched.delattr(Cutter, "cut")
         before = topic.unstored().chunks()
         talk(topic.buffer, "u:Another chat begins.")  # an open turn is not cut
-        assert topic.unstored().chunks() == [*before, ()]
+        assert topic.unstored().chunks() == before
     assert first is branch and await stage.archiver.store(topic, first, 2)
-    [left, _] = topic.unstored().chunks()
-    assert [FERRY[1][2:] in chunk.draft.content for chunk in left] == [True]
+    assert [FERRY[1][2:] in chunk.draft.content for chunk in topic.unstored().chunks()] == [True]
 
 
 async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_for_the_first(
@@ -147,7 +146,7 @@ async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_fo
         assert FERRY[1][2:] in found.entry.displayed
     assert await stage.archiver.store(topic, lamp, 2)
     chunks = topic.unstored().chunks()
-    assert [[chunk.draft.content.count("Monday") for chunk in run] for run in chunks] == [[1], [0]]
+    assert [chunk.draft.content.count("Monday") for chunk in chunks] == [1, 0]
 
 
 async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
@@ -252,7 +251,7 @@ async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_store
 async def test_of_a_round_shown_with_and_without_its_answer_both_are_stored(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *LOOP[:3], "a:I have looked.")
     conversation = receive(topic.buffer, *LOOP).conversation
-    shown = [one for part in topic.unstored().chunks() for one in part if "KINGFISHER9" in one.draft.content]
+    shown = [one for one in topic.unstored().chunks() if "KINGFISHER9" in one.draft.content]
     assert len(shown) == 2
     topic.buffer.injected(
         [BlockChunk(one.entry.public_id, one.entry.uuid, "talk", one.entry.origin_id) for one in shown]

@@ -393,5 +393,5 @@ def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[b
         return []
     read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
     uuids, texts = {one.uuid for one in read}, {one.content for one in read}
-    waiting = (chunk.entry for run in unstored.chunks() for chunk in run)
+    waiting = (chunk.entry for chunk in unstored.chunks())
     return [one.uuid for one in waiting if one.uuid.hex() in uuids or one.content in texts]

@@ -110,7 +110,7 @@ class Named(NamedTuple):
     snapshot: Snapshot
     uuid: bytes
     waiting: PendingRun | None = None
-    """The chunks said together with it, itself among them, if it is not in the log yet."""
+    """The chunks that are not in the log yet, if it is one of them."""
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,13 +260,12 @@ def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Nam
     is_stored = len(digits) == 32 and any(log.snapshot().knows(bytes.fromhex(digits)) for log, _ in topics)
     found: dict[bytes, tuple[bool, Named]] = {}
     for log, unstored in topics:
-        runs = () if is_stored else unstored.chunks()
+        waiting = PendingRun() if is_stored else unstored.chunks()
         snapshot = log.snapshot()  # taken after that: what is stored between the two looks is in one of them
         for one, is_its in snapshot.named(digits).items():
             found.setdefault(one, (is_its, Named(snapshot, one)))
-        for run in runs:
-            for entry in (chunk.entry for chunk in run if chunk.entry.uuid.hex().startswith(digits)):
-                found.setdefault(entry.uuid, (entry.public_id == digits, Named(snapshot, entry.uuid, run)))
+        for entry in (chunk.entry for chunk in waiting if chunk.entry.uuid.hex().startswith(digits)):
+            found.setdefault(entry.uuid, (entry.public_id == digits, Named(snapshot, entry.uuid, waiting)))
     meant = [one for is_its, one in found.values() if is_its] or [one for _, one in found.values()]
     if not meant:
         raise NotFound(f"no chunk has the id {digits!r}; `memd search` and `memd log` show ids")
@@ -295,8 +294,8 @@ def _pending_story(topic_id: str, uuid: bytes, run: PendingRun) -> ChunkStory:
         uuid=event.uuid,
         live=True,
         versions=(event,),
-        before=_pending(topic_id, run[at - 1].entry) if at else None,
-        after=_pending(topic_id, run[at + 1].entry) if at + 1 < len(run) else None,
+        before=_pending(topic_id, run[at - 1].entry) if run.columns.follows[at] else None,
+        after=_pending(topic_id, run[at + 1].entry) if run.columns.follows[at + 1 : at + 2].any() else None,
         replaces=(),
         replaced_by=(),
     )

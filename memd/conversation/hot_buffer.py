@@ -122,6 +122,7 @@ class HotBuffer:
         self.notes: dict[bytes, Note] = {}
         """Notes that are not in the log yet, by their ids."""
         self._unsaved: list[BufferEvent] = []
+        self._touched: dict[str, None] = {}
 
     # -- for requests ---------------------------------------------------------------------------------------
 
@@ -327,6 +328,11 @@ class HotBuffer:
         """All open conversations, least recently used first."""
         return list(self._conversations.values())
 
+    def take_touched(self) -> list[str]:
+        """The ids of the conversations that were opened, changed or closed since the last call, each once."""
+        touched, self._touched = [*self._touched], {}
+        return touched
+
     def lives_on(self, item: Buffered, conversation: Conversation) -> bool:
         """Whether another conversation that goes on has a message too."""
         return any(one is not conversation and not one.abandoned for one in self._index.holders(item.identity))
@@ -371,6 +377,7 @@ class HotBuffer:
     def exchange(self, kept: HotBuffer, except_for: Collection[str]) -> None:
         """Become another buffer, but for some conversations; those that both have stay the same objects."""
         mine = self._conversations
+        self._touched |= dict.fromkeys(mine)
         self._conversations, self._index = OrderedDict(), ConversationIndex()
         for name, one in kept._conversations.items():
             if name not in except_for:
@@ -490,6 +497,7 @@ class HotBuffer:
             self.notes.pop(event.id, None)
         elif isinstance(event, Forgotten):
             digests, uuids = frozenset(event.digests), frozenset(event.uuids)
+            self._touched |= dict.fromkeys(self._conversations)
             for conversation in self._conversations.values():
                 conversation.forget(digests, uuids)
         elif isinstance(event, Opened):
@@ -509,15 +517,18 @@ class HotBuffer:
             self._take_in(branch)
         elif isinstance(event, Closed):
             del self._conversations[event.conversation]
+            self._touched[event.conversation] = None
             self._index.remove(subject)
         else:
             self._apply_to(subject, event)
 
     def _take_in(self, conversation: Conversation) -> None:
         self._conversations[conversation.id] = conversation
+        self._touched[conversation.id] = None
         self._index.note(conversation)
 
     def _apply_to(self, conversation: Conversation, event: ConversationEvent) -> None:
+        self._touched[conversation.id] = None
         is_added = isinstance(event, Appended | Arrived | Placed) and conversation.dropped_from is None
         conversation.changes += not (is_added or (isinstance(event, Marked) and not event.repeats))
         if isinstance(event, Appended):

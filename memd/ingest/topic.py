@@ -127,7 +127,7 @@ class Topic:
         self.being_stored: frozenset[bytes] = frozenset()
         """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
         self.cutter = PartCutter(log_, cutter)
-        self.listed_parts = ListedParts()
+        self.listed_parts = ListedParts(buffer)
         log_.unstored = self.unstored
         self._journal = journal
         self._redactor = redactor
@@ -194,7 +194,7 @@ class Topic:
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.buffer, self.cutter, self.listed_parts)
+        return BufferedText(self.cutter, self.listed_parts)
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
+import operator
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ from memd.messages import Message
 from memd.notes import Note
 from memd.store.disk import LocalDisk
 from memd.store.log.journal import read_journal
-from memd.store.pending import PendingChunk, PendingRun, UnstoredText
+from memd.store.pending import JoinedRuns, PendingChunk, PendingRun, UnstoredText
 from memd.store.store import TopicLog
 
 Key = tuple[bytes, ...]
@@ -101,6 +102,8 @@ class PartRun(tuple[Part, ...]):
 
     cut: tuple[Sequence[CutPart], PendingRun] = (), PendingRun()
     """The chunks of all of them, and of what these were joined the last time."""
+    whole: tuple[object, PendingRun] = None, PendingRun()
+    """All chunks of them, where all were cut, and `KeptParts.state` at that time."""
 
     @cached_property
     def keys(self) -> list[tuple[bytes, ...]]:
@@ -170,6 +173,8 @@ class KeptParts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self.state = object()
+        """Another one whenever parts were dropped: until then what was found here is here."""
         self._parts: dict[Key, CutPart] = {}
         self._having: dict[bytes, dict[Key, int]] = {}
         self._beginning: dict[bytes, dict[Key, int]] = {}
@@ -209,6 +214,7 @@ class KeptParts:
             for key in keys:
                 if (part := self._parts.pop(key, None)) is None:
                     continue
+                self.state = object()
                 for table, digest in [(self._beginning, key[0]), *((self._having, one) for one in part.digests)]:
                     table.get(digest, {}).pop(key, None)
                     if not table.get(digest):
@@ -403,8 +409,15 @@ class PartCutter:
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
-    def joined(self, parts: PartRun, until: float | None = None) -> tuple[Sequence[CutPart], PendingRun]:
-        """The parts as they are cut, and the chunks of all; joined anew only where one was cut anew. See `cut`."""
+    @property
+    def state(self) -> object:
+        """See `KeptParts.state`."""
+        return self._known.state
+
+    def joined(self, parts: PartRun, until: float | None = None) -> PendingRun | None:
+        """The chunks of all parts, joined anew only where one was cut anew; None where not all could be cut in time,
+        and those that were stand in `parts.cut`. See `cut`."""
+        state = self._known.state
         cut = self._known.get_many(parts.keys)
         if len(cut) < len(parts):
             cut = self.cut(parts, until)
@@ -412,7 +425,10 @@ class PartCutter:
         if cut != before:
             run = PendingRun.joined([one.chunks for one in cut], goes_on=True)
             parts.cut = cut, run
-        return cut, run
+        if len(cut) < len(parts):
+            return None
+        parts.whole = state, run
+        return run
 
     def cut_as_shown(
         self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
@@ -569,18 +585,37 @@ class PartCutter:
 
 
 class ListedParts:
-    """The parts of each conversation, listed when it has changed only, and behind the last of them where it has grown:
-    listing takes 20 µs a turn, and each request asks for all of them."""
+    """All parts of a buffer that wait to be stored. A request asks for all of them, so only those of conversations that
+    have changed are listed anew, and behind the last of them where one has grown: listing takes 20 µs a turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffer: HotBuffer) -> None:
+        self._buffer = buffer
         self._listed: dict[str, tuple[int, int, PartRun]] = {}
         """By conversation: `changes` and length at that time, and the parts."""
+        self._waiting: dict[str, PartRun] = {}
+        """Of them those that wait."""
+        self._owed: dict[str, PartRun] = {}
+        self._notes: dict[bytes, PartRun] = {}
+        self.joined = JoinedRuns()
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
         joined = (parts.spoken.cut for _, _, parts in self._listed.values())
-        return sum(run.columns_bytes for cut, run in joined if len(cut) > 1)
+        return self.joined.memory_bytes + sum(run.columns_bytes for cut, run in joined if len(cut) > 1)
+
+    def all(self) -> list[PartRun]:
+        """Those of each conversation, the instructions that each owes, and the notes, as of now."""
+        for name in self._buffer.take_touched():
+            one = self._buffer.of_id(name)
+            self._note(self._waiting, name, None if one is None or one.stored >= one.wanted_end else self.of(one))
+            self._note(self._owed, name, PartRun(owed_parts(one)) if one is not None and one.owed else None)
+            if name not in self._waiting:
+                self._listed.pop(name, None)
+        if self._notes.keys() != self._buffer.notes.keys():
+            waiting = zip(self._buffer.notes, note_parts(self._buffer), strict=True)
+            self._notes = {key: self._notes.get(key) or PartRun((part,)) for key, part in waiting}
+        return [*self._waiting.values(), *self._owed.values(), *self._notes.values()]
 
     def of(self, conversation: Conversation) -> PartRun:
         """Its parts as of now, without those owed."""
@@ -598,24 +633,21 @@ class ListedParts:
         self._listed[conversation.id] = conversation.changes, len(conversation), parts
         return parts
 
-    def forget_but(self, conversations: Collection[str]) -> None:
-        """Drop those of other conversations."""
-        for gone in self._listed.keys() - conversations:
-            del self._listed[gone]
+    @staticmethod
+    def _note(table: dict[str, PartRun], name: str, parts: PartRun | None) -> None:
+        if parts is not None:
+            table[name] = parts
+        else:
+            table.pop(name, None)
 
 
 class BufferedText(UnstoredText):
     """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
 
-    def __init__(self, buffer: HotBuffer, cutter: PartCutter, listed: ListedParts) -> None:
-        """`listed`: the parts as they were listed the last time; brought up to date."""
+    def __init__(self, cutter: PartCutter, listed: ListedParts) -> None:
         self._cutter = cutter
-        conversations = buffer.conversations()
-        waiting = {one.id: one for one in conversations if one.stored < one.wanted_end}
-        listed.forget_but(waiting.keys())
-        self._parts = [listed.of(one) for one in waiting.values()]
-        self._parts += [PartRun(owed_parts(one)) for one in conversations if one.owed]
-        self._parts += [PartRun((part,)) for part in note_parts(buffer)]
+        self._joined = listed.joined
+        self._parts = listed.all()
 
     def __bool__(self) -> bool:
         return any(self._parts)
@@ -624,24 +656,20 @@ class BufferedText(UnstoredText):
         """See `UnstoredText.has_others_than`."""
         return any(part.has_others_than(digests) for parts in self._parts for part in parts)
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> list[PendingRun]:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
         """See `UnstoredText.chunks`."""
         self._cutter.forget_but(self._parts)
-        seen: set[bytes] = set()  # branches share their beginning
-        found = []
+        found, state = [], self._cutter.state
         for parts in self._parts:
             spoken = parts.spoken if parts.said.isdisjoint(but) else parts.without(but)
-            cut, run = self._cutter.joined(spoken, until)
-            self.is_partial |= len(cut) < len(spoken)
-            if len(run.uuids) < len(run) or not seen.isdisjoint(run.uuids):
-                new: dict[bytes, PendingChunk] = {}
-                for chunk in run:
-                    if chunk.entry.uuid not in seen:
-                        new.setdefault(chunk.entry.uuid, chunk)
-                run = PendingRun(new.values())
-            seen |= run.uuids
-            found.append(run)
-        return found
+            as_of, run = spoken.whole
+            if as_of is not state:
+                whole = self._cutter.joined(spoken, until)
+                self.is_partial |= whole is None
+                run = spoken.cut[1]
+            if run:
+                found.append(run)
+        return self._joined.of(_each_once(found))
 
     def part_with(self, uuid: bytes) -> Part | None:
         """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""
@@ -650,3 +678,19 @@ class BufferedText(UnstoredText):
                 if uuid in cut.chunks.uuids:
                     return part
         return None
+
+
+def _each_once(runs: list[PendingRun]) -> list[PendingRun]:
+    """The runs, with a chunk that several have in the first alone: branches share their beginning."""
+    if len(frozenset().union(*map(operator.attrgetter("uuids"), runs))) == sum(map(len, runs)):
+        return runs
+    seen: set[bytes] = set()
+    found = []
+    for run in runs:
+        new: dict[bytes, PendingChunk] = {}
+        for chunk in run:
+            if chunk.entry.uuid not in seen:
+                new.setdefault(chunk.entry.uuid, chunk)
+        found.append(run if len(new) == len(run) else PendingRun(new.values()))
+        seen |= run.uuids
+    return [run for run in found if run]

@@ -50,7 +50,7 @@ def shown_text(entry: Entry, reader: str = "") -> str:
     if written is not None:
         return _opening(written["role"], "", by) + neutralised(entry.content[written.end() :])
     ends = [*(speaker.offset for speaker in entry.speakers), len(entry.content)]
-    shown = neutralised(entry.content[: ends[0]])
+    shown = neutralised(entry.content[: ends[0]]) if ends[0] else ""
     if by and shown.strip():
         shown = f"({without_control(f'by {speaker_name(by)}')}) {shown}"
     for speaker, end in zip(entry.speakers, ends[1:], strict=True):

@@ -37,7 +37,7 @@ from memd.store.log.columns import Records, digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
-from memd.wanted import Wanted
+from memd.wanted import EVERYTHING, Wanted
 
 log = logging.getLogger("memd")
 
@@ -270,7 +270,7 @@ class PendingSource(ChunkSource):
     def __init__(self, run: PendingRun, counts: Bits, visible: frozenset[int]) -> None:
         super().__init__(run.columns, counts, ())
         self._run = run
-        self.competes = counts & ~np.array([bool(words) and words <= visible for words in run.words], np.bool_)
+        self.competes = counts & ~run.said.all_in(visible)
 
     @property
     def matrix(self) -> Floats | None:
@@ -293,7 +293,7 @@ class TopicColumns:
         self,
         topic: Searchable,
         parts: Sequence[str],
-        pending: Sequence[PendingRun],
+        pending: PendingRun,
         wanted: Wanted,
         visible_digests: Collection[bytes],
         spans: Sequence[Span],
@@ -312,7 +312,7 @@ class TopicColumns:
         now = chosen(self.snapshot, wanted)
         then = [chosen(now, Wanted(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
-        self.pending = PendingRun.joined(pending) if pending else PendingRun()
+        self.pending = pending
         self._sources: list[ChunkSource] = [
             GrowingSource(view, [one.views[number] for one in then], visible)
             for number, view in now.views.items()
@@ -322,9 +322,11 @@ class TopicColumns:
             IndexSource(view, [one.indexes[place] for one in then]) for place, view in enumerate(now.indexes)
         ]
         if self.pending:
-            known = self.snapshot.known([chunk.entry.uuid for chunk in self.pending])
-            counts = [one.entry.uuid not in known and wanted.admits_entry(one.entry) for one in self.pending]
-            self._sources.append(PendingSource(self.pending, np.array(counts, np.bool_), visible))
+            known = self.snapshot.known([*pending.uuids])
+            counts = np.ones(len(pending), np.bool_)
+            if known or wanted != EVERYTHING:
+                counts[:] = [one.entry.uuid not in known and wanted.admits_entry(one.entry) for one in pending]
+            self._sources.append(PendingSource(pending, counts, visible))
         self._columns = [one.columns for one in self._sources if one.columns is not None]
         self._total = sum(one.count for one in self._columns)
         self._found: list[list[Rows]] = []

@@ -44,6 +44,8 @@ TABLE_WORDS_MORE = 0.05
 SECOND_SHARE = 0.2
 """Of a chunk's score for the part that it answers second best, beside the best: of two that answer one part as well, as
 near copies do, the one that has the other part too goes first."""
+ECHOES_MAX = 16
+"""The longest chain of answers to answers that is followed."""
 MEANING_POWER = 1.5
 FEEDBACK_CHUNKS = 5
 SHORT_TOKENS = 80
@@ -403,7 +405,7 @@ class Scores:
     def weigh_echoes(self, field: Field) -> None:
         """An answer stands behind what its prompt had shown, and far behind where some of that was superseded since.
 
-        What it was shown was perhaps an answer itself: from the oldest on, so that each is held against what is left.
+        What it was shown was perhaps an answer itself: once more, until each is held against what is left of those.
         """
         rows = _best(self.score, LISTED)
         owner, shown = field.shown_to(rows)
@@ -417,15 +419,15 @@ class Scores:
         source = order[np.minimum(np.searchsorted(uuids, shown, sorter=order), len(rows) - 1)]
         is_here = (uuids[source] == shown) & (source != owner)
         owner, source = owner[is_here], source[is_here]
-        sources = _grouped(owner, source)
-        left = self.score[rows]
-        for place in np.argsort(records["origin_id"], kind="stable").tolist():
-            if place in sources:
-                most = left[sources[place]].max()
-                if most >= RETOLD_SHARE * left[place]:
-                    left[place] = min(left[place], ECHO_SHARE * most)
-            left[place] *= share[place]
-        factor = left / self.score[rows]
+        score = self.score[rows]
+        left = score * share
+        for _ in range(ECHOES_MAX):
+            before, most = left, np.zeros(len(rows), np.float32)
+            np.maximum.at(most, owner, before[source])
+            left = np.where(most >= RETOLD_SHARE * score, np.minimum(score, ECHO_SHARE * most), score) * share
+            if (left == before).all():
+                break
+        factor = left / score
         self._factor[0, rows] = factor
         self._share[rows] *= factor
         self._near[rows] *= factor
@@ -457,14 +459,6 @@ class Scores:
 def _is_plain(settings: RetrievalSettings) -> bool:
     """Whether nothing counts but the best cosine and the multiplier."""
     return not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight)
-
-
-def _grouped(owner: Rows, source: Rows) -> dict[int, Rows]:
-    """The sources of each owner."""
-    order = owner.argsort(kind="stable")
-    owners, starts = np.unique(owner[order], return_index=True)
-    bounds, ascending = [*starts.tolist(), len(order)], source[order]
-    return {one: ascending[a:b] for one, a, b in zip(owners.tolist(), bounds, bounds[1:], strict=False)}
 
 
 def _best(score: Floats, count: int) -> Rows:

@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ from memd.store.lexical.postings import ChunkTerms, SealedColumns, stream_of
 from memd.store.log.columns import Records, digest_word, joined_records, rows_from
 from memd.store.log.format import Span
 
+RUNS_JOINED = 64
+"""In a group of them, on average."""
 _ARRAYS_BYTES = 1_500
 """Of the arrays of a run beside what they hold."""
 
@@ -35,6 +37,38 @@ class PendingChunk(msgspec.Struct, frozen=True):
     """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
     vector: NDArray[np.float32]
     """The question table's of its text, (dimension,), so that it is found by meaning at once; zeros without a table."""
+
+
+class SaidColumns(NamedTuple):
+    """The messages that n chunks came from, in columns."""
+
+    words: NDArray[np.uint64]
+    """Their `digest_word`s."""
+    chunks: NDArray[np.intp]
+    """The chunk of each of these, ascending."""
+    counts: NDArray[np.intp]
+    """The number of each chunk's, (n,)."""
+
+    @classmethod
+    def of(cls, digests: Sequence[Sequence[bytes]]) -> SaidColumns:
+        """Those of chunks with these digests of messages."""
+        words = np.array([digest_word(digest) for some in digests for digest in some], np.uint64)
+        counts = np.array([len(some) for some in digests], np.intp)
+        return cls(words, np.repeat(np.arange(len(digests)), counts), counts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[SaidColumns]) -> SaidColumns:
+        """Those of several, one after the other."""
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(np.concatenate([part.words for part in parts]), np.repeat(np.arange(len(counts)), counts), counts)
+
+    def all_in(self, words: Collection[int]) -> NDArray[np.bool_]:
+        """Whether all messages of a chunk, which has some, are among these, (n,)."""
+        if not words:
+            return np.zeros(len(self.counts), np.bool_)
+        is_in = np.isin(self.words, np.array([*words], np.uint64))
+        having = np.bincount(self.chunks[is_in], minlength=len(self.counts))
+        return np.asarray((having == self.counts) & (having > 0), np.bool_)
 
 
 class PendingRun(tuple[PendingChunk, ...]):
@@ -55,7 +89,8 @@ class PendingRun(tuple[PendingChunk, ...]):
                 joined.columns.follows[firsts] = True
             joined.matrix = np.concatenate([run.matrix for run in filled])
             joined.records = joined_records([run.records for run in filled])
-            joined.words = [words for run in filled for words in run.words]
+            joined.said = SaidColumns.joined([run.said for run in filled])
+            joined.uuids = frozenset().union(*(run.uuids for run in filled))
         return joined
 
     @cached_property
@@ -85,15 +120,56 @@ class PendingRun(tuple[PendingChunk, ...]):
         return rows_from([chunk.entry for chunk in self], [Span(0, 0)] * len(self))
 
     @cached_property
-    def words(self) -> list[frozenset[int]]:
-        """Of each, the `digest_word`s of the messages that it came from."""
-        return [frozenset(map(digest_word, chunk.draft.digests)) for chunk in self]
+    def said(self) -> SaidColumns:
+        """The messages that they came from."""
+        return SaidColumns.of([chunk.draft.digests for chunk in self])
+
+    @cached_property
+    def ends_group(self) -> bool:
+        """See `JoinedRuns`; not of an empty one."""
+        return self[-1].entry.uuid[0] % RUNS_JOINED == 0
 
     @property
     def columns_bytes(self) -> int:
         """Memory of the columns, once they were made; approximate."""
         made = self.columns.memory_bytes + self.matrix.nbytes if "columns" in self.__dict__ else 0
         return made + (_ARRAYS_BYTES if made else 0)
+
+
+class JoinedRuns:
+    """Runs as one, of which only the groups are joined anew that have changed: under load thousands of runs wait, and
+    with each request one comes and some go.
+
+    A run ends its group if the uuid of its last chunk says so, so groups stay as they are while others come and go. Any
+    thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, ...], tuple[Sequence[PendingRun], PendingRun]] = {}
+        """By the identities of the runs, which are kept so that no others have these."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of what was joined, beside that of the runs; approximate."""
+        return sum(one.columns_bytes for runs, one in self._groups.values() if len(runs) > 1)
+
+    def of(self, runs: Sequence[PendingRun]) -> PendingRun:
+        """All chunks of these, which are not empty."""
+        groups: list[list[PendingRun]] = [[]]
+        for run in runs:
+            groups[-1].append(run)
+            if run.ends_group:
+                groups.append([])
+        known, self._groups = self._groups, {}
+        found = [self._one(group, known) for group in groups if group]
+        return self._one(found, known) if found else PendingRun()
+
+    def _one(
+        self, runs: Sequence[PendingRun], known: dict[tuple[int, ...], tuple[Sequence[PendingRun], PendingRun]]
+    ) -> PendingRun:
+        key = tuple(map(id, runs))
+        _, one = self._groups[key] = known.get(key) or (runs, PendingRun.joined(runs))
+        return one
 
 
 class UnstoredText(Protocol):
@@ -108,8 +184,8 @@ class UnstoredText(Protocol):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether there is text of other messages than these; known at once."""
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[PendingRun]:
-        """Its chunks, those that were said one after the other together. Called in a thread: text may be cut first.
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
+        """Its chunks. Called in a thread: text may be cut first.
 
         Args:
             but: digests of messages; what has no other messages is left out, and need not be cut.
@@ -124,8 +200,8 @@ class _Nothing(UnstoredText):
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         return False
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> Sequence[PendingRun]:
-        return ()
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
+        return PendingRun()
 
 
 NOTHING_UNSTORED: UnstoredText = _Nothing()

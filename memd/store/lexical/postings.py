@@ -479,8 +479,9 @@ def _sorted(
     keys: Keys, rows: NDArray[np.uint32], impacts: NDArray[np.uint8]
 ) -> tuple[Keys, NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
     order = np.argsort(keys, kind="stable")
-    terms, firsts = np.unique(keys[order], return_index=True)
-    return terms, np.append(firsts, len(keys)).astype(np.uint32), rows[order], impacts[order]
+    ascending = keys[order]
+    firsts = np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))[: len(keys)]
+    return ascending[firsts], np.append(firsts, len(keys)).astype(np.uint32), rows[order], impacts[order]
 
 
 def _slices(values: NDArray[np.uint64], starts: NDArray[np.uint32], rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
