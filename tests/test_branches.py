@@ -85,6 +85,20 @@ async def test_an_answer_that_was_given_anew_after_it_was_stored_is_stored_with_
     assert len(live_entries(topic)) == 4, "and once"
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_half_an_answer_takes_the_place_of_no_whole_one(stage: Stage, topic: Topic, is_late: bool) -> None:
+    """Late: of a request that was left, told when the next one is answered already, as a loaded machine does."""
+    half = msgspec.structs.replace(said("a:Three ti"), interrupted=True)
+    first = receive(topic.buffer, *DOCUMENT, "u:How often?")
+    if not is_late:
+        topic.buffer.reply(first, said("a:Twice."), 10, 0.0)
+    second = receive(topic.buffer, *DOCUMENT, "u:How often?")
+    if is_late:
+        topic.buffer.reply(second, said("a:Twice."), 10, 0.0)
+    topic.buffer.reply(first if is_late else second, half, 10, 0.0)
+    assert_each_once(await stored_texts(stage, topic), [*DOCUMENT, "a:Twice.", "a:Three ti"])
+
+
 async def test_a_turn_that_was_edited_away_is_stored_with_its_answer(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.")
     talk(topic.buffer, *DOCUMENT, "u:On which days?", "a:The 3rd and the 9th.")

@@ -141,7 +141,8 @@ class NoteRoutes:
     async def take_notes(self, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
         """Remember notes from now on. What is remembered already is not stored again.
 
-        They are durable when this is answered.
+        They are durable when this is answered. With an `Idempotency-Key` that was shown before they are not taken
+        again, whatever became of them since.
         """
         mode = request.headers.get(MODE_HEADER, "full")
         if mode != "full":
@@ -155,7 +156,11 @@ class NoteRoutes:
         except BadNote as error:
             raise BadQuestion(str(error)) from None
         async with self._topics.held_or_new(body.topic_id, who) as topic:
-            taken = [await take_note(topic, note, self._archiver, who.author) for note in notes]
+            mark = mark_of(request, body, who)
+            taken = [
+                await take_note(topic, note, self._archiver, who.author, mark=b"%s%d" % (mark, position))
+                for position, note in enumerate(notes)
+            ]
         if all(one.error and not one.chunk_ids for one in taken):
             raise ErasedForGood(f"nothing was stored: {erased_for_good(body.topic_id)}")
         return NotesTaken(body.topic_id, tuple(taken))

@@ -207,7 +207,8 @@ class HotBuffer:
         """Append the model's answer and return the conversation that holds it.
 
         A different answer at the same place (regenerate) becomes a branch of its own, and the branch with the former
-        answer is abandoned. If the client went on without the answer, the client's branch stays.
+        answer is abandoned, unless this one was interrupted: half an answer takes the place of none. If the client went
+        on without the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
         answer = [message], [message.content_digest], [tokens]
@@ -216,7 +217,8 @@ class HotBuffer:
                 if former.messages[position].content_digest == message.content_digest:
                     self.close(conversation)  # a retry with the same answer: nothing new
                     return former
-                self._abandon(former, position, answered=True)
+                if not message.interrupted:
+                    self._abandon(former, position, answered=True)
             elif (beginning := prefill(conversation, position, message)) is not None:
                 return self._continue(conversation, beginning, message, tokens, now)
             self._append(conversation, *answer, now)
@@ -226,7 +228,7 @@ class HotBuffer:
             return conversation
         branch = self._fork(conversation, position)
         self._append(branch, *answer, now)
-        if there.message is not None and there.message.role == "assistant":
+        if there.message is not None and there.message.role == "assistant" and not message.interrupted:
             self._abandon(conversation, position, answered=True)
         else:
             self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last

@@ -7,6 +7,7 @@ cannot be made durable was not taken.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import uuid
 
@@ -35,8 +36,13 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """`forbidden`: what has no id in `chunk_ids` was erased for good, and was not stored."""
 
 
-async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = "") -> TakenNote:
+async def take_note(
+    topic: Topic, note: Note, archiver: Archiver, author: str = "", *, mark: bytes | None = None
+) -> TakenNote:
     """Take one note of a principal's (`Principal.author`), durably; it is stored in the background.
+
+    Args:
+        mark: one that was taken with the same mark before is not taken again, also where it was corrected since.
 
     Raises:
         BadNote: it is said to be from the future.
@@ -45,7 +51,7 @@ async def take_note(topic: Topic, note: Note, archiver: Archiver, author: str = 
     now_us = time.time_ns() // 1000
     check_not_ahead(note, now_us)
     note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)
-    note_id = uuid.uuid4().bytes
+    note_id = uuid.uuid4().bytes if mark is None else hashlib.blake2b(mark, digest_size=16).digest()
     part = Part((), 0, note=(note_id, note))
     with topic.used():
         async with topic.noting:
@@ -67,6 +73,12 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, 
     pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
     said = {(one.draft.source, one.draft.content, one.draft.author): one.entry.public_id for one in pending}
     drafts, snapshot = topic.cutter.drafts_of(*part.note), topic.log.snapshot()
+    if topic.log.has_digest(part.note[0]) or any(
+        one.note is not None and one.note[0] == part.note[0] for one in waiting
+    ):
+        ids_now = {one.draft.uuid: one.entry.public_id for one in pending}
+        ids_now |= {entry.uuid: entry.public_id for one in drafts if (entry := snapshot.find(one.uuid)) is not None}
+        return TakenNote(tuple(ids_now[one.uuid] for one in drafts if one.uuid in ids_now)), False
     copies = {
         draft.uuid: said.get((draft.source, draft.content, draft.author)) if copy is None else copy.public_id
         for draft, copy in ((draft, live_copy(snapshot, draft)) for draft in drafts)
