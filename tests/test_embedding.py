@@ -168,6 +168,28 @@ def test_what_runs_the_model_reports_nothing_to_its_makers(tmp_path: Path) -> No
     assert list(tmp_path.rglob("*")) == [], "such reports wait in a database"
 
 
+LEAVING = """
+import sys, time
+from memd.embedding.loading import load_embedder
+from memd.errors import EmbeddingError
+from memd.settings.model import EmbeddingSettings
+embedder = load_embedder(EmbeddingSettings(), when_needed=True, question_seconds=0.0)
+try:
+    embedder.embed_query("Which port does the shop listen on?")
+except EmbeddingError:
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_ends_while_the_model_is_being_loaded_ends_well() -> None:
+    for tenths in range(2, 7):  # the runtime of the model makes its threads somewhere in there
+        done = subprocess.run(
+            [sys.executable, "-c", LEAVING, str(tenths / 10)], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(EmbeddingError, match=r"bge-small-en-v1\.5'"):
         load_embedder(EmbeddingSettings(model="BAAI/bge-smal-en-v1.5"))

@@ -206,7 +206,8 @@ class ResidentEmbedder(Embedder):
             loading = self._model
             if loading is None:
                 loading = self._model = Future()
-                threading.Thread(target=self._fill, args=[loading], name="memd-model", daemon=True).start()
+                # No daemon thread: a process that ends in the middle of loading would be aborted by the runtime.
+                threading.Thread(target=self._fill, args=[loading], name="memd-model").start()
         try:
             yield loading.result(seconds)
         except TimeoutError as error:

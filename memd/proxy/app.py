@@ -38,7 +38,7 @@ from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import give_back_memory, load_embedder
+from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.erasing import ErasureFollower
 from memd.ingest.offline import stored_models
@@ -187,7 +187,7 @@ async def running(
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
         backup, disk = _disk(config, files, command)
-        embedding = loop.run_in_executor(None, _embedder, config, disk)
+        embedding = loop.run_in_executor(None, _embedder, config, disk, command)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
@@ -389,8 +389,9 @@ def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[Bucket
     return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
 
 
-def _embedder(config: Config, files: LocalDisk) -> Embedder:
-    seconds = QUESTION_SHARE * config.retrieval.timeout_ms / 1000
+def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
+    """The embedding model. For a command's one question it is loaded, however long that takes."""
+    seconds = QUESTION_SECONDS if command else QUESTION_SHARE * config.retrieval.timeout_ms / 1000
     beside, stored = models_dir(config.data_dir), stored_models(config, files)
     given = partial(load_embedder, config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
     embedder = given(when_needed=True)
