@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask
+from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Response
 
 from memd.proxy.relay import READ_WHOLE_BYTES_MAX
@@ -174,6 +174,7 @@ def test_a_bad_memory_in_never_fails_the_request(memd: DaemonProcess, upstream: 
 
 
 def test_a_hostile_topic_id_never_leaves_the_data_directory(memd: DaemonProcess) -> None:
+    wait_until(lambda: not any(memd.folder.rglob("*.tmp")), lambda: "the list of topics is still being written")
     before = everything_in(memd.folder)
     for topic_id in HOSTILE_TOPICS:
         answer = memd.chat([said(FACT)], memory_in={"topic_id": topic_id})
