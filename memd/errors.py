@@ -55,6 +55,10 @@ class WrongModel(EmbeddingError, ConfigError):
     """`embedding.model` names none that there is."""
 
 
+class ModelLoading(EmbeddingError):
+    """The embedding model is not in memory yet, and will be soon."""
+
+
 class RerankError(MemdError):
     """The reranker did not answer, or not with an order."""
 

@@ -16,6 +16,7 @@ from recording_upstream import RecordingUpstream
 
 from memd.assets import model_dir
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
+from memd.embedding.encoder import Encoder
 from memd.embedding.loading import ResidentEmbedder, load_embedder
 from memd.embedding.local import load_folder
 from memd.errors import EmbeddingError
@@ -168,7 +169,9 @@ def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: 
     resident.close()
 
 
-def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_again(bundled: Embedder) -> None:
+def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_again(
+    bundled: Embedder, caplog: pytest.LogCaptureFixture
+) -> None:
     may_end, loads = threading.Event(), itertools.count()
 
     def load() -> Embedder:
@@ -181,6 +184,10 @@ def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
             resident.embed_query(TEXT)
+    encoder = Encoder(resident)
+    with pytest.raises(EmbeddingError, match="is being loaded"):
+        encoder.embed_parts([TEXT], 60)
+    assert encoder.works and not caplog.records, "it does not fail"
     may_end.set()
     assert resident.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes(), "one who stores waits"
     assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()

@@ -22,7 +22,7 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.priority import Priority, Turns
 from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, ModelLoading
 
 log = logging.getLogger("memd")
 
@@ -183,6 +183,8 @@ class Encoder:
         """Call the model in here: it is said once that it fails, and once that it works again."""
         try:
             yield
+        except ModelLoading:
+            raise  # it does not fail
         except EmbeddingError as error:
             if self._trouble is None:
                 log.error("the embedding model fails: words alone find until it works again", extra={"error": error})

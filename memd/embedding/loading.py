@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from memd.assets import model_dir
 from memd.embedding.embedder import Embedder
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, ModelLoading
 from memd.settings.model import EmbeddingSettings
 
 BUNDLED = "bundled"
@@ -211,7 +211,7 @@ class ResidentEmbedder(Embedder):
         try:
             yield loading.result(seconds)
         except TimeoutError as error:
-            raise EmbeddingError(f"{self.name} is being loaded; words alone find until then") from error
+            raise ModelLoading(f"{self.name} is being loaded; words alone find until then") from error
         finally:
             with self._lock:
                 self._uses -= 1
