@@ -96,12 +96,11 @@ async def test_a_conversation_whose_answer_is_awaited_is_not_closed_however_many
     stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
     topic = await stage.topics.get("talk")
     arrival = receive(topic.buffer, "u:Where is the oil of the lamp?")
-    topic.answering.append(arrival.conversation)
-    talk(topic.buffer, "u:When does the ferry leave?", "a:At nine.")
-    await stage.archiver.tend_topic(topic)
-    assert topic.buffer.is_open(arrival.conversation)
-    topic.buffer.reply(arrival, said("a:In the cellar."), 10, 0.0)
-    topic.answering.clear()
+    with topic.buffer.awaited(arrival.conversation):
+        talk(topic.buffer, "u:When does the ferry leave?", "a:At nine.")
+        await stage.archiver.tend_topic(topic)
+        assert topic.buffer.is_open(arrival.conversation)
+        topic.buffer.reply(arrival, said("a:In the cellar."), 10, 0.0)
     await stage.archiver.tend_topic(topic)
     await stage.archiver.store(topic, arrival.conversation, 2)
     contents = [entry.content for entry in live_entries(topic)]

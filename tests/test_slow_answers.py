@@ -10,6 +10,7 @@ from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 QUESTION = "Where does the spare key of the lighthouse hang?"
 LOST = "Which day is the ferry late?"
+CRATE, WHERE = "The crate ZQ48351 stands in hall V49932B.", "In which hall does the crate ZQ48351 stand?"
 
 
 def test_a_question_waits_for_its_answer_however_long_the_model_takes(
@@ -38,3 +39,25 @@ def test_a_question_waits_for_its_answer_however_long_the_model_takes(
     gate.set()
     asking.join()
     wait_until(lambda: any(text.startswith(f"{QUESTION}\n") for text in stored()), lambda: f"{stored()}")
+
+
+def test_what_was_said_without_an_answer_is_found_in_the_next_chat_also_after_a_kill(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    def answer(request: Request) -> Response:
+        if CRATE.encode() in request.body and WHERE.encode() not in request.body:
+            return Response((b'{"error": {"message": "broken"}}',), status=500)
+        return chat_answer(request)
+
+    upstream.answer = answer
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 300}}).start()
+    daemon.chat([{"role": "user", "content": CRATE}])
+
+    def is_found() -> bool:
+        daemon.chat([{"role": "user", "content": WHERE}], {"X-Memory-Mode": "readonly"})
+        return CRATE in upstream.chats[-1].body.decode()
+
+    for _ in range(2):
+        wait_until(is_found, lambda: "it is not found")
+        daemon.kill()
+        daemon.start()

@@ -124,13 +124,12 @@ async def test_what_was_cut_is_not_cut_again_until_a_branch_has_stored_some_of_i
     first = talk(topic.buffer, *LAMP)
     branch = talk(topic.buffer, *LAMP, *FERRY)
     topic.unstored().chunks()
-    with monkeypatch.context() as patched:
-        patched.delattr(Cutter, "cut")
-        before = topic.unstored().chunks()
-        talk(topic.buffer, "u:Another chat begins.")  # an open turn is not cut
-        assert topic.unstored().chunks() == before
-    assert first is branch and await stage.archiver.store(topic, first, 2)
-    assert [FERRY[1][2:] in chunk.draft.content for chunk in topic.unstored().chunks()] == [True]
+    with topic.buffer.awaited(talk(topic.buffer, "u:Another chat begins.")):  # an open turn is not cut
+        with monkeypatch.context() as patched:
+            patched.delattr(Cutter, "cut")
+            assert len(topic.unstored().chunks()) == 2
+        assert first is branch and await stage.archiver.store(topic, first, 2)
+        assert [FERRY[1][2:] in chunk.draft.content for chunk in topic.unstored().chunks()] == [True]
 
 
 async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_for_the_first(
@@ -212,8 +211,11 @@ async def test_what_is_in_the_prompt_is_not_shown_and_an_open_turn_is_not_ready(
     conversation = talk(topic.buffer, *LAMP)
     visible = {item.digest for item in conversation.messages}
     assert await recalled(stage, "the spare lamp", topic.log, filters=Filters(visible_digests=visible)) == []
-    receive(topic.buffer, "u:The bell of the harbour is green.", session="open")
-    assert await recalled(stage, "Which colour is the harbour bell?", topic.log) == []
+    asked = receive(topic.buffer, "u:The bell of the harbour is green.", session="open").conversation
+    with topic.buffer.awaited(asked):
+        assert await recalled(stage, "Which colour is the harbour bell?", topic.log) == []
+    (found,) = await recalled(stage, "Which colour is the harbour bell?", topic.log)
+    assert "green" in found.entry.displayed, "the answer did not come"
 
 
 async def test_a_finished_round_of_calls_in_an_open_turn_is_found_with_its_id_known(stage: Stage, topic: Topic) -> None:

@@ -471,6 +471,15 @@ def is_finished(conversation: Conversation) -> bool:
     return last is not None and last.role == "assistant" and not last.tool_calls
 
 
+def goes_on(conversation: Conversation) -> bool:
+    """Whether more of the last turn is to come: its answer, which a model gives just now, or the results of its calls.
+    A question that was left, or asked before a restart, has no answer to wait for."""
+    if is_finished(conversation):
+        return False
+    last = conversation.messages[-1].message
+    return conversation.awaiting > 0 or last is None or bool(last.tool_calls)
+
+
 def storable_end(conversation: Conversation) -> int:
     """The end of what can be stored while the conversation goes on, the open turn's earlier units included."""
     visible = turns(conversation)

@@ -157,14 +157,16 @@ class Conversation:
         self.changes = 0
         """How often something else changed than that messages were appended or stored: what is known of its beginning
         holds as long as this does."""
+        self.awaiting = 0
+        """The requests of it that a model answers just now; not journalled: nobody answers what was asked before."""
         self.counted: Counted | None = None
         """Of the latest prompt; not journalled, the next answer tells it again."""
 
     def become(self, other: Conversation) -> Conversation:
         """Take everything over from another one, which is not used any more."""
-        counted, changes = self.counted, self.changes + 1
+        counted, changes, awaiting = self.counted, self.changes + 1, self.awaiting
         self.__dict__.update(other.__dict__)
-        self.counted, self.changes = counted, changes
+        self.counted, self.changes, self.awaiting = counted, changes, awaiting
         return self
 
     def copied(self) -> Conversation:

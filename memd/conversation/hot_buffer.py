@@ -12,7 +12,8 @@ same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -233,6 +234,18 @@ class HotBuffer:
         else:
             self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
         return branch
+
+    @contextmanager
+    def awaited(self, conversation: Conversation) -> Iterator[None]:
+        """While the block runs, a model answers a request of this conversation: however long it takes, that is not
+        idle, and its open turn goes on."""
+        conversation.awaiting += 1
+        self._touched[conversation.id] = None
+        try:
+            yield
+        finally:
+            conversation.awaiting -= 1
+            self._touched[conversation.id] = None
 
     def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
         """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry.

@@ -272,7 +272,7 @@ class Archiver:
         while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
             has_others = False
             conversations = topic.buffer.conversations()
-            surplus_now = surplus_of(conversations, topic.answering, self._config.conversation.max_open)
+            surplus_now = surplus_of(conversations, self._config.conversation.max_open)
             for conversation in by_turns((one.author, one) for one in conversations):
                 closing = conversation in surplus_now
                 if topic.is_others(conversation.id) or conversation in failed:
@@ -434,7 +434,7 @@ class Archiver:
         """The position up to which a conversation is to be stored now."""
         idle_seconds = self._now() - conversation.used_at
         is_of_former_run = idle_seconds < 0  # and the clock was set back since: nobody knows how long ago it was
-        is_idle = idle_seconds > self._config.buffer.idle_seconds and conversation not in topic.answering
+        is_idle = idle_seconds > self._config.buffer.idle_seconds and not conversation.awaiting
         if closing or is_of_former_run or is_idle:
             return conversation.wanted_end
         departed = min(conversation.departed_end, conversation.wanted_end)
@@ -465,18 +465,16 @@ class Archiver:
         return True
 
 
-def surplus_of(
-    conversations: Sequence[Conversation], answering: Sequence[Conversation], room: int
-) -> frozenset[Conversation]:
+def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:
     """Those of too many open conversations that are to be closed; none whose answer is awaited, which would be lost.
 
     Args:
         conversations: the one used last comes last.
         room: how many may be open.
     """
-    by_rest = sorted(conversations, key=answering.__contains__)  # those that are at work go last
+    by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those that are at work go last
     leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
-    return frozenset(one for one in leaving if one not in answering)
+    return frozenset(one for one in leaving if not one.awaiting)
 
 
 class Attempts:

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from memd.conversation.conversation import Buffered, Conversation
+from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Returned, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
@@ -142,8 +142,6 @@ class Topic:
         self._holders, self._used_at = 0, time.monotonic()
         self.used_by = ""
         """The principal who used it last, as in `Principal.author`."""
-        self.answering: list[Conversation] = []
-        """Those that a model answers just now: however long it takes, they are not idle."""
 
     def hold(self) -> None:
         """Keep the topic open until `release`."""

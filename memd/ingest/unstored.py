@@ -255,7 +255,7 @@ def each_part(
     items = conversation.messages[start : end if upto is None else min(upto, end)]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     departed = conversation.departed_end - start
-    is_whole = closing or departed >= len(items) or (not behind and compaction.is_finished(conversation))
+    is_whole = closing or departed >= len(items) or (not behind and not compaction.goes_on(conversation))
     starts = compaction.each_part_start(item.message for item in itertools.chain(items, behind))
     cuts = heapq.merge(starts, [departed] if 0 < departed < len(items) else ())
     for one, other in itertools.pairwise(itertools.chain(cuts, [len(items)] if is_whole else ())):
@@ -590,8 +590,8 @@ class ListedParts:
 
     def __init__(self, buffer: HotBuffer) -> None:
         self._buffer = buffer
-        self._listed: dict[str, tuple[int, int, PartRun]] = {}
-        """By conversation: `changes` and length at that time, and the parts."""
+        self._listed: dict[str, tuple[int, tuple[int, bool], PartRun]] = {}
+        """By conversation: `changes`, length and whether an answer was awaited at that time, and the parts."""
         self._waiting: dict[str, PartRun] = {}
         """Of them those that wait."""
         self._owed: dict[str, PartRun] = {}
@@ -619,18 +619,19 @@ class ListedParts:
 
     def of(self, conversation: Conversation) -> PartRun:
         """Its parts as of now, without those owed."""
-        changes, length, parts = self._listed.get(conversation.id, (-1, 0, PartRun()))
+        changes, end, parts = self._listed.get(conversation.id, (-1, (0, False), PartRun()))
+        now = len(conversation), conversation.awaiting > 0
         if changes == conversation.changes:
             left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
             parts = PartRun(parts[left:]) if left else parts  # without what was stored since
         is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
-        if is_known and length == len(conversation):
+        if is_known and end == now:
             pass
         elif is_known and len(parts) > 1:  # the last one may go on
             parts = PartRun((*parts[:-1], *parts_of(conversation, begin=parts[-2].end)))
         else:
             parts = PartRun(parts_of(conversation))
-        self._listed[conversation.id] = conversation.changes, len(conversation), parts
+        self._listed[conversation.id] = conversation.changes, now, parts
         return parts
 
     @staticmethod

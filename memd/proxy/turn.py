@@ -170,8 +170,7 @@ class TurnRunner:
         with self._priority.held():
             received = await self.steps.receiver.receive(asked, topic, inquiry)
         holding.callback(received.assignment.release)
-        topic.answering.append(received.prompt.conversation)
-        holding.callback(topic.answering.remove, received.prompt.conversation)
+        holding.enter_context(topic.buffer.awaited(received.prompt.conversation))
         return received
 
     async def _answer_after(self, error: Exception, client: web.Request, asked: Asked) -> web.StreamResponse:
