@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 from quality_data import Talk
 
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.settings.model import (
     BufferSettings,
     Config,

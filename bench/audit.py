@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import msgspec
 from aiohttp.test_utils import make_mocked_request
 
-from memd.admin.access import let_in
+from memd.access import let_in
 from memd.admin.auditing import Auditor, audited
 from memd.admin.queries import SearchQuery
 from memd.admin.routes import ROUTES

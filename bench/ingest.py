@@ -43,6 +43,8 @@ from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.ingest import pipeline
@@ -50,8 +52,6 @@ from memd.ingest.chunking import split
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.ingest.topics import Topic
 from memd.messages import Message, chain_all
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
 from memd.settings.model import (
     Config,

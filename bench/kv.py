@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]  # the tiny model and the llama
 from llama_server import running_llama  # noqa: E402  # needs the path above
 from tiny_model import write_scripted_model  # noqa: E402
 
-from memd.proxy.app import running  # noqa: E402
+from memd.daemon.app import running  # noqa: E402
 from memd.settings.model import (  # noqa: E402
     BufferSettings,
     Config,

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from tiny_model import write_scripted_model
 
-from memd.proxy.app import running
+from memd.daemon.app import running
 
 CONVERSATIONS = ("At the harbour. ", "In the workshop. ")
 SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {

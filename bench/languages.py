@@ -30,9 +30,9 @@ from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 
+from memd.daemon.parts import Daemon
 from memd.embedding import multilingual as adding
 from memd.embedding.loading import BUNDLED, MULTILINGUAL
-from memd.proxy.parts import Daemon
 from memd.recall.explained import INJECTED
 from memd.settings.model import EmbeddingSettings
 from memd.store.layout import models_dir

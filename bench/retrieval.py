@@ -32,8 +32,8 @@ import numpy as np
 from prose import question
 from recall import answered, read_data
 
+from memd.daemon.app import running
 from memd.embedding.loading import load_embedder
-from memd.proxy.app import running
 from memd.recall.retrieve import Budget
 from memd.settings.model import Config, EmbeddingSettings, ListenSettings, LogSettings
 

@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from test_rights import GUARDED, HOW, House, house_in, secret_of, told
 
-from memd.admin.access import let_in, principal_of
+from memd.access import let_in, principal_of
 from memd.principals import Principal, Principals
 
 REQUESTS = 1_000

@@ -39,9 +39,9 @@ from rich.console import Console
 from rich.table import Table
 from sources_files import Asked
 
+from memd.daemon.parts import Daemon
 from memd.documents import GivenDocument, GivenSection
 from memd.ingest.readers.files import FileReader
-from memd.proxy.parts import Daemon
 
 TOPIC = "default"
 MEMORY_FILES, SPEED_PARAGRAPHS = 1_000, 2_000

@@ -132,7 +132,7 @@ def main() -> None:
         fill(folder, CHUNKS, None)
         works: dict[str, Callable[[], float]] = {
             "python alone": lambda: command_seconds("-c", "pass"),
-            "import memd.proxy.app": lambda: command_seconds("-c", "import memd.proxy.app"),
+            "import memd.daemon.app": lambda: command_seconds("-c", "import memd.daemon.app"),
             "memd serve to the first byte, mode off": lambda: first_byte_seconds(folder, upstream, "off"),
             f"the same with memory over {CHUNKS:,} chunks": lambda: first_byte_seconds(folder, upstream, "readonly"),
         }

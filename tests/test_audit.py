@@ -24,13 +24,13 @@ from recording_upstream import RecordingUpstream
 from memd.admin import auditing
 from memd.admin.auditing import Auditor, note_turn
 from memd.admin.queries import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
-from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routes import ROUTES
 from memd.cli.main import main
 from memd.entries import Correction
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import Principal, Principals
+from memd.receipts import Receipt, Receipts
 from memd.settings.tokens import TOKENS_MAX
 from memd.store.audit import KINDS, LINE_BYTES_MAX, Act, AuditBook, Head, encoded, noted_head, read_book
 from memd.store.disk import DiskFiles

@@ -219,7 +219,7 @@ def test_the_command_line_starts_without_the_heavy_libraries() -> None:
 
 @pytest.mark.process
 def test_the_daemon_starts_without_the_libraries_that_few_requests_need() -> None:
-    script = "import sys; import memd.proxy.app; print(*sys.modules)"
+    script = "import sys; import memd.daemon.app; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"markdown_it", "pathspec", "statistics", "rich", "fastembed"} & set(run.stdout.split())
 

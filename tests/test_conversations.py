@@ -13,8 +13,8 @@ from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.admin.history import conversation_of
-from memd.admin.receipts import Receipt
 from memd.errors import BadQuestion, NotFound
+from memd.receipts import Receipt
 
 MINUTE = 60_000_000
 

@@ -12,8 +12,8 @@ import pytest
 from daemon_process import RECALL_MILLISECONDS_MAX
 from full_disk import FullDisk
 
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.settings.model import (
     BufferSettings,
     CompactionSettings,
@@ -162,7 +162,7 @@ async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon
 async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_there_is_room(
     tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.proxy.app.SAY_WHERE_SECONDS", 0.02)
+    monkeypatch.setattr("memd.daemon.app.SAY_WHERE_SECONDS", 0.02)
     address = tmp_path / "memory" / ADDRESS_NAME
     disk.full = True
     async with running(settings(tmp_path, llama), files=disk) as daemon:

@@ -31,11 +31,11 @@ from memd.admin import history
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.errors import DaemonError, StoreError
 from memd.ingest import erasing
 from memd.ingest.erasing import DAY_US, Retention
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
 from memd.store.audit import Act, AuditBook, read_book
 from memd.store.disk import DiskFiles, Wiper

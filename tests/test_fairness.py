@@ -14,11 +14,11 @@ import pytest
 from daemon_process import wait_until
 from numpy.typing import NDArray
 
+from memd.daemon import app
+from memd.daemon.parts import Daemon
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.entries import Status
-from memd.proxy import app
-from memd.proxy.parts import Daemon
 from memd.settings.model import BufferSettings, Config, EmbeddingSettings, ListenSettings, LogSettings, UpstreamSettings
 
 FACT = "The spare key hangs behind the barometer."

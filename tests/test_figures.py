@@ -12,8 +12,8 @@ from recording_upstream import RecordingUpstream
 
 from memd.admin.history import QUARTER_US
 from memd.admin.queries import FiguresQuery
-from memd.admin.receipts import Receipt
 from memd.admin.usage import PERIODS_MAX, figures_of
+from memd.receipts import Receipt
 
 HOUR = 3_600_000_000
 NOON = int(datetime(2026, 11, 20, 12).timestamp() * 1e6)

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.settings.model import Config, ListenSettings, UpstreamSettings
 
 ROOT = Path(__file__).parent.parent

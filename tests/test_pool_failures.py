@@ -24,8 +24,8 @@ from pooled_servers import LONG, SLOTS, Server, Talk, figures, is_up, made, pool
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 from reserved_port import reserved_port
 
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.proxy.upstream import pool
 from memd.settings import model
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from memd.admin.receipts import Receipt, Receipts
 from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import OWNER
+from memd.receipts import Receipt, Receipts
 from memd.store.disk import DiskFiles
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events

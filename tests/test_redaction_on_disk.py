@@ -16,8 +16,8 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
-from memd.admin.receipts import KEPT_CHARACTERS
 from memd.embedding.local import FINGERPRINT
+from memd.receipts import KEPT_CHARACTERS
 from memd.store.store import Store
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]

@@ -17,9 +17,9 @@ from daemon_process import wait_until
 from recording_upstream import HOLD_SECONDS_MAX, Request, Response, recording_upstream
 from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
 
+from memd.daemon import app
+from memd.daemon.parts import Daemon
 from memd.embedding.loading import load_embedder
-from memd.proxy import app
-from memd.proxy.parts import Daemon
 from memd.proxy.upstream import client
 from memd.proxy.upstream.client import window_unknown
 from memd.settings import model as settings

@@ -23,7 +23,7 @@ from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from reserved_port import reserved_port
 from tls_files import TlsFiles, make_tls_files
 
-from memd.admin.access import forwarding_header
+from memd.access import forwarding_header
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "reverse-proxy.md"
 NAME, OWN_NAME = "memd.example.com", "memory.example.com"

@@ -20,9 +20,9 @@ from test_turn import STANDING_TASKS, _until
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
 from memd.admin.wrong_tokens import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
 from memd.settings import model as settings
 from memd.settings.tokens import AuthSettings, TokenSettings
 

@@ -16,7 +16,7 @@ from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_
 from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
 
-from memd.proxy.app import AT_ONCE
+from memd.daemon.app import AT_ONCE
 from memd.proxy.connections import SPEAKS_TLS
 
 GRACE = {"shutdown": {"grace_seconds": 30}}

@@ -11,10 +11,10 @@ from histories import new_buffer, receive, said, talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.admin.receipts import Receipt
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import BlockChunk
+from memd.receipts import Receipt
 from memd.settings.model import Config, ConversationSettings
 from memd.shares import Held, by_turns, surplus
 from memd.store.disk import DiskFiles

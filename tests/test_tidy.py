@@ -39,6 +39,8 @@ WORDS = {
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
+FLOOR = MIDDLE | {"access", "http", "receipts"}
+"""Below the two that answer requests: `admin` those to memd, `proxy` those to the model."""
 
 MAY_IMPORT = {
     "errors": set[str](),
@@ -64,10 +66,14 @@ MAY_IMPORT = {
     "conversation": WORDS,
     "recall": LOWER,
     "ingest": LOWER | {"conversation"},
-    "admin": MIDDLE,
-    "proxy": MIDDLE | {"admin"},
-    "demo": MIDDLE | {"proxy"},
-    "cli": MIDDLE | {"admin", "proxy", "demo"},
+    "access": WORDS,
+    "http": WORDS | {"access", "telemetry", "wire"},
+    "receipts": LOWER | {"recall", "ingest"},
+    "admin": FLOOR,
+    "proxy": FLOOR,
+    "daemon": FLOOR | {"admin", "proxy"},
+    "demo": MIDDLE | {"daemon"},
+    "cli": FLOOR | {"admin", "proxy", "daemon", "demo"},
     "__main__": {"cli"},
 }
 """For each folder or module right below `memd`: what it may import besides itself and `memd` (the version)."""
@@ -113,7 +119,20 @@ IMPURE_CALLS = {"open", "print", "input"}
 IMPURE_METHODS = {"now", "utcnow", "today", "default_rng", "fromfile", "tofile", "memmap", "Thread", "Timer"}
 
 EVENT_LOOP = {"asyncio", "aiohttp", "uvloop"}
-EVENT_LOOP_USERS = {"embedding", "telemetry", "recall", "ingest", "admin", "proxy", "demo", "cli"}
+EVENT_LOOP_USERS = {
+    "embedding",
+    "telemetry",
+    "recall",
+    "ingest",
+    "access",
+    "http",
+    "receipts",
+    "admin",
+    "proxy",
+    "daemon",
+    "demo",
+    "cli",
+}
 
 DISK_MODULES = {"os", "fcntl", "io", "mmap", "shutil", "tempfile", "glob"}
 DISK_METHODS = {
@@ -313,7 +332,7 @@ def test_a_test_that_starts_a_process_without_saying_so_fails() -> None:
 
 
 def test_no_import_changes_the_environment_so_that_every_daemon_of_the_tests_would_start_anew() -> None:
-    __import__("memd.proxy.app")
+    __import__("memd.daemon.app")
     assert forked_memd.can_fork(clean_environment())
 
 

@@ -18,9 +18,9 @@ from test_rights import LAMP, TOKENS, house_in, secret_of, told
 from test_websockets import AGREED, UPGRADE
 
 from memd.admin import reads, status
+from memd.daemon.token_watch import AuthSource, TokenWatch
 from memd.errors import MemdError
 from memd.principals import OWNER, Principals, digest_of
-from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.settings.loading import load_config
 from memd.settings.tokens import known_principals
 from memd.store.disk import DiskFiles

@@ -14,7 +14,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.admin.access import headers_with_token
+from memd.access import headers_with_token
 from memd.errors import StoreError
 from memd.principals import OWNER, Principals, digest_of
 from memd.store.disk import DiskFiles

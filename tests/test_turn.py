@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
 
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.principals import OWNER
-from memd.proxy.app import running
 from memd.proxy.memory import Memory
-from memd.proxy.parts import Daemon
 from memd.proxy.receive import Received
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker

@@ -12,8 +12,8 @@ from daemon_process import ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.admin.queries import PeriodQuery
-from memd.admin.receipts import Receipt
 from memd.admin.usage import usage_of
+from memd.receipts import Receipt
 from memd.wanted import Since, Until
 
 NOON = int(datetime(2026, 11, 20, 12).timestamp() * 1e6)

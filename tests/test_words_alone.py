@@ -12,11 +12,11 @@ import pytest
 from archiver_stage import HashEmbedder
 from recording_upstream import RecordingUpstream
 
+from memd.daemon import app
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
 from memd.embedding.embedder import Embedder
 from memd.errors import EmbeddingError
-from memd.proxy import app
-from memd.proxy.app import running
-from memd.proxy.parts import Daemon
 from memd.recall.retrieve import Budget
 from memd.settings.model import (
     BufferSettings,

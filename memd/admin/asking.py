@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from memd.admin.access import TOKEN_HEADER
+from memd.access import TOKEN_HEADER
 from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMissing, UnknownTopic
 
 ANSWER_SECONDS_MAX = 60.0

@@ -24,14 +24,14 @@ import msgspec
 from aiohttp import web
 
 from memd import __version__
-from memd.admin.access import principal_of, source_of
-from memd.admin.http import refusal_of
+from memd.access import principal_of, source_of
 from memd.admin.queries import ALL_TOPICS, BEFOREHAND, COUNTED, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
-from memd.admin.receipts import Receipt, Receipts, receipt_in
 from memd.admin.routing import Route, get
 from memd.errors import BadQuestion, MemdError, StoreError
+from memd.http import refusal_of
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
+from memd.receipts import Receipt, Receipts, receipt_in
 from memd.settings.model import Config
 from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, head_from, read_book
 from memd.store.files import Files

@@ -22,7 +22,6 @@ import numpy as np
 from msgspec import UNSET
 
 from memd.admin.queries import ConversationsQuery, Extent, TranscriptQuery, chunks_in
-from memd.admin.receipts import Receipt, Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.entries import Entry, Erased, Status, digits_of_id
@@ -32,6 +31,7 @@ from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
 from memd.recall.explained import INJECTED, origin_fields
 from memd.recall.instructions import instructing_chunk
+from memd.receipts import Receipt, Receipts
 from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes

@@ -18,10 +18,10 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from memd.admin.access import principal_of
+from memd.access import principal_of
 from memd.admin.asking import OwnRoutesClient
-from memd.admin.http import error_response, read_body
 from memd.admin.routes import TOOLS
+from memd.http import error_response, read_body
 from memd.principals import Principal, Principals
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
+from memd.access import is_let_in_still
 from memd.admin import history
-from memd.admin.access import is_let_in_still
 from memd.admin.history import named
 from memd.admin.queries import (
     COUNTED,
@@ -32,7 +32,6 @@ from memd.admin.queries import (
     TopicsQuery,
     chunks_in,
 )
-from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion
@@ -43,6 +42,7 @@ from memd.recall.entities import Kind, entities_of, key_of, kind_of
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.related import Related, related
 from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.receipts import Receipts
 from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
 from memd.store.pending import UnstoredText

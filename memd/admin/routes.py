@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from memd.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
 from memd.admin import page
-from memd.admin.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
 from memd.admin.auditing import Auditor, AuditRoutes, audited
 from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
 from memd.admin.history import ConversationRoutes
-from memd.admin.http import error_response, prove, read_body, refusal_of
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.queries import FORBIDDEN, Extent, NoQuery, decode_query
 from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
-from memd.admin.receipts import TurnRoutes
 from memd.admin.routing import Route, document, get, routes_of
 from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
 from memd.admin.tokens import PROOF, ProofRoutes, TokenRoutes
+from memd.admin.turns import TurnRoutes
 from memd.admin.usage import FigureRoutes, UsageRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
+from memd.http import error_response, prove, read_body, refusal_of
 from memd.principals import OWNER, Principals
 from memd.settings.model import Config
 from memd.telemetry.request_log import CLIENT_GONE

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from memd import __version__
-from memd.admin.access import is_let_in_still
+from memd.access import is_let_in_still
 from memd.admin.queries import Extent, TopicQuery
 from memd.admin.routing import get
 from memd.clock import shown_time

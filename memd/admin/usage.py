@@ -18,11 +18,11 @@ import numpy as np
 
 from memd.admin.history import QUARTER_US
 from memd.admin.queries import FiguresQuery, PeriodQuery
-from memd.admin.receipts import Receipts
 from memd.admin.routing import get
 from memd.admin.topics import NamedTopics
 from memd.principals import Principal
 from memd.recall.explained import INJECTED
+from memd.receipts import Receipts
 from memd.store.log.columns import ROW
 from memd.store.store import Snapshot
 from memd.wire.lenient_json import decode_or_none

@@ -22,13 +22,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
-from memd.admin.http import key_of
 from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
 from memd.admin.topics import NamedTopics
 from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
+from memd.http import key_of
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import (
     ErasureDone,

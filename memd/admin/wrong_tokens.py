@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from memd.admin.access import UNGUESSABLE_CHARACTERS, let_in, shown_secrets
-from memd.admin.http import TOKEN_IN_ADDRESS, error_response, token_refusal
+from memd.access import UNGUESSABLE_CHARACTERS, let_in, shown_secrets
 from memd.clock import steady_now
+from memd.http import TOKEN_IN_ADDRESS, error_response, token_refusal
 from memd.ingest.topic import Inquiry
 from memd.principals import Principal, Principals
 from memd.wire.api import Api

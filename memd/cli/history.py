@@ -20,7 +20,7 @@ from rich.text import Text
 
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import LogRoutes
-from memd.admin.receipts import Receipt, TurnReplay, TurnsPage
+from memd.admin.turns import TurnReplay, TurnsPage
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
@@ -28,6 +28,7 @@ from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.ingest.erasing import PlannedErasure
+from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal

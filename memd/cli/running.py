@@ -230,7 +230,7 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
-    from memd.proxy.app import running
+    from memd.daemon.app import running
 
     started: Future[tuple[str, str, Callable[[], object]]] = Future()
     """The URL, the token, and what ends it; or why it does not run."""

@@ -38,8 +38,8 @@ from rich.text import Text
 
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.daemon.app import running
 from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
-from memd.proxy.app import running
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import DiskFiles
 from memd.store.tools.export import export, shown_text

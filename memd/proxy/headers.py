@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from aiohttp import http_writer, web
 from multidict import CIMultiDict
 
-from memd.admin.access import is_from_foreign_page
+from memd.access import is_from_foreign_page
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 

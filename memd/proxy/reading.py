@@ -22,10 +22,10 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from memd.admin.access import forwarding_header, is_from_foreign_page, principal_of
-from memd.admin.http import Take
+from memd.access import forwarding_header, is_from_foreign_page, principal_of
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
+from memd.http import Take
 from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers

@@ -30,9 +30,9 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict, MultiMapping
 
-from memd.admin.access import headers_with_token, without_secrets
-from memd.admin.http import Take, body_parts
+from memd.access import headers_with_token, without_secrets
 from memd.errors import UpstreamError
+from memd.http import Take, body_parts
 from memd.principals import Principals
 from memd.proxy.headers import decoded, let_page_read_own_headers, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED

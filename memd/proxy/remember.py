@@ -17,7 +17,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from memd.admin.receipts import Receipt, Receipts, without_texts
 from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import TokenCounter
@@ -30,6 +29,7 @@ from memd.proxy.memory import Prepared, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
+from memd.receipts import Receipt, Receipts, without_texts
 from memd.speech import Speech
 from memd.telemetry.logging import MEMORY_STEPS
 from memd.telemetry.tasks import Tasks

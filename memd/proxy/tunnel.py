@@ -17,7 +17,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 
-from memd.admin.access import is_let_in_still
+from memd.access import is_let_in_still
 from memd.proxy.headers import decoded, printable
 from memd.proxy.relay import Relayed, named_in_connection, relay
 from memd.proxy.upstream.client import HOP_BY_HOP

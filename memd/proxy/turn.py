@@ -17,11 +17,11 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from memd.admin.http import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
+from memd.http import error_response
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector

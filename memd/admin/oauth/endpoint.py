@@ -13,8 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.admin.access import is_from_another_page, let_in_as, principal_of, shown_secrets
-from memd.admin.http import error_response, read_body
+from memd.access import is_from_another_page, let_in_as, principal_of, shown_secrets
 from memd.admin.oauth import consent
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
@@ -39,6 +38,7 @@ from memd.admin.queries import Body
 from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import NotFound, OAuthRefused, StoreError
+from memd.http import error_response, read_body
 from memd.principals import Principal, Principals, Right, digest_of
 from memd.settings.url import is_this_machine
 

@@ -21,13 +21,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from memd.admin.access import TOKEN_HEADER
+from memd.access import TOKEN_HEADER
 from memd.admin.asking import unchecked_tls
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
+from memd.daemon.app import running
 from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
-from memd.proxy.app import running
 from memd.proxy.upstream.client import NO_TEMPLATE
 from memd.proxy.upstream.probing import UpstreamProbe, probe_upstream
 from memd.settings.loading import variable_of

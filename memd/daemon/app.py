@@ -33,13 +33,15 @@ from aiohttp import HttpVersion11, web
 
 from memd import __version__
 from memd.admin.auditing import Auditor
-from memd.admin.http import OWN_HEADERS
 from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.daemon.parts import Daemon, make_parts, own_routes_of, router_of
+from memd.daemon.token_watch import AuthSource, TokenWatch
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
+from memd.http import OWN_HEADERS
 from memd.ingest.erasing import ErasureFollower
 from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
@@ -49,9 +51,7 @@ from memd.principals import Principals
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.headers import keep_header_bytes
-from memd.proxy.parts import Daemon, make_parts, own_routes_of, router_of
 from memd.proxy.relay import Relayed
-from memd.proxy.token_watch import AuthSource, TokenWatch
 from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, window_unknown
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of

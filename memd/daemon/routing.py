@@ -14,10 +14,14 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from memd.access import is_from_foreign_page
 from memd.admin import page
-from memd.admin.access import is_from_foreign_page
 from memd.admin.auditing import Auditor
-from memd.admin.http import (
+from memd.admin.routes import OwnRoutes
+from memd.admin.wrong_tokens import WrongTokens
+from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
+from memd.errors import Forbidden
+from memd.http import (
     BodyRoom,
     Take,
     TooManyBodies,
@@ -26,10 +30,6 @@ from memd.admin.http import (
     read_body,
     too_many_bodies,
 )
-from memd.admin.routes import OwnRoutes
-from memd.admin.wrong_tokens import WrongTokens
-from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
-from memd.errors import Forbidden
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer

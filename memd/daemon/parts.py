@@ -24,16 +24,18 @@ from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
 from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
 from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
-from memd.admin.receipts import Receipts, TurnRoutes
 from memd.admin.routes import OwnRoutes
 from memd.admin.status import ClusterHealth, LiveRoutes, StatusRoutes, TopicRoutes, UpstreamHealth
 from memd.admin.tokens import ProofRoutes, TokenRoutes
 from memd.admin.topics import NamedTopics
+from memd.admin.turns import TurnRoutes
 from memd.admin.usage import FigureRoutes, UsageRoutes
 from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
+from memd.daemon.routing import Entrance, Router
+from memd.daemon.token_watch import TokenWatch
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
@@ -53,12 +55,11 @@ from memd.proxy.reading import RequestReader
 from memd.proxy.receive import IdempotencyKeys, Receiver
 from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
-from memd.proxy.routing import Entrance, Router
-from memd.proxy.token_watch import TokenWatch
 from memd.proxy.turn import Steps, TurnRunner
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
+from memd.receipts import Receipts
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from memd.admin.access import TOKEN_HEADER
+from memd.access import TOKEN_HEADER
 from memd.errors import (
     BadDocument,
     BadQuestion,

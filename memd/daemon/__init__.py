@@ -1,0 +1,1 @@
+"""The daemon: its parts, put together, its start and its end."""
