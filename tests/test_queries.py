@@ -22,7 +22,7 @@ from memd.admin.queries import (
 from memd.errors import BadQuestion
 from memd.wanted import Wanted, moment, since, until
 
-HOW = "write it like 2026-11-20T14:30"
+HOW = "write it like 2026-11-20 or 2026-11-20T14:30"
 
 
 def decoded(query: str, kind: type[Query]) -> Query:

@@ -158,7 +158,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     try:
         at = None if until is None else int(time_of(until))
     except ValueError:
-        raise BadQuestion(f"{str(until)[:40]!r} is no time; write it like 2026-11-20T14:30") from None
+        raise BadQuestion(f"{str(until)[:40]!r} is no time; write it like 2026-11-20 or 2026-11-20T14:30") from None
     bucket = Bucket.of(at_url(config.backup, source), os.environ) if "://" in source else None
     if bucket is None and at is not None:
         raise BadQuestion(f"{source}: a folder has the state of its last `memd backup` alone; leave --until away")
