@@ -55,7 +55,7 @@ _SPEAKS = late_pattern(
     re.IGNORECASE,
 )
 """Behind a line's end, and not `^`: that is tried at each character, and a line's end is looked for."""
-_SUSPICIOUS = late_pattern(rf"[^ -~\n\t]|[<\[\]]|--|(?i:{_ROLES})[^\n:]*+:")
+_SUSPICIOUS = late_pattern(rf"[^ -~\n\t]|[<\[\]]|--|(?i:{_ROLES})[*_ \t]*+[(:]")
 """A text without any of these is shown as it is; a question has thirty candidates, and most of them are so."""
 # Control characters but for white space, and those of Unicode that are drawn as nothing.
 _UNSEEN = late_pattern(
