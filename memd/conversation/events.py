@@ -154,7 +154,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
     """Of the chunks: blocks that show one leave the prompt."""
 
 
-class Injected(msgspec.Struct, frozen=True, tag="injected"):
+class Injected(msgspec.Struct, frozen=True, tag="injected", omit_defaults=True):
     """The chunks that one turn showed to the model."""
 
     chunks: list[BlockChunk]
