@@ -119,4 +119,5 @@ def _time(text: str, days: int = 0) -> WallTime:
         then = datetime.fromisoformat(text) + timedelta(days=days if _DATE.fullmatch(text) else 0)
         return WallTime(then.timestamp() * 1e6)
     except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
-        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; write it like 2026-11-20 or 2026-11-20T14:30") from None
+        how = "write it like 2026-11-20 or 2026-11-20T14:30"
+        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; {how}") from None
