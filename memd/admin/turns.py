@@ -85,7 +85,7 @@ class TurnRoutes:
         """One turn's receipt."""
         receipt = await self._receipts.find(turn_id, who) if turn_id.isalnum() else None
         if receipt is None:
-            why = "it is not written yet, too old, receipts.enabled is false, or the id is wrong or not whole (16 digits)"
+            why = "it is not written yet, too old, receipts.enabled is false, or the id is wrong or not whole"
             raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: {why}")
         return receipt
 
