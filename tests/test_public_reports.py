@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import ask
+from daemon_process import ask, wait_until
 from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
 from test_turn import Client, daemon_in_process
 
@@ -168,6 +168,7 @@ async def test_a_correction_that_cannot_be_embedded_leaves_what_it_corrects(tmp_
     async with daemon_in_process(tmp_path) as client:
         await client.ask(FACT)
         await recalled(client)
+        await client.settled()  # its receipt is written
         [shown] = (await client.receipt())["shown"]
 
         def fails(*_: object) -> None:
@@ -214,22 +215,30 @@ async def test_an_error_inside_a_stream_reaches_the_client_and_what_was_said_is_
 
 
 # ggml-org/llama.cpp 25158, mozilla-ai/otari 528, mozilla-ai/clawbolt 1548: long silences before the first word.
-@pytest.mark.parametrize("stream", [True, False])
-async def test_silence_and_comments_before_the_first_word_pass(tmp_path: Path, stream: bool) -> None:
-    gate = threading.Event()
+async def test_comments_in_a_long_silence_before_the_first_word_pass(tmp_path: Path) -> None:
+    gate, whole = threading.Event(), streamed("It hangs there.").parts
     async with daemon_in_process(tmp_path) as client:
-        if stream:
-            whole = streamed("It hangs there.").parts
-            client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
-        else:
-            [body] = chat_answer(Request("POST", "/", [], b"{}")).parts
-            client.upstream.answer = lambda _: Response((b"", body), gate=gate)
-        async with client.post(FACT, stream=stream) as answer:
-            if stream:
-                assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
-            await asyncio.sleep(0)
+        client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
+        async with client.post(FACT, stream=True) as answer:
+            assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
             gate.set()
-            assert b"there." in await answer.read() or not stream
+            assert b"there." in await answer.read()
+
+
+async def test_an_answer_that_keeps_silent_for_long_comes_whole(tmp_path: Path) -> None:
+    gate, [body] = threading.Event(), chat_answer(Request("POST", "/", [], b"{}")).parts
+
+    async def answered(client: Client) -> bytes:
+        async with client.post(FACT) as answer:
+            read: bytes = await answer.read()
+            return read
+
+    async with daemon_in_process(tmp_path) as client:
+        client.upstream.answer = lambda _: Response((b"", body), gate=gate)
+        asking = asyncio.create_task(answered(client))
+        await asyncio.to_thread(wait_until, lambda: bool(client.upstream.prompts), lambda: "it was not asked")
+        gate.set()
+        assert await asking == body
 
 
 # oneprolabs/sourcelens 4: nginx held a stream back until its end.
