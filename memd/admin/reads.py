@@ -38,13 +38,13 @@ from memd.errors import BadQuestion
 from memd.principals import Principal
 from memd.recall.columns import Searchable
 from memd.recall.digest import Period, Said, digest
-from memd.recall.entities import Kind, entities_of, key_of, kind_of
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.related import Related, related
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.receipts import Receipts
 from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
+from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
 from memd.store.pending import UnstoredText
 from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.export import export as export_log

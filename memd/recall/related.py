@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from memd.entries import Entry
-from memd.recall.entities import entities_of, key_of
 from memd.store.choice import chosen, live_ids
+from memd.store.lexical.entities import entities_of, key_of
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
 from memd.wanted import Wanted
