@@ -199,6 +199,16 @@ async def test_after_a_power_cut_it_is_found_under_the_same_id(stage: Stage, top
     await again.close()
 
 
+async def test_what_was_joined_for_questions_is_let_go_when_all_is_stored(stage: Stage, topic: Topic) -> None:
+    said = [talk(topic.buffer, *LAMP), talk(topic.buffer, *FERRY)]
+    assert await recalled(stage, "Where is the spare lamp?", topic.log)
+    assert topic.listed_parts.memory_bytes > 0
+    for conversation in said:
+        assert await stage.archiver.store(topic, conversation, 2)
+    assert not topic.unstored()
+    assert topic.listed_parts.memory_bytes == 0
+
+
 async def test_a_related_topic_is_searched_in_the_same_way(stage: Stage, topic: Topic) -> None:
     other = await stage.topics.get("other")
     talk(other.buffer, *LAMP)

@@ -615,6 +615,8 @@ class ListedParts:
         if self._notes.keys() != self._buffer.notes.keys():
             waiting = zip(self._buffer.notes, note_parts(self._buffer), strict=True)
             self._notes = {key: self._notes.get(key) or PartRun((part,)) for key, part in waiting}
+        if not (self._waiting or self._owed or self._notes):
+            self.joined = JoinedRuns()  # nobody may ask for long
         return [*self._waiting.values(), *self._owed.values(), *self._notes.values()]
 
     def of(self, conversation: Conversation) -> PartRun:
