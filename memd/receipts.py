@@ -362,7 +362,7 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
         return concern.overlap is None and not concern.uuids and concern.topic_id in _topics_shown(receipt)
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
     texts = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, *corrections)
-    return concern.overlap is None or any(concern.overlap.meets(text) for text in texts if text)
+    return concern.overlap is None or any(concern.overlap.shared(text) for text in texts if text)
 
 
 def _topics_shown(receipt: Receipt) -> set[str]:

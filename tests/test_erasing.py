@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, chat_answer
 
 SETTINGS: dict[str, Any] = {"segment": {"max_entries": 4}, "buffer": {"store_after_seconds": 0}}
 SECRET = "The vermilion walrus keeps the foghorn's spare key under the third granite step."
@@ -255,3 +255,16 @@ def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     going_on = [*asked, {"role": "assistant", "content": answer.reply}, said("And where is the ferry?")]
     assert daemon.chat(going_on, metadata=reads).status == 200
     assert "granite" not in upstream.prompts[-1]
+
+
+def test_other_chunks_that_repeat_the_words_are_named(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    tell(daemon, [SECRET])
+    upstream.answer = lambda request: chat_answer(request, "Under the third granite step.")
+    tell(daemon, ["Where was it again?"])
+    upstream.answer = chat_answer
+    tell(daemon, OTHERS)
+    daemon.wait_stored(SECRET, "Under the third", *OTHERS)
+    answer = next(one for one in daemon.export() if "Under the third" in one["content"])
+    planned = daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--dry-run").stdout
+    assert f"other chunks with the same words: {answer['uuid'].replace('-', '')[:8]} in topic default" in planned

@@ -38,7 +38,7 @@ from memd.ingest.erasing import (
     plan_by_age,
     plan_of_chunks,
     plan_of_topic,
-    same_text,
+    repeating,
     texts_of,
     versions_of,
     visible_digests,
@@ -469,18 +469,17 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     for topic in having:
         snapshot = topic.log.snapshot()
         if versions := versions_of(snapshot, uuids):
-            told.append(f"what they replaced: {_short_ids(versions)} in topic {topic.id}")
+            told.append(f"what they replaced: {_short_ids(sorted(versions))} in topic {topic.id}")
         if topic not in topics:
             continue
         texts += texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
-    same = same_text([topic.log.snapshot() for topic in topics], texts, uuids)
     by_topic: dict[str, list[bytes]] = defaultdict(list)
-    for uuid, snapshot in same.items():
+    for uuid, snapshot in repeating([topic.log.snapshot() for topic in topics], texts, uuids):
         by_topic[snapshot.topic_id].append(uuid)
     told += (
-        f"other chunks with the same text: {_short_ids(found)} in topic {name}" for name, found in by_topic.items()
+        f"other chunks with the same words: {_short_ids(found)} in topic {name}" for name, found in by_topic.items()
     )
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
     return tuple(told)
@@ -492,5 +491,5 @@ def _without_words(plan: PlannedErasure) -> PlannedErasure:
 
 
 def _short_ids(uuids: Collection[bytes]) -> str:
-    shown = sorted(uuid.hex()[:8] for uuid in uuids)
+    shown = [uuid.hex()[:8] for uuid in uuids]
     return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")

@@ -122,18 +122,19 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
         yield from (text for text in (entry.content, entry.reason) if text)
 
 
-def same_text(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> Mapping[bytes, Snapshot]:
-    """Return the other chunks that have exactly one of these texts in one of their entries, and where."""
-    keys = np.array(sorted({text_hash(text) for text in texts}), dtype=np.uint64)
-    found: dict[bytes, Snapshot] = {}
+def repeating(
+    snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]
+) -> list[tuple[bytes, Snapshot]]:
+    """Return the other chunks that repeat words of these texts, as `Overlap` has it, and where they are; those that
+    repeat most first."""
+    overlap, found = Overlap(texts), dict[bytes, tuple[int, Snapshot]]()
     for snapshot in snapshots:
-        for view in snapshot.views.values():
-            bits: Bits = np.isin(view.rows["text_hash"], keys) & (view.rows["status"] == 0)
-            for row in view.rows[bits]:
-                uuid = uuid_bytes(row["uuid_high"], row["uuid_low"])
-                if uuid not in but:
-                    found.setdefault(uuid, snapshot)
-    return found
+        for number, view in snapshot.views.items():
+            rows = np.flatnonzero((view.rows["status"] == 0) & (view.rows["is_erased"] == 0)).tolist()
+            for entry in _entries(snapshot, ((number, row) for row in rows)):
+                if entry.uuid not in but and (count := overlap.shared(entry.content)):
+                    found[entry.uuid] = count, snapshot
+    return [(uuid, found[uuid][1]) for uuid in sorted(found, key=lambda uuid: found[uuid][0], reverse=True)]
 
 
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
@@ -479,16 +480,11 @@ class Overlap:
             elif words:
                 self._short.add(tuple(words))
 
-    def meets(self, text: str) -> bool:
-        """Whether `text` has one of the runs, or one of the short texts."""
+    def shared(self, text: str) -> int:
+        """How many of the runs and of the short texts `text` has."""
         words = _words(text)
-        if any(run in self._runs for run in _runs(words)):
-            return True
-        return any(
-            tuple(words[at : at + len(short)]) == short
-            for short in self._short
-            for at in range(len(words) - len(short) + 1)
-        )
+        spans = (zip(*(words[at:] for at in range(size)), strict=False) for size in {len(one) for one in self._short})
+        return len(self._runs.intersection(_runs(words))) + sum(len(self._short.intersection(one)) for one in spans)
 
 
 def _words(text: str) -> list[str]:
@@ -496,7 +492,7 @@ def _words(text: str) -> list[str]:
 
 
 def _runs(words: list[str]) -> Iterable[int]:
-    return (hash(tuple(words[at : at + RUN])) for at in range(len(words) - RUN + 1))
+    return map(hash, zip(*(words[at:] for at in range(RUN)), strict=False))
 
 
 class ErasureFollower:
