@@ -5,6 +5,8 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,23 @@ def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> No
     (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
     with pytest.raises(StoreError, match="is no list of tokens"):
         TokenFile(DiskFiles(), tmp_path).read()
+
+
+@pytest.mark.process
+def test_a_command_may_have_the_token_of_anybody_in_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def memd(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(tmp_path / "memory")]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    secret = memd("token", "add", "ann", "--topics", "*", "--rights", "read").stdout.strip()
+    monkeypatch.setenv("MEMD_AUTH_TOKEN", secret)
+    listed = memd("token", "list")
+    assert "ann: read in *" in listed.stdout and "owner" not in listed.stdout
+    for command in (
+        ["remember", "The lamp is in the attic."],
+        ["token", "add", "bob", "--topics", "x", "--rights", "read"],
+    ):
+        done = memd(*command)
+        assert done.returncode == 0, done.stderr

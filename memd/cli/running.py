@@ -124,7 +124,7 @@ def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
         if is_late or not is_starting:
             try:
                 url, own_token = until_then.enter_context(embedded_daemon(config, command_name()))
-                return RunningDaemon(url, config.auth.token, own_token)
+                return RunningDaemon(url, "", own_token)
             except StoreLocked:
                 if is_late or is_held:
                     raise
@@ -227,7 +227,8 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
 
     ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
     listen = ListenSettings(host="127.0.0.1", port=0)
-    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), ingest=ingest)
+    auth = msgspec.structs.replace(config.auth, token="")  # a command's own may be anybody's
+    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), auth=auth, ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     from memd.daemon.app import running

@@ -129,7 +129,7 @@ def list_(as_json: bool, config: Config) -> int:
     if as_json:
         click.echo(json.dumps([*map(_fields, tokens), *map(msgspec.to_builtins, grants)], indent=2))
         return 0
-    if config.auth.token:
+    if config.auth.token and digest_of(config.auth.token).hex() not in {one.token_sha256 for one in tokens}:
         click.echo("owner: every right in every topic (auth.token)")
     for one in tokens:
         click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({_origin(one)})")
@@ -162,7 +162,7 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
     def checked(kept: Tokens) -> Tokens:
         nonlocal before, after
         before, after = kept, work(kept)
-        for _, problem in token_problems([*config.auth.tokens, *after], config.auth.token):
+        for _, problem in token_problems([*config.auth.tokens, *after]):
             raise ConfigError(problem)
         return after
 
