@@ -28,7 +28,7 @@ from memd.admin.queries import SearchQuery
 from memd.admin.routes import ROUTES
 from memd.principals import Principals
 from memd.store.audit import AuditBook, read_book
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 
 CHUNKS = 32
 ROUNDS = 2_000
@@ -50,7 +50,7 @@ class Found(msgspec.Struct):
 async def request_us(folder: Path, record: str, acts: int) -> tuple[float, float]:
     """Microseconds of one request, the median; of one act in the thread that writes, all together."""
     principals = Principals()
-    auditor = Auditor(AuditBook(DiskFiles(), folder), principals, record)
+    auditor = Auditor(AuditBook(LocalDisk(), folder), principals, record)
     request: Any = make_mocked_request("GET", "/memd/search?q=x")
     let_in(request, principals)
     [route] = [one for one in ROUTES if one.path == "/memd/search"]
@@ -85,7 +85,7 @@ def main() -> None:
         on, written = asyncio.run(request_us(folder, "always", acts))
         size = sum(path.stat().st_size for path in (folder / "memd.audit").iterdir())
         began = time.perf_counter()
-        kept = read_book(DiskFiles(), folder, lambda _: False)
+        kept = read_book(LocalDisk(), folder, lambda _: False)
         seconds = time.perf_counter() - began
     assert kept is not None and kept.findings == (), kept
     print(f"a search with {CHUNKS} chunks: {on - without:.0f} us more with the audit ({without:.1f} us without)")

@@ -34,7 +34,7 @@ from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.writing import BucketWriter
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk
 from memd.store.store import Store
 
 KINDS = ("without", "with a backup")
@@ -78,7 +78,7 @@ def written(writer: BucketWriter) -> float:
 def appends(folder: Path, chunks: int, chosen: np.random.Generator) -> tuple[Figures, BucketWriter]:
     """Append in turns to a store without and one with a backup, whose rounds follow one another."""
     disk = NotingDisk(folder / "backed")
-    stores = {KINDS[0]: opened(folder / "plain", DiskFiles()), KINDS[1]: opened(folder / "backed", disk)}
+    stores = {KINDS[0]: opened(folder / "plain", LocalDisk()), KINDS[1]: opened(folder / "backed", disk)}
     logs = {kind: store.topic("default") for kind, store in stores.items()}
     writer, done, rounds = writer_of(folder / "backed", disk), threading.Event(), [0.0, 0.0]
     written(writer)
@@ -127,7 +127,7 @@ def appends(folder: Path, chunks: int, chosen: np.random.Generator) -> tuple[Fig
 def restored(folder: Path, writer: BucketWriter) -> Figures:
     """Restore what was written."""
     began = time.perf_counter()
-    report = restore(writer.bucket, folder / "restored", DiskFiles())
+    report = restore(writer.bucket, folder / "restored", LocalDisk())
     return {"restored, MB a second": report.bytes / 1e6 / (time.perf_counter() - began), "MB": report.bytes / 1e6}
 
 

@@ -27,7 +27,7 @@ from vectors import NOISE, Floats, embedded
 
 from memd.embedding.loading import load_embedder
 from memd.settings.model import EmbeddingSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.index.building import write_index
 from memd.store.index.vectors import CompactIndex, sample_size
 from memd.store.log.columns import Rows
@@ -82,7 +82,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     started = time.thread_time()
     index = CompactIndex.build(sample, made.batches(count), count=count, size=count)
     figures = {"building, making vectors: µs each": 1e6 * (time.thread_time() - started) / count}
-    files, path = DiskFiles(), folder / f"{count}.ivf"
+    files, path = LocalDisk(), folder / f"{count}.ivf"
     written, checksum = write_index(files, path, index)
     del index
     before, started = _resident(), time.perf_counter()

@@ -33,7 +33,7 @@ from memd.principals import Principal, Principals
 from memd.receipts import Receipt, Receipts
 from memd.settings.tokens import TOKENS_MAX
 from memd.store.audit import KINDS, LINE_BYTES_MAX, Act, AuditBook, Head, encoded, noted_head, read_book
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout
 from memd.telemetry.events import Events
 
@@ -142,7 +142,7 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert [(one["act"], one["from"]) for one in after if one["act"] == "backup"] == [("backup", "memd backup")]
     assert after[-1]["act"] == "stop"
     assert "memd.audit: " in team.run("verify").stdout
-    copied = read_book(DiskFiles(), tmp_path / "backup", lambda _: True)
+    copied = read_book(LocalDisk(), tmp_path / "backup", lambda _: True)
     assert copied is not None and copied.findings == () and str(copied.head) == str(noted(tmp_path / "backup"))
 
 
@@ -170,7 +170,7 @@ def test_an_erasure_counts_the_chunks_of_all_its_topics(team: Team) -> None:
 
 
 def noted(data_dir: Path) -> Head | None:
-    return noted_head(DiskFiles(), AuditLayout(data_dir))
+    return noted_head(LocalDisk(), AuditLayout(data_dir))
 
 
 def test_a_changed_line_is_told_before_anything_else_and_by_verify_check_and_backup(team: Team, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def auditor(disk: FullDisk, tmp_path: Path) -> Auditor:
 
 
 def read(tmp_path: Path) -> list[Act]:
-    kept = read_book(DiskFiles(), tmp_path, lambda _: True)
+    kept = read_book(LocalDisk(), tmp_path, lambda _: True)
     assert kept is not None and kept.findings == ()
     return [act for _, act in kept.acts if act.act != "file"]
 

@@ -13,7 +13,7 @@ from full_disk import FullDisk
 
 from memd.errors import StoreError
 from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, encoded, head_from, read_book
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout
 
 NOVEMBER, DECEMBER, JANUARY = (
@@ -26,7 +26,7 @@ def act(number: int, at: int = NOVEMBER) -> Act:
 
 
 def read(data_dir: Path, *known: KnownHead) -> Checked:
-    found = read_book(DiskFiles(), data_dir, lambda _: True, known)
+    found = read_book(LocalDisk(), data_dir, lambda _: True, known)
     assert found is not None
     return found
 
@@ -34,7 +34,7 @@ def read(data_dir: Path, *known: KnownHead) -> Checked:
 @pytest.fixture
 def month(tmp_path: Path) -> Path:
     """A file with lines 1 (its beginning) to 7."""
-    AuditBook(DiskFiles(), tmp_path).append([act(number) for number in range(2, 8)])
+    AuditBook(LocalDisk(), tmp_path).append([act(number) for number in range(2, 8)])
     return tmp_path / "memd.audit" / "2026-11.jsonl"
 
 
@@ -106,7 +106,7 @@ def test_a_tampered_line_is_named(month: Path, tamper: Callable[[list[bytes]], l
 
 def test_the_end_is_missed_by_whoever_kept_the_head(month: Path) -> None:
     data_dir = month.parent.parent
-    head = AuditBook(DiskFiles(), data_dir).append([act(8)])
+    head = AuditBook(LocalDisk(), data_dir).append([act(8)])
     whole = month.read_bytes()
     month.write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
     assert read(data_dir).findings == (), "the rest hangs together: by itself a chain does not show a cut end"
@@ -133,11 +133,11 @@ def test_what_was_written_anew_is_not_what_the_kept_head_says(month: Path) -> No
 
 def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Path) -> None:
     data_dir = month.parent.parent
-    AuditBook(DiskFiles(), data_dir).keep_head()
+    AuditBook(LocalDisk(), data_dir).keep_head()
     month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
     [said] = read(data_dir).findings
     assert said == f"lines 6 to 7 are missing at the end: {AuditLayout(data_dir).head} has line 7"
-    AuditBook(DiskFiles(), data_dir).append([act(8)])
+    AuditBook(LocalDisk(), data_dir).append([act(8)])
     found = read(data_dir)
     assert found.findings == ("2026-11.jsonl:6: lines 6 to 7 are missing before it",)
     assert found.head.n == 8
@@ -145,7 +145,7 @@ def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Pa
 
 def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
     data_dir = month.parent.parent
-    book = AuditBook(DiskFiles(), data_dir)
+    book = AuditBook(LocalDisk(), data_dir)
     book.append([act(8)])
     month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
     book.append([act(9)])
@@ -153,17 +153,17 @@ def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
 
 
 def test_each_month_has_a_file_that_hangs_on_the_one_before(tmp_path: Path) -> None:
-    book = AuditBook(DiskFiles(), tmp_path)
+    book = AuditBook(LocalDisk(), tmp_path)
     for at in (NOVEMBER, DECEMBER, JANUARY):
         book.append([act(1, at), act(2, at)])
-    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-11.jsonl", "2026-12.jsonl", "2027-01.jsonl"]
+    assert AuditLayout(tmp_path).names(LocalDisk()) == ["2026-11.jsonl", "2026-12.jsonl", "2027-01.jsonl"]
     assert read(tmp_path).findings == ()
     (tmp_path / "memd.audit" / "2026-12.jsonl").unlink()
     assert read(tmp_path).findings == ("2027-01.jsonl:1: lines 4 to 6 are missing before it",)
 
 
 def test_a_first_month_that_was_removed_is_missing_and_the_rest_can_be_checked(tmp_path: Path) -> None:
-    book = AuditBook(DiskFiles(), tmp_path)
+    book = AuditBook(LocalDisk(), tmp_path)
     for at in (NOVEMBER, DECEMBER):
         book.append([act(1, at), act(2, at)])
     (tmp_path / "memd.audit" / "2026-11.jsonl").unlink()
@@ -172,8 +172,8 @@ def test_a_first_month_that_was_removed_is_missing_and_the_rest_can_be_checked(t
 
 def test_old_months_are_removed_as_the_settings_say_and_that_is_no_gap(tmp_path: Path) -> None:
     for at in (NOVEMBER, DECEMBER, JANUARY):
-        AuditBook(DiskFiles(), tmp_path, keep_months=2).append([act(1, at)])
-    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-12.jsonl", "2027-01.jsonl"]
+        AuditBook(LocalDisk(), tmp_path, keep_months=2).append([act(1, at)])
+    assert AuditLayout(tmp_path).names(LocalDisk()) == ["2026-12.jsonl", "2027-01.jsonl"]
     found = read(tmp_path)
     assert found.findings == ()
     assert found.notices == ("lines 1 to 2 are not kept any more (audit.keep_months)",)
@@ -181,10 +181,10 @@ def test_old_months_are_removed_as_the_settings_say_and_that_is_no_gap(tmp_path:
 
 
 def test_a_clock_that_is_set_back_opens_no_older_file(tmp_path: Path) -> None:
-    book = AuditBook(DiskFiles(), tmp_path)
+    book = AuditBook(LocalDisk(), tmp_path)
     book.append([act(1, DECEMBER)])
     book.append([act(1, NOVEMBER)])
-    assert AuditLayout(tmp_path).names(DiskFiles()) == ["2026-12.jsonl"]
+    assert AuditLayout(tmp_path).names(LocalDisk()) == ["2026-12.jsonl"]
     assert read(tmp_path).findings == ()
 
 
@@ -197,7 +197,7 @@ def test_a_line_that_was_not_finished_is_taken_out_and_a_line_says_so(month: Pat
         (),
         ("the last 14 bytes of 2026-11.jsonl are of a line that was not finished",),
     )
-    AuditBook(DiskFiles(), data_dir).append([act(9)])
+    AuditBook(LocalDisk(), data_dir).append([act(9)])
     found = read(data_dir)
     assert (found.findings, found.notices) == ((), ())
     assert [(n, one.act, one.count) for n, one in found.acts[-2:]] == [(8, "recovered", 14), (9, "search", 9)]
@@ -241,7 +241,7 @@ def test_on_a_full_disk_nothing_is_half_written_and_later_all_is(tmp_path: Path)
 
 
 def test_several_processes_append_to_one_chain(tmp_path: Path) -> None:
-    books = [AuditBook(DiskFiles(), tmp_path) for _ in range(3)]  # each knows nothing of what the others do
+    books = [AuditBook(LocalDisk(), tmp_path) for _ in range(3)]  # each knows nothing of what the others do
 
     def work(book: AuditBook) -> None:
         for number in range(10):

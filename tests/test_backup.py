@@ -17,7 +17,7 @@ from effort import steps
 from memd.cli.main import main
 from memd.errors import DiskFull, StoreError, StoreLocked
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
@@ -28,10 +28,10 @@ from memd.store.tools.verify import verify
 BACKUP = Path("/backup")
 
 
-DISK = DiskFiles()
+DISK = LocalDisk()
 
 
-class Unlinkable(DiskFiles):
+class Unlinkable(LocalDisk):
     """The backup lies on another file system."""
 
     def link(self, old: Path, new: Path) -> bool:
@@ -442,7 +442,7 @@ def test_a_backup_is_restored_into_another_folder_and_stays_as_it_is(
 def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_before(
     source: Path, target: Path, tmp_path: Path
 ) -> None:
-    class Full(DiskFiles):
+    class Full(LocalDisk):
         def __init__(self, files_max: int) -> None:
             super().__init__()
             self.left = files_max

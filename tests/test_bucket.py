@@ -19,15 +19,14 @@ from memd.store.bucket.catalog import FILES, ROUNDS
 from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
-from memd.store.disk import DiskFiles, Wiper
+from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.encryption.opening import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.files import replace_file
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 from memd.wanted import until as time_of
 
-DISK = DiskFiles()
+DISK = LocalDisk()
 DAY_US = 86_400_000_000
 
 

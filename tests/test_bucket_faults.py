@@ -20,13 +20,13 @@ from memd.store.bucket.catalog import ROUNDS
 from memd.store.bucket.changes import Looker, NotingDisk
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.writing import BucketTender
-from memd.store.disk import DiskFiles, Room, Wiper
+from memd.store.disk import LocalDisk, Room, Wiper
 from memd.store.erasure import Erasure
 from memd.store.layout import RESTORING_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
-DISK = DiskFiles()
+DISK = LocalDisk()
 
 
 class KilledError(BaseException):
@@ -255,7 +255,7 @@ def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it(tm
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    class Small(DiskFiles):
+    class Small(LocalDisk):
         def room(self, directory: Path) -> Room:
             return Room(1_000, None, is_read_only=False)
 

@@ -208,8 +208,8 @@ def test_a_directory_that_cannot_be_written_is_named(folder: str, tmp_path: Path
 def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
     place.data_dir.mkdir()
     program = (
-        "import sys; from pathlib import Path; from memd.store.disk import DiskFiles; "
-        "held = DiskFiles().lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from memd.store.disk import LocalDisk; "
+        "held = LocalDisk().lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(place.data_dir / "memd.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

@@ -21,7 +21,7 @@ from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings
 from memd.store.choice import chosen, live_ids
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout
 from memd.store.store import Store, TopicLog
@@ -198,15 +198,15 @@ def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path
     shutil.copytree(GOLDEN / "v1", tmp_path / "old")
     shutil.copytree(GOLDEN / "v2", new)
     layout = TopicLayout(tmp_path / "old", TOPIC)
-    _, before = read_segment_meta(DiskFiles(), layout, 1)
-    assert before.is_of_version_1 and verify(tmp_path / "old", DiskFiles()).ok
+    _, before = read_segment_meta(LocalDisk(), layout, 1)
+    assert before.is_of_version_1 and verify(tmp_path / "old", LocalDisk()).ok
     store = opened(tmp_path / "old")
     assert chosen(store.topic(TOPIC).snapshot(), Wanted(kinds=("note",))).live_count == 1
     store.close()
     for number in (1, 2):
-        _, after = read_segment_meta(DiskFiles(), layout, number)
-        assert after == read_segment_meta(DiskFiles(), TopicLayout(new, TOPIC), number)[1]
-    assert verify(tmp_path / "old", DiskFiles()).ok
+        _, after = read_segment_meta(LocalDisk(), layout, number)
+        assert after == read_segment_meta(LocalDisk(), TopicLayout(new, TOPIC), number)[1]
+    assert verify(tmp_path / "old", LocalDisk()).ok
 
 
 def test_an_old_log_on_a_disk_that_refuses_is_read_all_the_same(

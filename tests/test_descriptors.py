@@ -17,8 +17,7 @@ from recording_upstream import RecordingUpstream
 from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.topics import OPEN_MAX
 from memd.store.claim import AppendFile
-from memd.store.disk import DiskFiles
-from memd.store.files import Appender
+from memd.store.disk import Appender, LocalDisk
 from memd.store.syscalls import APPENDED_MIN, CONNECTIONS_MIN, PER_CONNECTION, RESERVED, appended_max, connections_room
 from memd.store.tools.export import export
 
@@ -54,7 +53,7 @@ def test_four_hundred_topics_are_stored_with_256_descriptors_and_all_connections
     tell(daemon, TOPICS - 1)
 
     def missing() -> set[int]:
-        lines = export(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+        lines = export(daemon.data_dir, LocalDisk(), topic_id=None, live_only=True)
         stored = "\n".join(line["content"] for line in lines)
         return {number for number in range(TOPICS) if fact(number) not in stored}
 
@@ -106,7 +105,7 @@ def status_of(descriptor: Path) -> os.stat_result | None:
         return None
 
 
-def appenders(files: DiskFiles, folder: Path, count: int) -> list[Appender]:
+def appenders(files: LocalDisk, folder: Path, count: int) -> list[Appender]:
     made = [files.create(folder / f"log{number}") for number in range(count)]
     for file in made:
         file.sync()
@@ -114,7 +113,7 @@ def appenders(files: DiskFiles, folder: Path, count: int) -> list[Appender]:
 
 
 def test_files_beyond_the_limit_are_synced_at_once_and_lose_nothing(tmp_path: Path) -> None:
-    files = appenders(DiskFiles(unsynced_max=3), tmp_path, 20)
+    files = appenders(LocalDisk(unsynced_max=3), tmp_path, 20)
     for text in (b"one ", b"two ", b"three"):
         for file in files:
             file.write(text)
@@ -131,7 +130,7 @@ def test_files_beyond_the_limit_are_synced_at_once_and_lose_nothing(tmp_path: Pa
 def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = appenders(DiskFiles(unsynced_max=1), tmp_path, 2)
+    first, second = appenders(LocalDisk(unsynced_max=1), tmp_path, 2)
 
     def broken(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -145,7 +144,7 @@ def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
 
 
 def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -> None:
-    first, second = appenders(DiskFiles(unsynced_max=1), tmp_path, 2)
+    first, second = appenders(LocalDisk(unsynced_max=1), tmp_path, 2)
     second.write(b"takes the only place")
     (tmp_path / "other").write_bytes(b"something else")
     (tmp_path / "other").rename(tmp_path / "log0")
@@ -158,7 +157,7 @@ def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -
 def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path, with_another: bool) -> None:
     log_path, aside = tmp_path / "log", tmp_path / "aside"
     log_path.write_bytes(b"")
-    log = AppendFile(DiskFiles(), log_path, 0)
+    log = AppendFile(LocalDisk(), log_path, 0)
     log.append(b"begun", sync=True)
     log_path.rename(aside)
     if with_another:
@@ -176,7 +175,7 @@ def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path
 def test_nor_is_one_that_is_replaced_before_the_first_append_or_after_a_failed_one(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
     log_path.write_bytes(b"begun")
-    log = AppendFile(DiskFiles(), log_path, 5)
+    log = AppendFile(LocalDisk(), log_path, 5)
     (tmp_path / "restored").write_bytes(b"a longer log out of a backup")
     (tmp_path / "restored").rename(log_path)
     with pytest.raises(StoreWriteFailed, match="something else replaced it"):
@@ -185,7 +184,7 @@ def test_nor_is_one_that_is_replaced_before_the_first_append_or_after_a_failed_o
 
 
 def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it_is_tried(tmp_path: Path) -> None:
-    files = DiskFiles(unsynced_max=1)
+    files = LocalDisk(unsynced_max=1)
     for name in ("log", "another"):
         (tmp_path / name).write_bytes(b"")
     log, another = (AppendFile(files, tmp_path / name, 0) for name in ("log", "another"))
@@ -201,7 +200,7 @@ def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it
 
 def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = DiskFiles()
+    files = LocalDisk()
     (tmp_path / "log").write_bytes(b"")
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:

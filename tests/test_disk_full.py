@@ -23,7 +23,7 @@ from memd.settings.model import (
     RetrievalSettings,
     UpstreamSettings,
 )
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import ADDRESS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -121,9 +121,9 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     assert (health["memory"], health["trouble"]) == ("ok", None)
 
     data_dir = tmp_path / "memory"
-    stored = "\n".join(entry["content"] for entry in export(data_dir, DiskFiles(), topic_id="default", live_only=True))
+    stored = "\n".join(entry["content"] for entry in export(data_dir, LocalDisk(), topic_id="default", live_only=True))
     assert [fact for fact in _facts(18) if fact not in stored] == []
-    report = verify(data_dir, DiskFiles())
+    report = verify(data_dir, LocalDisk())
     assert report.ok, report.lines
 
 

@@ -14,7 +14,7 @@ from full_disk import FullDisk
 
 from memd.cli.check.data import directory
 from memd.cli.main import main
-from memd.store.disk import DiskFiles, Room
+from memd.store.disk import LocalDisk, Room
 from memd.store.disk_trouble import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, disk_trouble
 
 PLENTY = 1 << 40
@@ -22,10 +22,10 @@ ON_TMPFS = """
 import json, sys
 from pathlib import Path
 from memd.cli.check.data import directory
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import DiskWatch
 
-folder, files = Path(sys.argv[1]), DiskFiles()
+folder, files = Path(sys.argv[1]), LocalDisk()
 watch = DiskWatch(files, folder, lambda: 7)
 watch.look(is_doubtful=False)
 said = directory(folder, files)
@@ -91,14 +91,14 @@ def test_a_disk_is_written_to_only_in_doubt_and_its_trouble_is_logged_once(
 
 
 def test_a_directory_that_is_gone_is_a_trouble(tmp_path: Path) -> None:
-    watch = DiskWatch(DiskFiles(), tmp_path / "gone")
+    watch = DiskWatch(LocalDisk(), tmp_path / "gone")
     watch.look(is_doubtful=False)
     assert watch.trouble is not None and watch.trouble.kind == "errors"
 
 
 def test_stats_tell_of_a_disk_as_the_check_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DiskFiles, "room", lambda self, directory: Room(PLENTY, 7, is_read_only=False))
-    found = directory(tmp_path, DiskFiles())
+    monkeypatch.setattr(LocalDisk, "room", lambda self, directory: Room(PLENTY, 7, is_read_only=False))
+    found = directory(tmp_path, LocalDisk())
     told = CliRunner().invoke(main, ["stats", "--data-dir", str(tmp_path)]).output
     assert f"In trouble: {found.said}; {found.remedy}." in " ".join(told.split())
 

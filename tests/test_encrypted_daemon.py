@@ -21,7 +21,7 @@ from recording_upstream import RecordingUpstream, chat_answer
 from memd.cli.main import main
 from memd.errors import WrongKey
 from memd.settings.model import EncryptionSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for
 from memd.store.store import Store
@@ -84,7 +84,7 @@ def test_no_byte_below_the_data_directory_is_text_or_vector_while_a_daemon_works
         for path, data in bytes_below(folder):
             assert [one for one in wanted if one in data] == [], path
         assert "all whole" in memd("verify", folder, MEMD_ENCRYPTION_KEY_FILE=settings.key_file).output
-    turns = DiskFiles().read(daemon.data_dir / "memd.receipts")
+    turns = LocalDisk().read(daemon.data_dir / "memd.receipts")
     assert turns[:8] == b"memd.enc"
 
 

@@ -19,9 +19,9 @@ from effort import scaled, steps
 from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
+from memd.store.disk import replace_file
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import FRAME_OVERHEAD, NONCE_BYTES, PIECE_BYTES, DataKey, encrypt, frame_at
-from memd.store.files import replace_file
 from memd.store.layout import TopicLayout
 from memd.store.log.format import HEADER_BYTES
 from memd.store.store import destroy_topic_key

@@ -20,12 +20,11 @@ from test_store_crash import Witness, flat, ingest, stored
 
 from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.converting import decrypt, encrypt, rekey
 from memd.store.encryption.key_files import MasterKey
 from memd.store.encryption.opening import disk_for, encrypted_disk
 from memd.store.erasure import Erasure
-from memd.store.files import replace_file
 from memd.store.layout import CONVERSION_NAME, DIGESTS_SUFFIX, KEY_NAME, RECEIPTS_NAME, erasures_dir
 from memd.store.tools.verify import verify
 

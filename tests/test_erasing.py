@@ -55,10 +55,10 @@ def found_in(folder: Path) -> list[str]:
 
 def vector_of(daemon: DaemonProcess, chunk_id: str) -> bytes:
     """The bytes of a chunk's vector, out of the log."""
-    from memd.store.disk import DiskFiles
+    from memd.store.disk import LocalDisk
     from memd.store.tools.export import exported_entries
 
-    entries = exported_entries(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+    entries = exported_entries(daemon.data_dir, LocalDisk(), topic_id=None, live_only=True)
     return next(entry.vector for _, entry, _ in entries if entry.public_id == chunk_id)
 
 
@@ -208,11 +208,11 @@ def open_conversations(daemon: DaemonProcess) -> list[Any]:
 
 def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
     """What an erasure writes first, and then the power failed."""
-    from memd.store.disk import DiskFiles
+    from memd.store.disk import LocalDisk
     from memd.store.erasure import Erasure, ErasureLedger
     from memd.store.tools.export import exported_entries
 
-    entries = exported_entries(daemon.data_dir, DiskFiles(), topic_id=None, live_only=True)
+    entries = exported_entries(daemon.data_dir, LocalDisk(), topic_id=None, live_only=True)
     digests = next(entry.digests for _, entry, _ in entries if entry.uuid == uuid)
     erasure = Erasure(
         id=4_000_000_000_000_000,
@@ -224,7 +224,7 @@ def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
         uuids=uuid,
         digests=b"".join(digests),
     )
-    ErasureLedger(DiskFiles(), daemon.data_dir).write(erasure)
+    ErasureLedger(LocalDisk(), daemon.data_dir).write(erasure)
 
 
 def intent(daemon: DaemonProcess) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from memd.ingest import erasing
 from memd.ingest.erasing import DAY_US, Retention
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
 from memd.store.audit import Act, AuditBook, read_book
-from memd.store.disk import DiskFiles, Wiper
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.encryption.key_files import new_key_file
 from memd.store.erasure import Erasure, ForbiddenText, read_forbidden
 from memd.store.layout import TopicLayout
@@ -376,7 +376,7 @@ def later(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
 async def erasures_in(daemon: Daemon) -> list[Act]:
     """What the audit has of erasures that were begun and ended."""
     await daemon.auditor.flush()
-    kept = read_book(DiskFiles(), daemon.config.data_dir, lambda act: act.act == "erase")
+    kept = read_book(LocalDisk(), daemon.config.data_dir, lambda act: act.act == "erase")
     assert kept is not None and not kept.findings
     return [act for _, act in kept.acts]
 

@@ -17,16 +17,15 @@ from effort import steps
 
 from memd.entries import Draft, Entry, Erased
 from memd.errors import DiskFull, StoreError
-from memd.store.disk import DiskFiles, Wiper
+from memd.store.disk import Appender, LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText, stub_payload
-from memd.store.files import Appender
 from memd.store.layout import TopicLayout
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.store import Store, TopicLog
 from memd.store.tools.backup import backup
 from memd.store.tools.verify import verify
 
-DISK = DiskFiles()
+DISK = LocalDisk()
 MARK = Erased(at=1_700_000_900_000_000, by="ann")
 
 
@@ -133,7 +132,7 @@ def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
         assert before.read_many([(hit.segment, hit.row)]) == {}
 
 
-class AppendingDisk(DiskFiles):
+class AppendingDisk(LocalDisk):
     """Does something just before the file that is appended to is written anew without a text."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from memd.ingest.pipeline import unstored_runs
 from memd.messages import chain_all
 from memd.recall.corrections import plan_undo
 from memd.settings.model import EmbeddingSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.store import Store
 from memd.store.tools.conversations import FORMS
 from memd.store.tools.export import export, shown_text
@@ -103,7 +103,7 @@ def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> S
 
 
 def exported(folder: Path, *, live_only: bool = False) -> list[dict[str, Any]]:
-    return list(export(folder, DiskFiles(), topic_id=None, live_only=live_only))
+    return list(export(folder, LocalDisk(), topic_id=None, live_only=live_only))
 
 
 def without_new(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_
     before, after = exported(grown), exported(tmp_path / "new")
     assert counts.entries == len(before)
     assert without_new(after) == without_new(before)
-    assert verify(tmp_path / "new", DiskFiles()).ok
+    assert verify(tmp_path / "new", LocalDisk()).ok
 
 
 def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_as_it_was(
@@ -388,7 +388,7 @@ def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
     after = exported(tmp_path / "new")
     assert [entry["origin_id"] for entry in after] == [line["origin_id"] for line in lines]
     assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after)
-    assert verify(tmp_path / "new", DiskFiles()).ok
+    assert verify(tmp_path / "new", LocalDisk()).ok
 
 
 # Conversations
@@ -504,7 +504,7 @@ def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(run: 
     run(tmp_path / "whole", file, embed_many=hashed)
     contents = [[entry["content"] for entry in exported(tmp_path / name)] for name in ("new", "whole")]
     assert contents[0] == contents[1]
-    assert verify(tmp_path / "new", DiskFiles()).ok
+    assert verify(tmp_path / "new", LocalDisk()).ok
 
 
 # What is wrong
@@ -627,7 +627,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     )
     for again in ((folder,), (talk,), (folder, talk), ("-",), (folder, "--format", "openai")):
         assert re.search(r"^1 file read; .* imported as 0 chunks, 7 messages there already", add(*again), re.MULTILINE)
-    kinds = {entry["kind"] for entry in export(tmp_path / "new", DiskFiles(), topic_id=None, live_only=True)}
+    kinds = {entry["kind"] for entry in export(tmp_path / "new", LocalDisk(), topic_id=None, live_only=True)}
     assert kinds == {"turn", "document"}
     assert "3 files looked at" in add(
         folder, "--as", "notes", "--format", "md", "--format", "json", "--format", "jsonl"

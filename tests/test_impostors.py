@@ -16,7 +16,7 @@ from daemon_process import DaemonProcess, ask, clean_environment
 from recording_upstream import RecordingUpstream
 
 from memd.cli.running import RunningDaemon
-from memd.store.disk import DiskFiles, Lock
+from memd.store.disk import LocalDisk, Lock
 
 TOKEN = "the token of this memory"
 Behave = Callable[[BaseHTTPRequestHandler], None]
@@ -79,7 +79,7 @@ def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Path]:
     """A data directory whose lock is held."""
-    lock: Lock = DiskFiles().lock(tmp_path / "memd.lock")
+    lock: Lock = LocalDisk().lock(tmp_path / "memd.lock")
     yield tmp_path
     lock.release()
 

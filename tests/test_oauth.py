@@ -31,7 +31,7 @@ from memd.admin.oauth.protocol import (
 )
 from memd.errors import DiskFull, OAuthRefused, StoreError
 from memd.principals import Principal
-from memd.store.files import replace_file
+from memd.store.disk import replace_file
 
 ISSUER = "https://memory.example.com"
 KEY = bytes(32)

@@ -21,8 +21,7 @@ from recording_upstream import RecordingUpstream, recording_upstream
 
 from memd.errors import StoreLocked, StoreWriteFailed
 from memd.store.claim import AppendFile
-from memd.store.disk import DiskFiles
-from memd.store.files import replace_file
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.log.recovery import TORN_KEPT, save_torn_copy
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
@@ -43,7 +42,7 @@ def asked(daemon: DaemonProcess, text: str) -> str:
     return str(answer.headers["X-Memory-Status"])
 
 
-class CountingDisk(DiskFiles):
+class CountingDisk(LocalDisk):
     """Notes the directories that are synced."""
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class CountingDisk(DiskFiles):
         super().sync_directory(path)
 
 
-class UnsyncableAncestors(DiskFiles):
+class UnsyncableAncestors(LocalDisk):
     """Cannot sync what lies above a folder, as a mount of which memd sees only a part."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +79,7 @@ def test_a_directory_that_has_nothing_to_sync_is_no_failure() -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         os.fsync(descriptor)
     os.close(descriptor)
-    DiskFiles().sync_directory(Path("/proc"))
+    LocalDisk().sync_directory(Path("/proc"))
 
 
 def test_the_check_tries_to_sync_the_directory_as_the_start_does(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_the_check_tries_to_sync_the_directory_as_the_start_does(tmp_path: Path)
 
 
 def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, path, real = DiskFiles(), tmp_path / "log", os.close
+    files, path, real = LocalDisk(), tmp_path / "log", os.close
     files.create(path).close()
     file = AppendFile(files, path, 0)
     file.append(b"one", sync=True)
@@ -163,7 +162,7 @@ def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_c
 
 
 def test_a_lock_that_was_replaced_is_never_taken_back(tmp_path: Path) -> None:
-    files, path = DiskFiles(), tmp_path / "memd.lock"
+    files, path = LocalDisk(), tmp_path / "memd.lock"
     first = files.lock(path)
     first.confirm()
     path.unlink()
@@ -222,7 +221,7 @@ def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Pa
     open_journal(topic.hot_path, store.files)[0].append([b"said"])
     topic.append([draft(7)])
     (tmp_path / "memd.lock").unlink()
-    lock = DiskFiles().lock(tmp_path / "memd.lock")
+    lock = LocalDisk().lock(tmp_path / "memd.lock")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for write in WRITERS:
         with pytest.raises(StoreLocked, match="restart it"):
@@ -232,7 +231,7 @@ def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Pa
 
 
 def test_threads_that_find_the_lock_file_gone_at_once_make_one_anew(tmp_path: Path) -> None:
-    files, path = DiskFiles(), tmp_path / "memd.lock"
+    files, path = LocalDisk(), tmp_path / "memd.lock"
     files.lock(path)
     threads_max = 8
     together = threading.Barrier(threads_max)
@@ -249,11 +248,11 @@ def test_threads_that_find_the_lock_file_gone_at_once_make_one_anew(tmp_path: Pa
 
 
 def test_a_folder_that_a_full_disk_left_empty_is_no_topic(tmp_path: Path) -> None:
-    with closing(open_store(DiskFiles(), tmp_path)) as store:
+    with closing(open_store(LocalDisk(), tmp_path)) as store:
         store.topic("talk").append([draft("one")])
     (tmp_path / "unfinished" / "segments").mkdir(parents=True)
     (tmp_path / "begun").mkdir()
-    with closing(open_store(DiskFiles(), tmp_path)) as store:
+    with closing(open_store(LocalDisk(), tmp_path)) as store:
         assert store.topic_ids() == ["talk"]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import OWNER
 from memd.receipts import Receipt, Receipts
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
 
@@ -33,7 +33,7 @@ class WatchedRing(ReceiptRing):
     """A ring whose lines are watched."""
 
     def __init__(self, data_dir: Path) -> None:
-        super().__init__(DiskFiles(), data_dir, 1 << 20)
+        super().__init__(LocalDisk(), data_dir, 1 << 20)
         self.readers: set[int] = set()
 
     def lines(self) -> list[bytes]:

@@ -25,7 +25,7 @@ from memd.entries import Draft
 from memd.ingest import offline
 from memd.ingest.offline import reembed_topics
 from memd.settings.model import EmbeddingSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -125,13 +125,13 @@ def found(topic: TopicLog, embedder: Embedder) -> list[str]:
 
 def live(folder: Path) -> list[dict[str, Any]]:
     """The live entries without what a new entry has to itself."""
-    entries = export(folder, DiskFiles(), topic_id=None, live_only=True)
+    entries = export(folder, LocalDisk(), topic_id=None, live_only=True)
     told = [{name: value for name, value in entry.items() if name != "canonical_id"} for entry in entries]
     return sorted(told, key=lambda entry: (entry["topic_id"], entry["origin_id"]))
 
 
 def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folder: Path, bundled: Embedder) -> None:
-    before, count_before = live(folder), len(list(export(folder, DiskFiles(), topic_id=None, live_only=False)))
+    before, count_before = live(folder), len(list(export(folder, LocalDisk(), topic_id=None, live_only=False)))
     store = opened(folder, bundled)
     assert found(store.topic("talk"), bundled) == []
     assert reembed_topics(store, bundled.embed_many) == (33, [])
@@ -139,8 +139,8 @@ def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folde
     assert found(store.topic("other"), bundled) == [text_of(7)]
     store.close()
     assert live(folder) == before
-    assert len(list(export(folder, DiskFiles(), topic_id=None, live_only=False))) == count_before + 33
-    assert verify(folder, DiskFiles()).ok
+    assert len(list(export(folder, LocalDisk(), topic_id=None, live_only=False))) == count_before + 33
+    assert verify(folder, LocalDisk()).ok
     store = opened(folder, bundled)
     assert found(store.topic("talk"), bundled) == LIVE
     assert [finding for finding in store.findings if finding.kind == "foreign"] == []

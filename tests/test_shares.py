@@ -17,7 +17,7 @@ from memd.messages import BlockChunk
 from memd.receipts import Receipt
 from memd.settings.model import Config, ConversationSettings
 from memd.shares import Held, by_turns, surplus
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import SUBSCRIBERS_MAX, Events
 
@@ -139,7 +139,7 @@ async def test_topics_that_others_use_stay_open_while_one_opens_hundreds(tmp_pat
 
 
 def test_receipts_of_others_stay_while_one_fills_the_file(tmp_path: Path) -> None:
-    ring = ReceiptRing(DiskFiles(), tmp_path, 64_000)
+    ring = ReceiptRing(LocalDisk(), tmp_path, 64_000)
 
     def keep(number: int, author: str) -> None:
         one = Receipt(

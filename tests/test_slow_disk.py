@@ -16,14 +16,13 @@ from memd.daemon.app import running
 from memd.daemon.parts import Daemon
 from memd.proxy.remember import JOURNAL_SECONDS_MAX
 from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
-from memd.store.disk import DiskFiles
-from memd.store.files import Appender
+from memd.store.disk import Appender, LocalDisk
 from memd.store.layout import RECEIPTS_NAME
 
 SYNC_SECONDS = 0.2
 
 
-class SlowDisk(DiskFiles):
+class SlowDisk(LocalDisk):
     """The real disk, but what is made durable takes its time."""
 
     def append_to(self, path: Path) -> Appender:
@@ -43,7 +42,7 @@ class _Slow:
         self._real.sync()
 
 
-class HeldJournal(DiskFiles):
+class HeldJournal(LocalDisk):
     """The real disk, but journals are written only once `gate` is open."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from memd.entries import Entry, Status, WallTime
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
 from memd.store.choice import TopicAsOf, snapshot_as_of
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.pending import PendingRun
 from memd.store.snapshot import id_before, id_upto
 from memd.store.store import Store, TopicLog
@@ -172,6 +172,6 @@ def test_a_time_means_the_last_moment_at_which_the_clock_showed_it(tmp_path: Pat
     assert [snapshot.read(place).at for place in reversed(places)] == times
     assert list(snapshot.latest_places(id_before(snapshot, WallTime(times[3])))) == places[3:], "those before it"
     store.close()
-    lines = [json.dumps(line).encode() for line in export(tmp_path, DiskFiles(), topic_id=None, live_only=False)]
+    lines = [json.dumps(line).encode() for line in export(tmp_path, LocalDisk(), topic_id=None, live_only=False)]
     assert sum(b"appended_at" in line for line in lines) == 2
     assert [decode_line(line)[1].content for line in lines] == [draft(number).content for number in range(len(times))]

@@ -15,7 +15,6 @@ from effort import steps
 
 from memd.errors import DiskFull, StoreError, StoreWriteFailed
 from memd.store.disk import LocalDisk
-from memd.store.files import Files
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -49,7 +48,7 @@ def ingest(files: LocalDisk, witness: Witness) -> None:
     store.close()
 
 
-def stored(files: Files) -> list[str]:
+def stored(files: LocalDisk) -> list[str]:
     return [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
 
 

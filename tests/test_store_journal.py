@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.errors import DiskFull, ForeignFile, StoreWriteFailed
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.log.format import MAGIC_LOG, Header, encode_header, scan_records
 
 HOT = Path("/talk/hot.log")
@@ -117,12 +117,12 @@ def test_another_kind_of_file_is_refused() -> None:
 
 def test_a_journal_on_a_real_disk(tmp_path: Path) -> None:
     path = tmp_path / "hot.log"
-    journal, _ = open_journal(path, DiskFiles())
+    journal, _ = open_journal(path, LocalDisk())
     journal.append([b"one"])
     journal.sync()
     journal.rewrite([b"two"])
     journal.append([b"three"])
     with path.open("ab") as file:
         file.write(b"\x05\0\0\0torn")
-    assert open_journal(path, DiskFiles())[1] == [b"two", b"three"]
+    assert open_journal(path, LocalDisk())[1] == [b"two", b"three"]
     assert (tmp_path / "hot.log.torn").exists()

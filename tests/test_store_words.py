@@ -17,7 +17,7 @@ from memd.entries import Draft, Entry, Erased
 from memd.errors import StoreWriteFailed
 from memd.recall.columns import TopicColumns
 from memd.settings.model import DEFAULT_UTILITY
-from memd.store.disk import DiskFiles, Wiper
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.postings import ChunkTerms
 from memd.store.log.segment import GrowingSegment
@@ -347,7 +347,7 @@ def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, damage:
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
     assert path.read_bytes() == whole
     store.close()
-    assert verify(tmp_path, DiskFiles()).ok
+    assert verify(tmp_path, LocalDisk()).ok
 
 
 def test_a_file_of_another_log_is_not_used(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_what_is_erased_leaves_no_words(tmp_path: Path) -> None:
     [path] = (tmp_path / "talk" / "segments").glob("*.words")
     with_it = path.read_bytes()
     [place] = topic.snapshot().places_with("ERR_7421")
-    wiper = Wiper(DiskFiles())
+    wiper = Wiper(LocalDisk())
     assert topic.erase({topic.snapshot().read(place).uuid}, Erased(at=1), wiper) == 1
     assert found(topic, "ERR_7421") == [] and found(topic, "retry_with_backoff") == [IDENTIFIERS["snake"]]
     seal_all(topic)

@@ -16,7 +16,7 @@ from strict_llama import REPLY_HEADER, StrictLlama
 
 from memd.conversation.events import decode_event
 from memd.conversation.hot_buffer import HotBuffer
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.log.journal import read_journal
 
 THIN = {"X-Memory-History": "daemon"}
@@ -60,7 +60,7 @@ def test_sessions_keep_thin_clients_apart(make_daemon: MakeDaemon, upstream: Rec
 def answers_in_journal(daemon: DaemonProcess) -> int:
     """The answers that the journal has, read as a start would."""
     buffer = HotBuffer(lambda: "new", 64)
-    buffer.replay([decode_event(one) for one in read_journal(daemon.data_dir / "default" / "hot.log", DiskFiles())])
+    buffer.replay([decode_event(one) for one in read_journal(daemon.data_dir / "default" / "hot.log", LocalDisk())])
     roles = [one.message.role for talk in buffer.conversations() for one in talk.messages if one.message is not None]
     return roles.count("assistant")
 

@@ -34,7 +34,7 @@ from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, Receipts, receipt_in
 from memd.settings.model import Config
 from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, head_from, read_book
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.telemetry.request_log import CLIENT_GONE
 
 log = logging.getLogger("memd")
@@ -350,7 +350,7 @@ class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class AuditRoutes:
     """Who did what."""
 
-    def __init__(self, auditor: Auditor, receipts: Receipts, data_dir: Path, files: Files, daemon: str) -> None:
+    def __init__(self, auditor: Auditor, receipts: Receipts, data_dir: Path, files: LocalDisk, daemon: str) -> None:
         """`daemon`: this one's name in a cluster; empty: it is alone."""
         self._daemon = daemon
         self._auditor = auditor
@@ -370,7 +370,7 @@ class AuditRoutes:
 
 
 def audit_of(
-    files: Files, data_dir: Path, receipts: Iterable[bytes], query: AuditQuery, known: Sequence[KnownHead] = ()
+    files: LocalDisk, data_dir: Path, receipts: Iterable[bytes], query: AuditQuery, known: Sequence[KnownHead] = ()
 ) -> AuditAnswer:
     """Read the audit of a data directory.
 

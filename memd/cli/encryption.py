@@ -15,7 +15,7 @@ from memd.cli.flags import WholeSentences, key_of, refuse_cluster, with_settings
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import check_installed, master_key
 from memd.wording import counted
 
@@ -72,7 +72,7 @@ def on(config: Config) -> int:
     from memd.store.encryption.converting import encrypt as convert
 
     with command_act(config, "settings", None, f"encryption with the key {master.id}"):
-        report = convert(config.data_dir, master, DiskFiles(), _tell)
+        report = convert(config.data_dir, master, LocalDisk(), _tell)
     _say(f"{config.data_dir}: is encrypted with the key {master.id}", report)
     click.echo(f"{_OLD_BLOCKS} {_KEEP}")
     return 0
@@ -87,7 +87,7 @@ def decrypt(config: Config) -> int:
     from memd.store.encryption.converting import decrypt as convert
 
     with command_act(config, "settings", None, "no encryption any more"):
-        report = convert(config.data_dir, master, DiskFiles(), _tell)
+        report = convert(config.data_dir, master, LocalDisk(), _tell)
     _say(f"{config.data_dir}: is in plain text; take the key out of the settings", report)
     return 0
 
@@ -118,7 +118,7 @@ def rekey(
     from memd.store.encryption.converting import rekey as convert
 
     with command_act(config, "settings", None, f"encryption with the key {other.id}"):
-        report = convert(config.data_dir, master, other, DiskFiles(), _tell, data=data)
+        report = convert(config.data_dir, master, other, LocalDisk(), _tell, data=data)
     _say(f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
     if data:
         click.echo(_OLD_BLOCKS)

@@ -24,9 +24,8 @@ from memd.settings.model import Config
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.files import Files
 from memd.store.layout import KEY_NAME, LOCK_NAME, check_no_cluster
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
@@ -105,7 +104,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
     return 0
 
 
-def _conversations(folder: Path, files: Files, topic_id: str | None) -> Iterator[Told]:
+def _conversations(folder: Path, files: LocalDisk, topic_id: str | None) -> Iterator[Told]:
     """The conversations of each topic; no more is held than one topic."""
     for name in exported_topics(folder, files, topic_id):
         found = exported_entries(folder, files, topic_id=name, live_only=True)
@@ -170,9 +169,9 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
             bar.update(task, completed=done, total=of)
 
         if bucket is None:
-            report = restore_copy(Path(source).absolute(), folder, DiskFiles(), tell)
+            report = restore_copy(Path(source).absolute(), folder, LocalDisk(), tell)
         else:
-            report = restore_from(bucket, folder, DiskFiles(), at, tell)
+            report = restore_from(bucket, folder, LocalDisk(), at, tell)
     if as_json:
         click.echo(msgspec.json.encode(report))
         return 0

@@ -18,7 +18,7 @@ from memd.admin.oauth.ledger import GrantFile, LedgerState, SharedGrants
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import GRANTS_NAME, topic_ids_in
 from memd.store.shared.books import SharedBook, SharedTokens
@@ -150,10 +150,10 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     Raises:
         StoreError: a side cannot be read or written; what was copied is there.
     """
-    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(DiskFiles(), folder)
+    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
     there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
-    here, is_kept = GrantFile(DiskFiles(), path), DiskFiles().size(path) is not None
+    here, is_kept = GrantFile(LocalDisk(), path), LocalDisk().size(path) is not None
     grants = 0
     if is_into_cluster and is_kept:
         given, before = here.read(), there.read().grants

@@ -34,7 +34,7 @@ from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME
 from memd.telemetry.logging import configure_logging
@@ -60,7 +60,7 @@ class RunningDaemon(OwnRoutesClient):
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
         """Return the daemon that holds `data_dir`, or None."""
-        if not DiskFiles().is_locked(data_dir / LOCK_NAME):
+        if not LocalDisk().is_locked(data_dir / LOCK_NAME):
             return None  # left behind by one that was killed, or by whoever made the folder
         try:
             url, secret = ((data_dir / name).read_text() for name in (ADDRESS_NAME, SECRET_NAME))
@@ -116,7 +116,7 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
 def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
     until = time.monotonic() + START_SECONDS_MAX
     while True:
-        is_late, is_held = time.monotonic() > until, DiskFiles().is_locked(config.data_dir / LOCK_NAME)
+        is_late, is_held = time.monotonic() > until, LocalDisk().is_locked(config.data_dir / LOCK_NAME)
         is_starting = is_held and not _has_listener(config.data_dir)
         daemon = None if is_starting else RunningDaemon.find(config.data_dir, config.auth.token)
         if daemon is not None:
@@ -207,7 +207,7 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
 
 def _book(config: Config, is_first_token: bool) -> AuditBook | None:
     """The audit of the settings' data directory; None if none is kept."""
-    files, folder, record = DiskFiles(), config.data_dir, config.audit.record
+    files, folder, record = LocalDisk(), config.data_dir, config.audit.record
     is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
     book = AuditBook(files, folder, config.audit.keep_months)
     is_begun = is_first_token or bool(config.auth.tokens) or book.is_begun()

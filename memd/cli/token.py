@@ -29,7 +29,7 @@ from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.file import Setting
 from memd.settings.model import Config
 from memd.settings.tokens import TokenSettings, read_tokens, token_problems
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.postgres import shared_log
@@ -260,7 +260,7 @@ def _end_grant(config: Config, grant_id: str) -> None:
     elif (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
         daemon.post("/memd/grants/end", {"id": grant_id})
     else:
-        lock = DiskFiles().lock(config.data_dir / LOCK_NAME)
+        lock = LocalDisk().lock(config.data_dir / LOCK_NAME)
         try:
             _end_kept(config, lambda one: one.id == grant_id)
         finally:
@@ -304,8 +304,8 @@ def shared_book(config: Config, name: str) -> Iterator[SharedBook]:
 def token_list(config: Config) -> Iterator[TokenList]:
     """The list of `memd token`; raises StoreError where the database cannot be used."""
     if not config.cluster.is_on:
-        check_no_cluster(DiskFiles(), config.data_dir)
-        yield TokenFile(DiskFiles(), config.data_dir)
+        check_no_cluster(LocalDisk(), config.data_dir)
+        yield TokenFile(LocalDisk(), config.data_dir)
         return
     with shared_book(config, "tokens") as book:
         yield SharedTokens(book)
@@ -315,7 +315,7 @@ def token_list(config: Config) -> Iterator[TokenList]:
 def _grant_list(config: Config) -> Iterator[GrantList]:
     """The list of grants; raises StoreError where the database cannot be used."""
     if not config.cluster.is_on:
-        yield GrantFile(DiskFiles(), config.data_dir / GRANTS_NAME)
+        yield GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
         return
     with shared_book(config, "grants") as book:
         yield SharedGrants(book)

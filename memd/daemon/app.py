@@ -61,10 +61,9 @@ from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.store.audit import AuditBook
 from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.writing import BucketTender
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import disk_of
 from memd.store.erasure import ErasureLedger
-from memd.store.files import Files, replace_file
 from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
 from memd.store.shared.postgres import shared_log
@@ -265,7 +264,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         await daemon.auditor.end()
 
 
-def _say_where(files: Files, told: Mapping[Path, str], *, again: bool = False) -> bool:
+def _say_where(files: LocalDisk, told: Mapping[Path, str], *, again: bool = False) -> bool:
     """Write where the daemon listens into its folder; whether that worked."""
     try:
         for path, text in told.items():
@@ -277,7 +276,7 @@ def _say_where(files: Files, told: Mapping[Path, str], *, again: bool = False) -
     return True
 
 
-async def _say_where_later(files: Files, told: Mapping[Path, str]) -> None:
+async def _say_where_later(files: LocalDisk, told: Mapping[Path, str]) -> None:
     """Try again, until the disk has room or can be written again."""
     while True:
         await asyncio.sleep(SAY_WHERE_SECONDS)
@@ -385,7 +384,7 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
 def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[BucketTender | None, LocalDisk]:
     """The backup to a bucket, if the settings want one, and the disk of the data directory."""
     backs_up = config.backup.is_on and files is None and not command  # what a command changes, the next daemon finds
-    plain = NotingDisk(config.data_dir) if backs_up else files or DiskFiles()
+    plain = NotingDisk(config.data_dir) if backs_up else files or LocalDisk()
     return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
 
 
@@ -404,9 +403,9 @@ def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
 
 async def _rights(config: Config, source: AuthSource | None, kept: SharedLog | None) -> TokenWatch:
     """The tokens, which all daemons of a cluster have."""
-    listed: TokenList = TokenFile(DiskFiles(), config.data_dir)
+    listed: TokenList = TokenFile(LocalDisk(), config.data_dir)
     if kept is not None:
-        listed = SharedTokens(SharedBook(kept, "tokens"), TokenFile(DiskFiles(), config.data_dir))
+        listed = SharedTokens(SharedBook(kept, "tokens"), TokenFile(LocalDisk(), config.data_dir))
     watch = TokenWatch(config.auth, listed, source)
     await asyncio.get_running_loop().run_in_executor(None, watch.load)
     return watch

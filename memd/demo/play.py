@@ -41,7 +41,7 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.app import running
 from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.tools.export import export, shown_text
 
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
@@ -625,7 +625,7 @@ class _Stage:
         return answer, shown
 
     def _live_contents(self) -> list[str]:
-        return [shown_text(line) for line in export(self._data_dir, DiskFiles(), topic_id=TOPIC, live_only=True)]
+        return [shown_text(line) for line in export(self._data_dir, LocalDisk(), topic_id=TOPIC, live_only=True)]
 
 
 def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:

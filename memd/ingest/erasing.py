@@ -223,7 +223,7 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     seconds: float
     not_overwritten: tuple[str, ...] = ()
-    """Files that are gone from the data directory, and that could not be overwritten."""
+    """LocalDisk that are gone from the data directory, and that could not be overwritten."""
 
 
 class Eraser:

@@ -21,8 +21,8 @@ from memd.entries import Draft
 from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
+from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.files import Files
 from memd.store.layout import models_dir
 from memd.store.store import Store, TopicLog, models_in
 
@@ -30,7 +30,7 @@ Advanced = Callable[[int, int], None]
 """A callback for progress: how much is done, and how much there is to do altogether."""
 
 
-def stored_models(config: Config, files: Files) -> set[tuple[int, str]]:
+def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
     """Dimension and fingerprint of the models that wrote the log, for a model that is not there yet; see
     `load_embedder`."""
     is_asked = config.embedding.url or config.embedding.idle_unload_seconds

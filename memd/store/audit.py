@@ -26,8 +26,7 @@ from typing import Literal, get_args
 import msgspec
 
 from memd.errors import StoreError, StoreLocked
-from memd.store.disk import LocalDisk
-from memd.store.files import Files, replace_file
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import AuditLayout
 
 ActKind = Literal[
@@ -455,7 +454,7 @@ class AuditBook:
             lock.release()
 
 
-def noted_head(files: Files, layout: AuditLayout) -> Head | None:
+def noted_head(files: LocalDisk, layout: AuditLayout) -> Head | None:
     """The head in the file beside the months; None if there is none, or it cannot be read."""
     try:
         return head_from(files.read(layout.head).decode())
@@ -464,7 +463,7 @@ def noted_head(files: Files, layout: AuditLayout) -> Head | None:
 
 
 def read_book(
-    files: Files, data_dir: Path, wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
+    files: LocalDisk, data_dir: Path, wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
 ) -> Checked | None:
     """Read and check the audit of a data directory or a backup; None if it has none. Needs no lock.
 

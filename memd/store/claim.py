@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import Fenced, FileReplaced, StoreWriteFailed
-from memd.store.disk import LocalDisk, Wiper
-from memd.store.files import Appender, Files, only_whole, put_in_place
+from memd.store.disk import Appender, LocalDisk, Wiper, only_whole, put_in_place
 from memd.store.layout import TopicLayout
 
 Stream = Literal["log", "hot"]
@@ -28,7 +27,7 @@ Stream = Literal["log", "hot"]
 class AppendFile:
     """An append-only file that is known to be intact up to `end`. For one thread."""
 
-    def __init__(self, files: Files, path: Path, end: int) -> None:
+    def __init__(self, files: LocalDisk, path: Path, end: int) -> None:
         """The file that the path names now; another one that it may name later is left alone."""
         self._files = files
         self._path = path

@@ -1,10 +1,10 @@
-"""The local disk: operations that only a local file system has.
+"""The disk: files of this machine, and what the store does with them, which is read, append, write anew and rename.
 
-Rule: with syscalls.py it is the only code of the store that touches one; no other module opens, names or removes a file
-by itself. Every call either happens or raises one of the declared errors, which names the file and the remedy. Modules
-that need a lock, a hard link, the free space or a path for a native library take a `LocalDisk`; all others take `Files`
-and could work on a remote store. The counterpart for tests, with power cuts and full disks, is
-tests/support/crash_files.py.
+Rule: with syscalls.py it is the only code of the store that touches a disk; no other module opens, names or removes a
+file by itself. Every call either happens or raises one of the declared errors, which names the file and the remedy. A
+file or a name is durable only after `sync` of the file and `sync_directory` of its directory; `replace_file` does all
+of it in the right order. An encrypted disk is one over another (encryption/encrypted_disk.py); that of the tests, with
+power cuts and full disks, is tests/support/crash_files.py.
 
 A data directory has one daemon at a time, for as long as its lock file keeps its place. The lock is flock's, on the
 file that the path names. It ends with the process, and a file that was removed or replaced keeps nobody out; so it is
@@ -19,15 +19,15 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from memd.errors import FileReplaced, ReadOnlyDisk, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.files import Appender, FileChecksum, Files, check_file, only_whole, write_beside
+from memd.errors import CorruptFile, FileReplaced, ReadOnlyDisk, StoreError, StoreLocked, StoreWriteFailed
 from memd.store.syscalls import (
     DIRECTORY_MODE,
     FILE_MODE,
@@ -45,9 +45,13 @@ from memd.store.syscalls import (
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _APPENDING = os.O_WRONLY | os.O_APPEND
-_PIECE_BYTES = 1 << 20
+_ZEROS_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the name of a file until it is complete; after a crash such a file may be removed."""
+_PIECE_BYTES = 8 << 20
 
 LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 """Whoever asks `is_locked` holds the lock too, for an instant."""
@@ -62,64 +66,38 @@ class Room(msgspec.Struct, frozen=True):
     is_read_only: bool
 
 
-class LocalDisk(Files, Protocol):
-    """`Files` on a disk of this machine. Reads raise StoreError, writes StoreWriteFailed (DiskFull if it is full)."""
+class Appender(Protocol):
+    """A file open for appending. Every method but `close` raises StoreWriteFailed (DiskFull if the disk is full)."""
 
-    def changed_at(self, path: Path) -> int:
-        """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
+    def write(self, data: bytes) -> None:
+        """Write all of `data`; after an error, part of it may be in the file."""
 
-    def wipe(self, path: Path) -> bool:
-        """Overwrite a file as far as the disk lets one, and remove it; False if its bytes may still be somewhere.
+    def sync(self) -> None:
+        """Make the contents durable."""
 
-        They are where the file has another name (a backup's hard link), whose owner keeps it as it is.
-        """
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes; not durable before `sync`."""
 
-    def replace_wiping(self, new: Path, path: Path) -> bool:
-        """Give `new` the name `path`, durably, then overwrite the file that had it; see `wipe`."""
-
-    def remove_directory(self, path: Path) -> None:
-        """Remove an empty directory if it exists."""
-
-    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        """Let a native library write a file by its path, then make the contents (not the name) durable."""
-
-    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
-        """Let a native library read a file by its path; raises CorruptFile before, unless it is the one expected."""
-
-    def lock(self, path: Path) -> Lock:
-        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
-
-        Until it is released, all that changes something confirms it first.
-        """
-
-    def confirm_lock(self) -> None:
-        """Make sure that the locks which were taken still keep others out: see `Lock.confirm`."""
-
-    def is_locked(self, path: Path) -> bool:
-        """Whether any process holds the lock."""
-
-    def room(self, directory: Path) -> Room:
-        """How much can still be written to the file system of a directory."""
-
-    def try_writing(self, directory: Path, data: bytes) -> None:
-        """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
-
-    def encrypts(self, path: Path) -> bool:
-        """Whether what is written to a file reaches the disk encrypted."""
-
-    def may_write(self, path: Path) -> bool:
-        """Whether permissions let this process write a file, or create files in a directory."""
+    def close(self) -> None:
+        """Close without syncing; a second call does nothing."""
 
 
-class DiskFiles:
-    """The real file system."""
+class FileChecksum(msgspec.Struct, frozen=True):
+    """Size and CRC32 that a file must have before a native library may open it."""
+
+    bytes: int
+    crc: int
+
+
+class LocalDisk:
+    """The real file system. Reads raise StoreError, writes StoreWriteFailed (DiskFull if it is full)."""
 
     def __init__(self, unsynced_max: int | None = None) -> None:
         """`unsynced_max`: files that have a descriptor; None: what the limit of this process allows."""
         self.unsynced_max = unsynced_max or appended_max(descriptors_limit())
         self.unsynced: dict[_DiskAppender, None] = {}
         """Those that have one now."""
-        self._locks: list[DirectoryLock] = []
+        self._locks: list[Lock] = []
 
     def note(self, path: Path) -> None:
         """Called after a file was made, replaced, cut or removed. Counterpart: memd/store/bucket/changes.py."""
@@ -128,7 +106,7 @@ class DiskFiles:
         """Called after a whole write to a file, which ends there now."""
 
     def size(self, path: Path) -> int | None:
-        """See Files."""
+        """Size of a file in bytes; None if there is no such file."""
         with reading(path):
             try:
                 return path.stat().st_size
@@ -136,7 +114,7 @@ class DiskFiles:
                 return None
 
     def identity(self, path: Path) -> Hashable | None:
-        """See Files."""
+        """Tell a file from any other that its path may name later; None if there is no such file."""
         with reading(path):
             try:
                 return _identity(path.stat())
@@ -144,7 +122,7 @@ class DiskFiles:
                 return None
 
     def names(self, directory: Path) -> list[str]:
-        """See Files."""
+        """Names of the entries of a directory, sorted; empty if there is no such directory."""
         with reading(directory):
             try:
                 return sorted(entry.name for entry in directory.iterdir())
@@ -152,11 +130,11 @@ class DiskFiles:
                 return []
 
     def is_directory(self, path: Path) -> bool:
-        """See Files."""
+        """Whether `path` is a directory."""
         return path.is_dir()
 
     def read(self, path: Path) -> bytes:
-        """See Files."""
+        """Read the whole file."""
         with (
             reading(path),
             open_descriptor(path, os.O_RDONLY) as descriptor,
@@ -165,35 +143,35 @@ class DiskFiles:
             return file.read()
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
-        """See Files."""
+        """Read at most `length` bytes from `offset`; fewer at the end of the file."""
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return _pread_all(descriptor, offset, length)
 
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See Files."""
+        """Like `read_at`, for many (offset, length) of one file."""
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return [_pread_all(descriptor, offset, length) for offset, length in pieces]
 
     def damage_of(self, path: Path) -> str | None:
-        """See Files."""
+        """Tell the damage of a file that cannot be seen in what is read of it; None: there is none."""
         return None
 
     def create(self, path: Path) -> Appender:
-        """See Files."""
+        """Open a new empty file; an existing one is emptied."""
         self.confirm_lock()
         appender = self._appender(path, os.O_CREAT | os.O_TRUNC)
         self.note(path)
         return appender
 
     def append_to(self, path: Path) -> Appender:
-        """See Files."""
+        """Open an existing file."""
         return self._appender(path, 0)
 
     def _appender(self, path: Path, flags: int) -> _DiskAppender:
         return _DiskAppender(self, path, flags)
 
     def make_directory(self, path: Path) -> None:
-        """See Files."""
+        """Create a directory unless it exists; an empty one becomes its user's alone. Its parent must exist."""
         if not path.is_dir():
             self.confirm_lock()
             with writing(path):
@@ -203,7 +181,7 @@ class DiskFiles:
                 path.chmod(DIRECTORY_MODE)
 
     def rename(self, old: Path, new: Path) -> None:
-        """See Files."""
+        """Rename atomically, replacing `new`."""
         self.confirm_lock()
         with writing(new):
             old.replace(new)
@@ -211,7 +189,7 @@ class DiskFiles:
         self.note(new)
 
     def link(self, old: Path, new: Path) -> bool:
-        """See LocalDisk."""
+        """Give a file a second name, not durably; False where the two places cannot share a file."""
         self.confirm_lock()
         with writing(new):
             try:
@@ -224,7 +202,7 @@ class DiskFiles:
         return True
 
     def changed_at(self, path: Path) -> int:
-        """See LocalDisk."""
+        """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
         with reading(path):
             try:
                 return path.stat().st_mtime_ns
@@ -232,7 +210,7 @@ class DiskFiles:
                 return 0
 
     def remove(self, path: Path) -> None:
-        """See Files."""
+        """Remove a file if it exists."""
         if os.path.lexists(path):  # else a read-only disk would refuse even that
             self.confirm_lock()
             with writing(path):
@@ -240,7 +218,10 @@ class DiskFiles:
             self.note(path)
 
     def wipe(self, path: Path) -> bool:
-        """See LocalDisk."""
+        """Overwrite a file as far as the disk lets one, and remove it; False if its bytes may still be somewhere.
+
+        They are where the file has another name (a backup's hard link), whose owner keeps it as it is.
+        """
         if not os.path.lexists(path):
             return True
         self.confirm_lock()
@@ -251,7 +232,7 @@ class DiskFiles:
         return is_gone
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
-        """See LocalDisk."""
+        """Give `new` the name `path`, durably, then overwrite the file that had it; see `wipe`."""
         self.confirm_lock()
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             new.replace(path)
@@ -261,14 +242,14 @@ class DiskFiles:
         return is_gone
 
     def remove_directory(self, path: Path) -> None:
-        """See LocalDisk."""
+        """Remove an empty directory if it exists."""
         if path.is_dir():
             self.confirm_lock()
             with writing(path):
                 path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
-        """See Files."""
+        """Make the names in a directory durable."""
         with writing(path):
             try:
                 with open_descriptor(path, os.O_RDONLY) as descriptor:
@@ -280,7 +261,7 @@ class DiskFiles:
                     raise
 
     def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        """See LocalDisk."""
+        """Let a native library write a file by its path, then make the contents (not the name) durable."""
         self.confirm_lock()
         with writing(path):
             try:
@@ -292,36 +273,39 @@ class DiskFiles:
         self.note(path)
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
-        """See LocalDisk."""
+        """Let a native library read a file by its path; raises CorruptFile before, unless it is the one expected."""
         check_file(self, path, expected)
         with reading(path):
             load(str(path))
 
     def lock(self, path: Path) -> Lock:
-        """See LocalDisk."""
-        lock = DirectoryLock(path)
+        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
+
+        Until it is released, all that changes something confirms it first.
+        """
+        lock = Lock(path)
         self._locks = [*(one for one in self._locks if one.is_held), lock]
         return lock
 
     def confirm_lock(self) -> None:
-        """See LocalDisk."""
+        """Make sure that the locks which were taken still keep others out: see `Lock.confirm`."""
         for lock in self._locks:
             if lock.is_held:
                 lock.confirm()
 
     def is_locked(self, path: Path) -> bool:
-        """See LocalDisk."""
+        """Whether any process holds the lock."""
         return is_locked(path)
 
     def room(self, directory: Path) -> Room:
-        """See LocalDisk."""
+        """How much can still be written to the file system of a directory."""
         with reading(directory):
             found = os.statvfs(directory)
         size = found.f_bavail * found.f_frsize if found.f_blocks else None
         return Room(size, found.f_favail if found.f_files else None, bool(found.f_flag & os.ST_RDONLY))
 
     def try_writing(self, directory: Path, data: bytes) -> None:
-        """See LocalDisk."""
+        """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
         with writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
             file.write(data)
             file.flush()
@@ -330,11 +314,11 @@ class DiskFiles:
         self.sync_directory(directory)
 
     def encrypts(self, path: Path) -> bool:
-        """See LocalDisk."""
+        """Whether what is written to a file reaches the disk encrypted."""
         return False
 
     def may_write(self, path: Path) -> bool:
-        """See LocalDisk."""
+        """Whether permissions let this process write a file, or create files in a directory."""
         return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
 
 
@@ -342,7 +326,7 @@ class _DiskAppender:
     """Has a descriptor from a write until that is synced; a write is synced at once where too many have one: so the
     number of topics takes none."""
 
-    def __init__(self, disk: DiskFiles, path: Path, flags: int) -> None:
+    def __init__(self, disk: LocalDisk, path: Path, flags: int) -> None:
         self._disk, self._path = disk, path
         self._lock = threading.Lock()
         self._is_closed = False
@@ -424,7 +408,7 @@ def _overwritten(descriptor: int) -> bool:
     try:
         size, at = os.fstat(descriptor).st_size, 0
         while at < size:
-            at += os.pwrite(descriptor, bytes(min(_PIECE_BYTES, size - at)), at)
+            at += os.pwrite(descriptor, bytes(min(_ZEROS_BYTES, size - at)), at)
         sync_descriptor(descriptor)
     except OSError:  # it is removed all the same
         return False
@@ -447,21 +431,8 @@ def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-class Lock(Protocol):
-    """A held lock. It ends with the process."""
-
-    def confirm(self) -> None:
-        """Make sure that the lock still keeps others out; raises StoreLocked if it does not any more.
-
-        Whoever removes the lock file lets another process in. It is made anew, if nobody else has done so.
-        """
-
-    def release(self) -> None:
-        """Release the lock."""
-
-
-class DirectoryLock:
-    """The lock on a file of the local disk. See `LocalDisk.lock`."""
+class Lock:
+    """A held lock on a file; see `LocalDisk.lock`. It ends with the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -471,7 +442,10 @@ class DirectoryLock:
         self._descriptor = self._locked(os.O_CREAT)
 
     def confirm(self) -> None:
-        """See Lock."""
+        """Make sure that the lock still keeps others out; raises StoreLocked if it does not any more.
+
+        Whoever removes the lock file lets another process in. It is made anew, if nobody else has done so.
+        """
         with self._renewing:
             if self._descriptor is not None and self._names(self._descriptor):
                 return
@@ -488,7 +462,7 @@ class DirectoryLock:
             self._descriptor = descriptor
 
     def release(self) -> None:
-        """See Lock."""
+        """Release the lock."""
         self.is_held = False
         self._close()
 
@@ -568,6 +542,70 @@ def _try_locking(descriptor: int) -> None:
             return
         time.sleep(LOCK_RETRY_SECONDS)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def replace_file(files: LocalDisk, path: Path, data: bytes) -> None:
+    """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
+    put_in_place(files, write_beside(files, path, data), path)
+
+
+def write_beside(files: LocalDisk, path: Path, data: bytes) -> Path:
+    """Write a temporary file beside `path`, whose contents are durable then, and return it; no part of one is left."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with only_whole(files, temporary):
+        write_pieces(files, temporary, [data])
+    return temporary
+
+
+def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileChecksum:
+    """Write a new file, whose contents are durable then and whose name is not; return its size and checksum."""
+    size = crc = 0
+    with closing(files.create(path)) as appender:
+        for piece in pieces:
+            appender.write(piece)
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+        appender.sync()
+    return FileChecksum(size, crc)
+
+
+def put_in_place(files: LocalDisk, temporary: Path, path: Path) -> None:
+    """Give a temporary file its name, durably; it is gone afterwards, also after an error."""
+    with only_whole(files, temporary):
+        files.rename(temporary, path)
+    files.sync_directory(path.parent)
+
+
+@contextmanager
+def only_whole(files: LocalDisk, *temporaries: Path) -> Iterator[None]:
+    """Remove temporary files that could not be finished: on a full disk their room is what all others lack."""
+    try:
+        yield
+    except StoreError:
+        with suppress(StoreError):
+            for temporary in temporaries:
+                files.remove(temporary)
+        raise
+
+
+def pieces_of(files: LocalDisk, path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Read a file, or a part of it, in pieces: an index may not fit in free memory."""
+    while piece := files.read_at(path, start, _PIECE_BYTES if end is None else min(_PIECE_BYTES, end - start)):
+        yield piece
+        start += len(piece)
+
+
+def checksum_of(files: LocalDisk, path: Path, size: int) -> FileChecksum:
+    """Compute the checksum of the first `size` bytes of a file."""
+    crc = 0
+    for piece in pieces_of(files, path, 0, size):
+        crc = zlib.crc32(piece, crc)
+    return FileChecksum(size, crc)
+
+
+def check_file(files: LocalDisk, path: Path, expected: FileChecksum) -> None:
+    """Raise CorruptFile unless the file has the expected size and checksum."""
+    if files.size(path) != expected.bytes or checksum_of(files, path, expected.bytes) != expected:
+        raise CorruptFile(f"{path}: is missing or does not match its checksum")
 
 
 class Wiper:

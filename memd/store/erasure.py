@@ -35,8 +35,7 @@ from memd.entries import Entry, Erased, Status
 from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, Wiper
-from memd.store.files import Files, only_whole, replace_file, write_beside
+from memd.store.disk import LocalDisk, Wiper, only_whole, replace_file, write_beside
 from memd.store.index.meta import own_index_file
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
@@ -169,7 +168,7 @@ class ErasureLedger(Erasures):
         self._known[erasure.id] = erasure
 
 
-def read_erasures(files: Files, folder: Path) -> tuple[list[Erasure], list[Finding]]:
+def read_erasures(files: LocalDisk, folder: Path) -> tuple[list[Erasure], list[Finding]]:
     """Return the erasures in a folder, oldest first, and a finding for each file that cannot be read."""
     found, problems = [], []
     for name in files.names(folder):
@@ -271,7 +270,7 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_forbidden(files: Files, layout: TopicLayout) -> ForbiddenText:
+def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
     """Return what a topic is never to store again.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memd.entries import TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadTopicId, ForeignFile, StoreError
-from memd.store.files import TEMPORARY_SUFFIX, Files
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk
 from memd.store.log.format import Header, topic_tag
 
 LOCK_NAME = "memd.lock"
@@ -106,7 +106,7 @@ class AuditLayout:
         self.head = self.folder / "head"
         self.lock = self.folder / "lock"
 
-    def names(self, files: Files) -> list[str]:
+    def names(self, files: LocalDisk) -> list[str]:
         """The names of the files of months, the oldest first."""
         return [name for name in files.names(self.folder) if _MONTH.fullmatch(name)]
 
@@ -165,35 +165,35 @@ class TopicLayout:
         path = self.merged_index(first, last)
         return [self.merged_meta(first, last), path, path.with_suffix(".hnsw"), self.words(first, last)]
 
-    def merges(self, files: Files) -> list[tuple[int, int]]:
+    def merges(self, files: LocalDisk) -> list[tuple[int, int]]:
         """Return (first, last) of every merged index that has a file on disk, sorted."""
         found = (_MERGED.fullmatch(name) for name in files.names(self.segments))
         return sorted({(int(match[1]), int(match[2])) for match in found if match is not None})
 
-    def indexes_over(self, files: Files, segment_ids: Collection[int]) -> list[Path]:
+    def indexes_over(self, files: LocalDisk, segment_ids: Collection[int]) -> list[Path]:
         """Return the files of every vector index over one of these segments, first what vouches for it."""
         merged = [one for one in self.merges(files) if any(one[0] <= number <= one[1] for number in segment_ids)]
         paths = [path for one in merged for path in self.merged(*one)]
         own = ((self.meta(number), self.hnsw(number), self.words(number, number)) for number in segment_ids)
         return [*paths, *(path for files in own for path in files)]
 
-    def segment_ids(self, files: Files) -> list[int]:
+    def segment_ids(self, files: LocalDisk) -> list[int]:
         """Return the numbers of the full segments on disk, ascending."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
         return sorted(int(match[1]) for match in found if match is not None and match[2] == "bin")
 
-    def log_files(self, files: Files) -> list[Path]:
+    def log_files(self, files: LocalDisk) -> list[Path]:
         """Return the files of the log on disk, oldest first."""
         active = [self.active] if files.size(self.active) is not None else []
         return [*map(self.bin, self.segment_ids(files)), *active]
 
-    def next_segment_id(self, files: Files) -> int:
+    def next_segment_id(self, files: LocalDisk) -> int:
         """Return the first number that no file has, though it be only an index whose segment is missing."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
         numbers = [int(match[1]) for match in found if match is not None]
         return max([0, *numbers, *(last for _, last in self.merges(files))]) + 1
 
-    def missing_segment_ids(self, files: Files, active_id: int | None) -> list[int]:
+    def missing_segment_ids(self, files: LocalDisk, active_id: int | None) -> list[int]:
         """Return the numbers of full segments that must have been there and are not, ascending.
 
         `active_id`: the number in the header of `active.bin`; None if there is none.
@@ -207,7 +207,7 @@ def is_derived(name: str) -> bool:
     return name.endswith((".meta", ".hnsw", ".ivf", ".words"))
 
 
-def segments_before(files: Files, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
+def segments_before(files: LocalDisk, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
     """Return the full segments on disk that an `active.bin` read before does not contain.
 
     Beside a running daemon, that file may have been rotated into one of the segments since.
@@ -222,7 +222,7 @@ def segments_before(files: Files, layout: TopicLayout, active: bytes | None, seg
     return numbers
 
 
-def check_topic(files: Files, directory: Path, header: Header | None, path: Path) -> None:
+def check_topic(files: LocalDisk, directory: Path, header: Header | None, path: Path) -> None:
     """Make sure that a file in a topic's directory belongs to the topic. One whose header is damaged may.
 
     A directory that was renamed on purpose has a file with the names that it had before, so that its files are known.
@@ -250,7 +250,7 @@ class TopicNames:
     because two did at once is found in the next list.
     """
 
-    def __init__(self, files: Files, data_dir: Path) -> None:
+    def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self._files = files
         self._data_dir = data_dir
         self._list()
@@ -298,7 +298,7 @@ class TopicNames:
         self._by_folded = {name.casefold(): name for name in self._names}
 
 
-def check_restored(files: Files, data_dir: Path) -> None:
+def check_restored(files: LocalDisk, data_dir: Path) -> None:
     """Make sure that a folder is no restoration that was interrupted.
 
     Raises:
@@ -308,7 +308,7 @@ def check_restored(files: Files, data_dir: Path) -> None:
         raise StoreError(f"{data_dir}: its restoration is not finished: run memd restore again until it ends")
 
 
-def check_no_cluster(files: Files, data_dir: Path) -> None:
+def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
     """Make sure that a folder is no copy of a cluster, for whoever has no settings of one.
 
     Raises:
@@ -327,23 +327,23 @@ def topic_of(name: str) -> str:
     return first if TOPIC_ID_PATTERN.fullmatch(first) and first not in _OWN_NAMES else ""
 
 
-def topic_names_in(files: Files, data_dir: Path) -> list[str]:
+def topic_names_in(files: LocalDisk, data_dir: Path) -> list[str]:
     """Return the names that can be those of topics, sorted."""
     return [name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES]
 
 
-def topic_ids_in(files: Files, data_dir: Path) -> list[str]:
+def topic_ids_in(files: LocalDisk, data_dir: Path) -> list[str]:
     """Return the topics that have a file, sorted: a full disk may have left a directory and no more."""
     return [name for name in topic_names_in(files, data_dir) if has_files(files, data_dir / name)]
 
 
-def topic_folders_in(files: Files, data_dir: Path) -> list[str]:
+def topic_folders_in(files: LocalDisk, data_dir: Path) -> list[str]:
     """Return the topics that have a file, and those of which only what is forbidden is left, sorted."""
     names = topic_names_in(files, data_dir)
     return [name for name in names if has_files(files, folder := data_dir / name) or FORBIDDEN in files.names(folder)]
 
 
-def has_files(files: Files, directory: Path) -> bool:
+def has_files(files: LocalDisk, directory: Path) -> bool:
     """Whether a topic's folder has more in it than a key, what is forbidden and an empty folder for segments."""
     names = [name for name in files.names(directory) if name != FORBIDDEN and not name.startswith(TOPIC_KEY_NAME)]
     return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])

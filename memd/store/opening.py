@@ -14,7 +14,7 @@ import msgspec
 from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, TopicMoving
 from memd.store.claim import Claim
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.store.index.building import with_all_columns
 from memd.store.index.meta import (
     IndexFile,
@@ -98,7 +98,7 @@ def reread_segment(claim: Claim, model: ModelId, segment_id: int) -> OpenedTopic
     return opened
 
 
-def highest_id_on_disk(files: Files, layout: TopicLayout, dimension: int) -> int:
+def highest_id_on_disk(files: LocalDisk, layout: TopicLayout, dimension: int) -> int:
     """Return the highest canonical_id of a topic, reading as little as possible. Unreadable files count as empty."""
     highest = _highest_in(files, layout.active, dimension)
     for segment_id in reversed(layout.segment_ids(files)):
@@ -109,7 +109,7 @@ def highest_id_on_disk(files: Files, layout: TopicLayout, dimension: int) -> int
     return highest
 
 
-def _highest_in(files: Files, path: Path, dimension: int) -> int:
+def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
     try:
         last = _last_entry(files, path)
         if last is not None:
@@ -120,7 +120,7 @@ def _highest_in(files: Files, path: Path, dimension: int) -> int:
     return max((entry.canonical_id for entry in log_file.entries), default=0)
 
 
-def _last_entry(files: Files, path: Path) -> Entry | None:
+def _last_entry(files: LocalDisk, path: Path) -> Entry | None:
     """The last entry of a log file, found from its end; None unless the end is intact.
 
     Raises:
@@ -169,7 +169,7 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
     return True
 
 
-def _is_left_out(files: Files, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
+def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
     """Whether a full segment is another topic's; notes it."""
     try:
         check_topic(files, layout.directory, header, path)

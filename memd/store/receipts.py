@@ -16,8 +16,7 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.shares import Held, surplus
-from memd.store.disk import Wiper
-from memd.store.files import Appender, Files, replace_file
+from memd.store.disk import Appender, LocalDisk, Wiper, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
 
 log = logging.getLogger("memd")
@@ -50,7 +49,7 @@ def rewrite_lines(paths: Iterable[Path], change: Callable[[bytes], bytes], wiper
 class ReceiptRing:
     """Any thread may read; one writes."""
 
-    def __init__(self, files: Files, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
+    def __init__(self, files: LocalDisk, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
         """Open the ring; files that were written under other redaction settings are removed.
 
         Args:
@@ -149,7 +148,7 @@ class ReceiptRing:
             self._appender = None
 
 
-def receipt_lines(files: Files, data_dir: Path) -> list[bytes]:
+def receipt_lines(files: LocalDisk, data_dir: Path) -> list[bytes]:
     """Return the receipts of a data directory, newest first; a crash may have torn the last line of a file.
 
     Raises:

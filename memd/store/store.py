@@ -32,7 +32,7 @@ from memd.entries import TOPIC_ID_PATTERN, Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import AppendFile, Claim
-from memd.store.disk import DiskFiles, LocalDisk, Lock, Wiper
+from memd.store.disk import LocalDisk, Lock, Wiper, replace_file
 from memd.store.encryption.opening import check_disk
 from memd.store.erasure import (
     Erasure,
@@ -43,7 +43,6 @@ from memd.store.erasure import (
     read_forbidden,
     returned,
 )
-from memd.store.files import Files, replace_file
 from memd.store.layout import (
     LOCK_NAME,
     RECENT_NAME,
@@ -139,7 +138,7 @@ class Store:
             StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
                 write fails instead.)
         """
-        files = files or DiskFiles()
+        files = files or LocalDisk()
         check_disk(files, data_dir)
         _create(files, data_dir)
         lock = files.lock(data_dir / LOCK_NAME)
@@ -381,7 +380,7 @@ class Store:
         self._lock.release()
 
 
-def _recent(files: Files, data_dir: Path, names: TopicNames, clock: SharedClock, dimension: int) -> Recent | None:
+def _recent(files: LocalDisk, data_dir: Path, names: TopicNames, clock: SharedClock, dimension: int) -> Recent | None:
     """Read the list of recent topics, and let the clock see all ids."""
     found = read_recent(files, data_dir, len(names))
     clock.observe(0 if found is None else found.highest_id)
@@ -390,9 +389,9 @@ def _recent(files: Files, data_dir: Path, names: TopicNames, clock: SharedClock,
     return found
 
 
-def models_in(data_dir: Path, files: Files | None = None) -> set[ModelId]:
+def models_in(data_dir: Path, files: LocalDisk | None = None) -> set[ModelId]:
     """Return the models that wrote the log files of a directory; reads only headers, and needs no lock."""
-    files = files or DiskFiles()
+    files = files or LocalDisk()
     found = set()
     for topic_id in topic_ids_in(files, data_dir):
         for path in TopicLayout(data_dir, topic_id).log_files(files):
@@ -482,7 +481,7 @@ class Recent(msgspec.Struct, frozen=True):
     """In the order in which they were first used; of those that are at rest the last one is listed too."""
 
 
-def read_recent(files: Files, data_dir: Path, topics: int) -> Recent | None:
+def read_recent(files: LocalDisk, data_dir: Path, topics: int) -> Recent | None:
     """Read the list; None if all topics have to be looked at.
 
     Args:
@@ -509,7 +508,7 @@ def read_recent(files: Files, data_dir: Path, topics: int) -> Recent | None:
 class RecentTopics:
     """Keeps the list while the store is open. For any thread."""
 
-    def __init__(self, files: Files, data_dir: Path, found: Recent | None) -> None:
+    def __init__(self, files: LocalDisk, data_dir: Path, found: Recent | None) -> None:
         """Without `found` there is no list before `write`."""
         self._files = files
         self._path = data_dir / RECENT_NAME

@@ -16,8 +16,7 @@ import msgspec
 from memd.errors import StoreError, StoreLocked
 from memd.settings.file import stamp_of
 from memd.settings.tokens import TokenSettings
-from memd.store.disk import LocalDisk
-from memd.store.files import replace_file
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME
 
 

@@ -18,7 +18,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, CanonicalClock, Draft, Entry, Era
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, Wiper
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
 from memd.store.erasure import (
     ActiveRewriting,
     ForbiddenText,
@@ -29,7 +29,6 @@ from memd.store.erasure import (
     was_erased,
     without_text,
 )
-from memd.store.files import TEMPORARY_SUFFIX, write_beside
 from memd.store.index.building import due_merge, merged_files, write_merged, write_sealed
 from memd.store.index.meta import columns_from_log, encode_words, own_index_file, read_words
 from memd.store.index.sealed_index import SealedIndex

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ledger import Fact, Ledger
 
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.shared.moving import into_folder
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 def read_topics(kept: SharedLog, folder: Path) -> Iterator[tuple[str, list[LogFile]]]:
     """Write all topics into a folder as `memd move` does; the files of their logs, oldest first."""
-    for _, _, moved in into_folder(kept, folder, DiskFiles()):
+    for _, _, moved in into_folder(kept, folder, LocalDisk()):
         layout = TopicLayout(folder, moved.topic)
         numbered = sorted(layout.segments.glob("seg_*.bin")), [layout.active]
         paths = [path for several in numbered for path in several if path.exists()]
@@ -54,7 +54,7 @@ def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: 
             f"{topic}/{file.name}: gaps {file.gaps}, half groups {file.broken_groups}" for file in files if damage(file)
         ]
         entries += len(own)
-    live = [line for line in export(folder, DiskFiles(), topic_id=None, live_only=False) if line["live"]]
+    live = [line for line in export(folder, LocalDisk(), topic_id=None, live_only=False) if line["live"]]
     found, missing = compared(live, ledger)
     return Verdict(wrong + found, missing, entries)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 
 from memd.store.audit import read_book
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 
 KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink")
 """In the order of `inject.c`."""
@@ -154,7 +154,7 @@ def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> Non
     daemon.wait_stored(*life.acknowledged)
     daemon.terminate()
     copies = [entry["content"] for entry in daemon.export() if entry["live"]]
-    audit = read_book(DiskFiles(), daemon.data_dir, lambda _: False)
+    audit = read_book(LocalDisk(), daemon.data_dir, lambda _: False)
     if audit is None or audit.findings:
         life.complaints.append(f"the audit is not whole: {audit}")
     twice = [word for word in life.acknowledged if sum(word in text for text in copies) > 1]

@@ -1,11 +1,11 @@
-"""A file system in memory that loses what a real one may lose: `Files` and `LocalDisk` for the crash tests.
+"""A file system in memory that loses what a real one may lose: the disk of the crash tests.
 
 Rule: stricter than any real disk. It keeps two images: what a running process sees, and what a power cut leaves.
 Contents become durable by `sync`, names by `sync_directory` of their directory, and nothing else does it. A rename is
 one step: after a power cut either both names show it or neither does, and syncing one of the two directories makes it
 durable.
 
-Every call that changes something is counted in `operations`. Counterpart of memd/store/files.py and disk.py.
+Every call that changes something is counted in `operations`. Counterpart of memd/store/disk.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.disk import Lock, Room
-from memd.store.files import Appender, FileChecksum, check_file
+from memd.store.disk import Appender, FileChecksum, LocalDisk, Lock, Room, check_file
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
 """The effect of a power cut on contents that were not synced: all lost; half of it on disk; the length on disk but only
@@ -47,7 +46,7 @@ class Inode:
         return self.live
 
 
-class CrashFiles:
+class CrashFiles(LocalDisk):
     """See the module. Set `cut_after`, `fail_at` or `bytes_left` to make trouble; `after_power_cut` to go on."""
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class CrashFiles:
         self._live: dict[Path, Inode | None] = {Path("/"): None}  # None: a directory
         self._durable: dict[Path, Inode | None] = {Path("/"): None}
         self._renames: list[tuple[Path, Path]] = []
-        self._locks: set[Path] = set()
+        self._locked: set[Path] = set()
 
     @classmethod
     def with_directory(cls, path: Path) -> CrashFiles:
@@ -107,7 +106,7 @@ class CrashFiles:
         """Create a durable file."""
         self._live[path] = self._durable[path] = Inode(data)
 
-    # Files
+    # The rest
 
     def size(self, path: Path) -> int | None:
         inode = self._live.get(path)
@@ -182,7 +181,7 @@ class CrashFiles:
                 self._make_durable(name)
         self._renames = [pair for pair in self._renames if path not in (pair[0].parent, pair[1].parent)]
 
-    # LocalDisk
+    # The rest
 
     def link(self, old: Path, new: Path) -> bool:
         return False  # the harder way: a copy, which takes several steps
@@ -230,16 +229,16 @@ class CrashFiles:
             load(f"{folder}/native")
 
     def lock(self, path: Path) -> Lock:
-        if path in self._locks:
+        if path in self._locked:
             raise StoreLocked(f"{path}: is locked")
-        self._locks.add(path)
-        return _CrashLock(self._locks, path)
+        self._locked.add(path)
+        return _CrashLock(self._locked, path)
 
     def confirm_lock(self) -> None:
-        assert self._locks
+        assert self._locked
 
     def is_locked(self, path: Path) -> bool:
-        return path in self._locks
+        return path in self._locked
 
     def room(self, directory: Path) -> Room:
         return Room(1 << 40, None, is_read_only=False)
@@ -295,16 +294,16 @@ def _left_of(inode: Inode, loss: Loss) -> bytes:
     return durable + (unsynced[: len(unsynced) // 2] if loss == "torn" else bytes(len(unsynced)))
 
 
-class _CrashLock:
-    def __init__(self, locks: set[Path], path: Path) -> None:
-        self._locks = locks
+class _CrashLock(Lock):
+    def __init__(self, locked: set[Path], path: Path) -> None:
+        self._all = locked
         self._path = path
 
     def confirm(self) -> None:
-        assert self._path in self._locks
+        assert self._path in self._all
 
     def release(self) -> None:
-        self._locks.discard(self._path)
+        self._all.discard(self._path)
 
 
 class _CrashAppender:

@@ -26,7 +26,7 @@ import forked_memd
 import msgspec
 import yaml
 
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.tools.export import export, shown_text
 
 READY_SECONDS_MAX = 120.0
@@ -249,7 +249,7 @@ class DaemonProcess:
         deadline = time.monotonic() + STORED_SECONDS_MAX
         while settled and self._is_storing() and time.monotonic() < deadline:
             select.select([], [], [], STORED_POLL_SECONDS)
-        entries = export(self.data_dir, DiskFiles(), topic_id=None, live_only=False)
+        entries = export(self.data_dir, LocalDisk(), topic_id=None, live_only=False)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 
     def _is_storing(self) -> bool:

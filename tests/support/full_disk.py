@@ -10,11 +10,10 @@ import os
 from pathlib import Path
 
 from memd.errors import DiskFull
-from memd.store.disk import DiskFiles
-from memd.store.files import Appender
+from memd.store.disk import Appender, LocalDisk
 
 
-class FullDisk(DiskFiles):
+class FullDisk(LocalDisk):
     """The real disk, until `full` is set: from then on nothing can be written."""
 
     full = False

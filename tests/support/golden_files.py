@@ -22,7 +22,7 @@ from histories import new_buffer, receive, talk
 from memd.conversation.events import decode_event, encode_event
 from memd.entries import Draft, Entry, Status
 from memd.messages import Block, BlockChunk
-from memd.store.disk import DiskFiles
+from memd.store.disk import LocalDisk
 from memd.store.log.format import FORMAT_VERSION
 from memd.store.log.journal import read_journal
 from memd.store.store import Store
@@ -113,11 +113,11 @@ def write(data_dir: Path) -> None:
 
 def found(data_dir: Path) -> dict[str, Any]:
     """A golden folder as a reader sees it."""
-    events = [decode_event(payload) for payload in read_journal(data_dir / TOPIC / "hot.log", DiskFiles())]
+    events = [decode_event(payload) for payload in read_journal(data_dir / TOPIC / "hot.log", LocalDisk())]
     buffer = new_buffer()
     buffer.replay(events)
     return {
-        "export": list(export(data_dir, DiskFiles(), topic_id=None, live_only=False)),
+        "export": list(export(data_dir, LocalDisk(), topic_id=None, live_only=False)),
         "journal": [type(event).__name__ for event in events],
         "conversations": [
             {
@@ -134,7 +134,7 @@ def found(data_dir: Path) -> dict[str, Any]:
 
 def _write_journal(path: Path) -> None:
     path.unlink(missing_ok=True)
-    journal, _ = open_journal(path, DiskFiles())
+    journal, _ = open_journal(path, LocalDisk())
     buffer = new_buffer()
     one = talk(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", now=1000.0)
     arrival = receive(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", "u:Thanks!")

@@ -26,7 +26,7 @@ from memd.admin.oauth.grants import Allowed, GivenCode, Grant, Grants, Tokens
 from memd.admin.oauth.protocol import Permission, TokenRequest
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
-from memd.store.files import Files, replace_file
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.shared.books import BookPage, Rows, SharedBook
 
 log = logging.getLogger("memd")
@@ -73,7 +73,7 @@ class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
 class GrantFile:
     """The grants in a data directory, which one process changes. See GrantList."""
 
-    def __init__(self, files: Files, path: Path) -> None:
+    def __init__(self, files: LocalDisk, path: Path) -> None:
         self._files = files
         self._path = path
         self._state: LedgerState | None = None

@@ -29,7 +29,7 @@ from memd.store.audit import read_book
 from memd.store.bucket.catalog import IDENTITY_KEY
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
 from memd.store.layout import BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import Finding, torn_files
@@ -279,7 +279,7 @@ def _probed(bucket: Bucket) -> Iterator[CheckResult]:
 
 
 def _whose(config: Config, bucket: Bucket) -> Iterator[CheckResult]:
-    stored, path, files = bucket.get(IDENTITY_KEY), config.data_dir / BUCKET_NAME, DiskFiles()
+    stored, path, files = bucket.get(IDENTITY_KEY), config.data_dir / BUCKET_NAME, LocalDisk()
     if stored is None:
         return
     own = files.read(path).decode("ascii", "replace").strip() if files.size(path) is not None else ""

@@ -20,8 +20,7 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.store.bucket.catalog import KnownFile
-from memd.store.disk import DiskFiles
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, checksum_of
 from memd.store.layout import AUDIT_NAME, ERASURES_NAME, KEY_NAME, AuditLayout, TopicLayout, erasures_dir, topic_of
 
 _PLACES_KEPT = 4096
@@ -97,7 +96,7 @@ def merged(earlier: dict[str, FileNote], later: dict[str, FileNote]) -> dict[str
     return both
 
 
-class NotingDisk(DiskFiles):
+class NotingDisk(LocalDisk):
     """The real file system; what is changed in a data directory is noted."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -105,12 +104,12 @@ class NotingDisk(DiskFiles):
         self.changed = ChangedFiles(data_dir)
 
     def note(self, path: Path) -> None:
-        """See DiskFiles."""
+        """See LocalDisk."""
         if (place := self.changed.place_of(path)) is not None:
             self.changed.replaced(*place, self.size(path) or 0)
 
     def note_growth(self, path: Path, end: int) -> None:
-        """See DiskFiles."""
+        """See LocalDisk."""
         if (place := self.changed.place_of(path)) is not None:
             self.changed.grew(*place, end)
 

@@ -22,10 +22,10 @@ from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, Store
 from memd.store.bucket.catalog import IDENTITY_KEY, READERS, Catalog, KnownFile, RoundName, Rounds, Stretch
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import read_identity
-from memd.store.disk import LocalDisk
-from memd.store.files import (
+from memd.store.disk import (
     TEMPORARY_SUFFIX,
     FileChecksum,
+    LocalDisk,
     checksum_of,
     only_whole,
     put_in_place,
@@ -59,7 +59,7 @@ class RestoreReport(msgspec.Struct, kw_only=True):
     files: int
     bytes: int
     kept: int
-    """Files that an interrupted restoration had brought already."""
+    """LocalDisk that an interrupted restoration had brought already."""
     notes: list[str]
     """For its owner to know, in sentences."""
 

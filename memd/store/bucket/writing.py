@@ -51,10 +51,9 @@ from memd.store.bucket.catalog import (
 )
 from memd.store.bucket.changes import FileNote, Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.bucket.objects import Bucket
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import key_id_of
 from memd.store.erasure import read_erasures
-from memd.store.files import replace_file
 from memd.store.layout import BUCKET_NAME, erasures_dir, topic_names_in
 
 log = logging.getLogger("memd")
@@ -121,7 +120,7 @@ class BucketWriter:
         """Of the batch: folders that were compared, not noted."""
         self._batch = _Batch()
         self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
-        """Files that were sent, in a round that is not written yet."""
+        """LocalDisk that were sent, in a round that is not written yet."""
         self._unread: set[str] = set()
         """Folders that could not be read in this round; and those of which that was said."""
         self._told: set[str] = set()

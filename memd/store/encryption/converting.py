@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError, WrongKey
-from memd.store.disk import LocalDisk, Wiper
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, write_pieces
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
@@ -33,7 +33,6 @@ from memd.store.encryption.key_files import (
     write_key_file,
 )
 from memd.store.encryption.opening import check_not_lost
-from memd.store.files import TEMPORARY_SUFFIX, checksum_of, pieces_of, write_pieces
 from memd.store.layout import (
     CONVERSION_NAME,
     DIGESTS_SUFFIX,

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
-from memd.store.disk import LocalDisk
+from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, replace_file, write_pieces
 from memd.store.encryption.frames import (
     FRAME_BYTES_MAX,
     FRAME_OVERHEAD,
@@ -35,7 +35,6 @@ from memd.store.encryption.frames import (
     opened_into,
 )
 from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
-from memd.store.files import TEMPORARY_SUFFIX, Appender, FileChecksum, Files, replace_file, write_pieces
 from memd.store.layout import (
     AUDIT_NAME,
     CONVERSION_NAME,
@@ -68,6 +67,11 @@ _END_BYTES = 96 << 10
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
+_OF_THE_DISK_BELOW = (
+    *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
+    *("sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
+)
+"""Names, locks and the disk itself know nothing of encryption."""
 _FILES_KEPT = 1024
 _FOLDERS_KEPT = 65_536
 _PIECE_BYTES = 4 << 20
@@ -81,7 +85,7 @@ class EncryptedFile(msgspec.Struct):
     identity: Hashable
     table: FrameTable
 
-    def size(self, files: Files, raw_size: int) -> int:
+    def size(self, files: LocalDisk, raw_size: int) -> int:
         """Return its plain size where it has `raw_size` encrypted bytes; see `tail_of` for what follows its frames."""
         with self.table.lock:
             if self.table.place != raw_size and (end := self._end_of(files, raw_size)) is not None:
@@ -89,7 +93,7 @@ class EncryptedFile(msgspec.Struct):
             self._cover(files, raw_size, None)
             return self.table.end + tail_of(self.table, raw_size)
 
-    def read(self, files: Files, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
+    def read(self, files: LocalDisk, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
         """Read (offset, length) pieces, and say whether all of their frames could be opened."""
         memo: dict[int, bytes] = {}
         found, all_opened = [], True
@@ -104,7 +108,7 @@ class EncryptedFile(msgspec.Struct):
             all_opened = all_opened and is_whole
         return found, all_opened
 
-    def read_covered(self, files: Files, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
+    def read_covered(self, files: LocalDisk, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
         """Read pieces whose frames are known, without looking at the file's size; None if any is not as it was."""
         memo: dict[int, bytes] = {}
         found = []
@@ -117,7 +121,7 @@ class EncryptedFile(msgspec.Struct):
             found.append(plain)
         return found
 
-    def _piece(self, files: Files, offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
+    def _piece(self, files: LocalDisk, offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
         """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
         with self.table.lock:
             frames = self.table.overlapping(offset, offset + length)
@@ -143,7 +147,7 @@ class EncryptedFile(msgspec.Struct):
             memo.clear()
         return bytes(plain), all_opened
 
-    def read_into(self, files: Files, raw_size: int, target: memoryview) -> bool:
+    def read_into(self, files: LocalDisk, raw_size: int, target: memoryview) -> bool:
         """Read the whole file into `target`; False: it is longer or shorter, or cannot be read as it was written."""
         with self.table.lock:
             self._cover(files, raw_size, None)
@@ -163,7 +167,7 @@ class EncryptedFile(msgspec.Struct):
                 done = end
         return is_whole
 
-    def _from_end(self, files: Files, raw_size: int, offset: int) -> bytes | None:
+    def _from_end(self, files: LocalDisk, raw_size: int, offset: int) -> bytes | None:
         """The plain bytes from `offset` to the end, if they are few and whole, without looking for all frames before.
 
         None: they are not, and all frames have to be found.
@@ -182,10 +186,10 @@ class EncryptedFile(msgspec.Struct):
             data, stop = data[: frame.place], frame.start
         return None
 
-    def _cover(self, files: Files, raw_size: int, upto: int | None) -> None:
+    def _cover(self, files: LocalDisk, raw_size: int, upto: int | None) -> None:
         self.table.cover(lambda offset, length: files.read_at(self.path, offset, length), raw_size, upto)
 
-    def _end_of(self, files: Files, raw_size: int) -> int | None:
+    def _end_of(self, files: LocalDisk, raw_size: int) -> int | None:
         """The plain offset of the end, by the last frame alone; None if there is no whole one at the end."""
         length = min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES)
         data = files.read_at(self.path, raw_size - length, length) if length > 0 else b""
@@ -383,8 +387,8 @@ class KeyRing:
         return False
 
 
-class EncryptedDisk:
-    """See the module. It is a `LocalDisk`."""
+class EncryptedDisk(LocalDisk):
+    """See the module."""
 
     def __init__(
         self,
@@ -401,18 +405,13 @@ class EncryptedDisk:
         self._files: OrderedDict[Path, EncryptedFile] = OrderedDict()
         self._folders: dict[Path, tuple[KeyRing, Path] | None] = {}
         self._lock = threading.Lock()
-        # Names, locks and the disk itself are those of the disk below.
-        self.identity, self.names, self.is_directory = disk.identity, disk.names, disk.is_directory
-        self.changed_at, self.may_write = disk.changed_at, disk.may_write
-        self.make_directory, self.remove_directory = disk.make_directory, disk.remove_directory
-        self.link, self.sync_directory = disk.link, disk.sync_directory
-        self.lock, self.confirm_lock, self.is_locked = disk.lock, disk.confirm_lock, disk.is_locked
-        self.room, self.try_writing = disk.room, disk.try_writing
+        for name in _OF_THE_DISK_BELOW:
+            setattr(self, name, getattr(disk, name))
 
     # Reading
 
     def size(self, path: Path) -> int | None:
-        """See Files."""
+        """See LocalDisk."""
         raw_size = self.plain_files.size(path)
         if not raw_size:
             return raw_size
@@ -423,18 +422,18 @@ class EncryptedDisk:
         return raw_size if key is None else self._file(path, key).size(self.plain_files, raw_size)
 
     def read(self, path: Path) -> bytes:
-        """See Files."""
+        """See LocalDisk."""
         key, data = self._key(path), self.plain_files.read(path)
         if key is None or not data:
             return data
         return read_whole(key, data, path)
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
-        """See Files."""
+        """See LocalDisk."""
         return self.read_pieces(path, [(offset, length)])[0]
 
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
-        """See Files."""
+        """See LocalDisk."""
         key = self._key(path)
         if key is None:
             return self.plain_files.read_pieces(path, pieces)
@@ -462,14 +461,14 @@ class EncryptedDisk:
     # Writing
 
     def create(self, path: Path) -> Appender:
-        """See Files."""
+        """See LocalDisk."""
         key = self._key(path, writing=True)
         self._forget(path)
         inner = self.plain_files.create(path)
         return inner if key is None else EncryptedAppender(inner, key, None, secrets.token_bytes)
 
     def append_to(self, path: Path) -> Appender:
-        """See Files."""
+        """See LocalDisk."""
         key = self._key(path, writing=True)
         if key is None:
             return self.plain_files.append_to(path)
@@ -495,13 +494,13 @@ class EncryptedDisk:
         return self.plain_files.append_to(path), table
 
     def rename(self, old: Path, new: Path) -> None:
-        """See Files."""
+        """See LocalDisk."""
         self.plain_files.rename(old, new)
         self._forget(old)
         self._forget(new)
 
     def remove(self, path: Path) -> None:
-        """See Files."""
+        """See LocalDisk."""
         self.plain_files.remove(path)
         self._forget(path)
 
@@ -550,7 +549,7 @@ class EncryptedDisk:
             load(memory.name)
 
     def damage_of(self, path: Path) -> str | None:
-        """See Files."""
+        """See LocalDisk."""
         try:
             key = None if self.plain_files.is_directory(path) else self._key(path)
             if key is None or not self.plain_files.size(path):

@@ -23,8 +23,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 
 from memd.errors import WrongKey
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, Random, derived
-from memd.store.files import Files, replace_file
 from memd.store.syscalls import create_private, read_private
 
 _FILE_BYTES_MAX = 4096
@@ -129,7 +129,7 @@ class TopicKeyFile(msgspec.Struct, frozen=True, kw_only=True):
 AnyKeyFile = TypeVar("AnyKeyFile", DirectoryKeyFile, TopicKeyFile)
 
 
-def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
+def read_key_file(files: LocalDisk, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
     """Read a key file without opening its key.
 
     Raises:
@@ -151,7 +151,7 @@ def read_key_file(files: Files, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFil
     return found
 
 
-def write_key_file(files: Files, path: Path, contents: AnyKeyFile) -> None:
+def write_key_file(files: LocalDisk, path: Path, contents: AnyKeyFile) -> None:
     """Write a key file durably."""
     replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n")
 
@@ -195,7 +195,7 @@ def new_key(random: Random) -> DataKey:
     return DataKey(random(KEY_BYTES))
 
 
-def write_topic_key(files: Files, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
+def write_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
     """Draw the key of a topic and write its `topic.key`, durably."""
     key = new_key(random)
     wrapped = _wrapped(by, key, directory, random)
@@ -203,7 +203,7 @@ def write_topic_key(files: Files, path: Path, directory: str, by: DataKey, rando
     return key
 
 
-def read_topic_key(files: Files, path: Path, directory: str, by: DataKey) -> DataKey:
+def read_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) -> DataKey:
     """Open the key of a topic.
 
     Raises:

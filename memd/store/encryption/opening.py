@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from memd.errors import StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
-from memd.store.disk import DiskFiles, LocalDisk
+from memd.store.disk import LocalDisk
 from memd.store.layout import (
     KEY_NAME,
     LOCK_NAME,
@@ -57,7 +57,7 @@ def disk_for(
         WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
         StoreError: encryption is asked for, and its package is not installed; or it is a restoration that is not whole.
     """
-    disk = plain or DiskFiles()
+    disk = plain or LocalDisk()
     check_restored(disk, data_dir)
     is_encrypted = disk.size(data_dir / KEY_NAME) is not None
     if not is_encrypted and not settings.is_on:

@@ -23,8 +23,7 @@ import numpy as np
 from memd.entries import Status
 from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk
-from memd.store.files import TEMPORARY_SUFFIX, FileChecksum, checksum_of, only_whole, write_beside
+from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, checksum_of, only_whole, write_beside
 from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.vectors import CompactIndex, VectorIndex, sample_size

@@ -26,7 +26,7 @@ from msgspec import UNSET
 
 from memd.entries import Entry, Vector
 from memd.errors import CorruptFile, ShortLogFile, StoreError
-from memd.store.files import FileChecksum, Files
+from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, ChunkTerms, SealedColumns, place_in_stream
 from memd.store.log.columns import ROW, ROW_OF_VERSION_1, Records, Rows
@@ -136,7 +136,7 @@ def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
     return header + encode_record(_encoder.encode(meta))
 
 
-def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
+def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
     """Read a segment's `.meta` and the header of its .bin, if the two fit together.
 
     Raises:
@@ -165,7 +165,7 @@ def read_segment_meta(files: Files, layout: TopicLayout, segment_id: int) -> tup
     return log_header, meta
 
 
-def read_merged_meta(files: Files, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:
+def read_merged_meta(files: LocalDisk, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:
     """Read the `.meta` of a merged index; None if it cannot be read."""
     try:
         return _read(files, layout.merged_meta(first, last), _merged_decoder)[1]
@@ -173,14 +173,14 @@ def read_merged_meta(files: Files, layout: TopicLayout, first: int, last: int) -
         return None
 
 
-def sealed_segment(files: Files, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SealedSegment:
+def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SealedSegment:
     """Return the segment that a `.meta` describes, without its index."""
     digests = np.frombuffer(meta.digests, dtype=np.uint64)
     path = layout.bin(meta.segment_id)
     return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
 
 
-def highest_canonical_id(files: Files, layout: TopicLayout, segment_id: int) -> int | None:
+def highest_canonical_id(files: LocalDisk, layout: TopicLayout, segment_id: int) -> int | None:
     """Return the highest canonical_id of a sealed segment; None if its `.meta` cannot be read."""
     try:
         return read_segment_meta(files, layout, segment_id)[1].canonical_id_range[1]
@@ -199,7 +199,7 @@ def own_index_file(layout: TopicLayout, segment: SealedSegment) -> IndexFile:
 
 
 def choose_merged(
-    files: Files, layout: TopicLayout, segments: Mapping[int, SealedSegment]
+    files: LocalDisk, layout: TopicLayout, segments: Mapping[int, SealedSegment]
 ) -> tuple[list[IndexFile], list[Path]]:
     """Choose the merged indexes to search, so that no segment is covered twice.
 
@@ -229,7 +229,7 @@ def choose_merged(
     return chosen, useless
 
 
-def _read(files: Files, path: Path, decoder: msgspec.msgpack.Decoder[AnyMeta]) -> tuple[Header, AnyMeta]:
+def _read(files: LocalDisk, path: Path, decoder: msgspec.msgpack.Decoder[AnyMeta]) -> tuple[Header, AnyMeta]:
     data = files.read(path)
     header = decode_header(data, magic=MAGIC_META, name=str(path))
     payload = payload_at(data, HEADER_BYTES)
@@ -242,7 +242,11 @@ def _read(files: Files, path: Path, decoder: msgspec.msgpack.Decoder[AnyMeta]) -
 
 
 def _fits(
-    files: Files, layout: TopicLayout, name: tuple[int, int], meta: MergedMeta, segments: Mapping[int, SealedSegment]
+    files: LocalDisk,
+    layout: TopicLayout,
+    name: tuple[int, int],
+    meta: MergedMeta,
+    segments: Mapping[int, SealedSegment],
 ) -> bool:
     """Whether a merged index covers exactly these segments. The checksum of its .hnsw is verified on loading."""
     ids = meta.segment_ids
@@ -283,7 +287,7 @@ def encode_words(segments: Sequence[SealedSegment], columns: SealedColumns) -> b
     return encode_header(header) + encode_record(_words_encoder.encode(stored))
 
 
-def read_words(files: Files, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
+def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
     """Read the file of these segments; None if there is none that is whole and theirs."""
     if files.size(path) is None:
         return None

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from memd.errors import CorruptFile
 from memd.settings.model import UTILITY_STEPS_LIMIT, UtilitySettings
-from memd.store.disk import LocalDisk
-from memd.store.files import FileChecksum
+from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.syscalls import map_native, write_native
 

@@ -19,8 +19,7 @@ import msgspec
 
 from memd.errors import CorruptFile, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import Wiper
-from memd.store.files import TEMPORARY_SUFFIX, Files, write_beside
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
 from memd.store.layout import check_topic
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -183,7 +182,7 @@ class Journal:
         self._end, self._gap, self.extent = len(data), None, extent
 
 
-def read_journal(path: Path, files: Files) -> list[bytes]:
+def read_journal(path: Path, files: LocalDisk) -> list[bytes]:
     """Read the payloads of all intact records without repairing anything; none if there is no journal.
 
     Raises:

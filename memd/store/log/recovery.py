@@ -21,7 +21,7 @@ import msgspec
 
 from memd.entries import Entry
 from memd.errors import CorruptFile
-from memd.store.files import TEMPORARY_SUFFIX, Files, replace_file
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, replace_file
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -145,7 +145,7 @@ def missing_segment(path: Path) -> Finding:
     )
 
 
-def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Finding:
+def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> Finding:
     """Copy the bytes from `whole_end` on to a new `.torn` file beside `path`, then cut them off `path`, durably.
 
     A crash in between leaves the tail in both places; the next call does not copy it again.
@@ -165,7 +165,7 @@ def cut_torn_tail(files: Files, path: Path, data: bytes, whole_end: int) -> Find
     )
 
 
-def set_aside(files: Files, path: Path, data: bytes) -> Finding:
+def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
     """Move a log file that nothing of a log is left of to a `.torn` file, durably; the next append begins a new one.
 
     Some file systems leave such a file after a power cut: its length is known, its contents are not.
@@ -181,7 +181,7 @@ def set_aside(files: Files, path: Path, data: bytes) -> Finding:
     return Finding("damaged", str(path), f"has no header and no entry: {len(data)} bytes, lost or empty.{moved}")
 
 
-def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
+def save_torn_copy(files: LocalDisk, path: Path, data: bytes) -> Path:
     """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
 
     Of those beside one file the last `TORN_KEPT` stay.
@@ -192,7 +192,7 @@ def save_torn_copy(files: Files, path: Path, data: bytes) -> Path:
     return torn
 
 
-def keep_as_torn(files: Files, path: Path, data: bytes) -> Path:
+def keep_as_torn(files: LocalDisk, path: Path, data: bytes) -> Path:
     """Give a file that reads as `data` and is about to be replaced a `.torn` name, too: an encrypted one stays as it is
     on the disk, where `data` has zeros for what cannot be decrypted."""
     torn = _same_torn(files, path, data) or _free_torn_name(files, path)
@@ -203,12 +203,12 @@ def keep_as_torn(files: Files, path: Path, data: bytes) -> Path:
     return torn
 
 
-def _same_torn(files: Files, path: Path, data: bytes) -> Path | None:
+def _same_torn(files: LocalDisk, path: Path, data: bytes) -> Path | None:
     found = _torn_copies(files, path).values()
     return next((torn for torn in found if files.size(torn) == len(data) and files.read(torn) == data), None)
 
 
-def _free_torn_name(files: Files, path: Path) -> Path:
+def _free_torn_name(files: LocalDisk, path: Path) -> Path:
     """A new name; the oldest files of so many are removed."""
     earlier = _torn_copies(files, path)
     number = max(earlier, default=0) + 1
@@ -217,19 +217,19 @@ def _free_torn_name(files: Files, path: Path) -> Path:
     return path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
 
 
-def torn_files(files: Files, directories: Iterable[Path]) -> list[Path]:
+def torn_files(files: LocalDisk, directories: Iterable[Path]) -> list[Path]:
     """Return the `.torn` files in some directories: what memd set aside when it repaired a file."""
     return [directory / name for directory in directories for name in files.names(directory) if _TORN.search(name)]
 
 
-def _torn_copies(files: Files, path: Path) -> dict[int, Path]:
+def _torn_copies(files: LocalDisk, path: Path) -> dict[int, Path]:
     """The `.torn` files beside `path` by number, ascending."""
     found = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
     own = {torn: match for torn, match in found.items() if match and torn.name[: match.start()] == path.name}
     return {int(match[1] or 1): torn for torn, match in sorted(own.items(), key=lambda pair: int(pair[1][1] or 1))}
 
 
-def remove_temporaries(files: Files, directory: Path) -> None:
+def remove_temporaries(files: LocalDisk, directory: Path) -> None:
     """Remove the temporary files that a crash left; nothing refers to them."""
     for name in files.names(directory):
         if name.endswith(TEMPORARY_SUFFIX):

@@ -18,7 +18,7 @@ from memd.caching import ByteCache
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.claim import Claim
-from memd.store.files import FileChecksum, Files, write_beside
+from memd.store.disk import FileChecksum, LocalDisk, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import GrowingColumns
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
@@ -58,7 +58,7 @@ def forget_entries() -> None:
     _read_before.clear()
 
 
-def read_entry(files: Files, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
+def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
     """Read and check the entry of one `ROW` from the first of `paths` that has it.
 
     There are several because a file is renamed when its segment is full, perhaps at this moment.
@@ -96,7 +96,7 @@ def _decoded(record: bytes, canonical_id: int, dimension: int | None) -> Entry |
 class LogSegment:
     """The part that both kinds share: a file and its header."""
 
-    def __init__(self, files: Files, paths: Sequence[Path], header: Header) -> None:
+    def __init__(self, files: LocalDisk, paths: Sequence[Path], header: Header) -> None:
         self._files = files
         self._paths = tuple(paths)
         self.header = header
@@ -144,7 +144,7 @@ class GrowingSegment(LogSegment):
     One thread adds rows. Other threads read rows below a count that a snapshot has published.
     """
 
-    def __init__(self, files: Files, paths: Sequence[Path], header: Header, *, searchable: bool) -> None:
+    def __init__(self, files: LocalDisk, paths: Sequence[Path], header: Header, *, searchable: bool) -> None:
         super().__init__(files, paths, header)
         self.searchable = searchable
         self.count = 0
@@ -242,7 +242,7 @@ class SealedSegment(LogSegment):
 
     def __init__(
         self,
-        files: Files,
+        files: LocalDisk,
         path: Path,
         header: Header,
         rows: Records,
@@ -277,7 +277,7 @@ class SealedSegment(LogSegment):
         return np.array(found, dtype=np.intp), matrix, problems
 
 
-def read_header(files: Files, path: Path) -> Header | None:
+def read_header(files: LocalDisk, path: Path) -> Header | None:
     """Read the header of a log file; None if there is no such file or the header cannot be read."""
     try:
         return decode_header(files.read_at(path, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(path))

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import InDoubt, StoreError, StoreWriteFailed
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
-from memd.store.files import Files, replace_file
 from memd.store.layout import followed_file, topic_names_in
 from memd.store.shared.seam import News, SharedLog, Stream
 from memd.store.token_list import KeptToken, TokenFile
@@ -151,7 +151,7 @@ class SharedErasures(Erasures):
 
     _STREAM: Stream = "hot"
 
-    def __init__(self, kept: SharedLog, files: Files, data_dir: Path) -> None:
+    def __init__(self, kept: SharedLog, files: LocalDisk, data_dir: Path) -> None:
         super().__init__()
         self._kept, self._topic = kept, BOOK_PREFIX + "erasures"
         self._files, self._file = files, followed_file(data_dir)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from memd.errors import BadTopicId, CorruptFile, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
 from memd.settings.model import Config
-from memd.store.files import Files, replace_file
+from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import CLUSTER_NAME, topic_ids_in
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream, StreamHead
 
@@ -509,7 +509,7 @@ def shared_log(config: Config) -> SharedLog:
     return PostgresLog(url, master=master_key(config.encryption))
 
 
-def join(files: Files, data_dir: Path, kept: SharedLog) -> None:
+def join(files: LocalDisk, data_dir: Path, kept: SharedLog) -> None:
     """Make sure that a folder is a copy of this log, or empty; then it becomes one.
 
     Raises:

@@ -26,12 +26,10 @@ import msgspec
 from memd.errors import CorruptFile, StoreError, StoreWriteFailed
 from memd.store.audit import head_of
 from memd.store.claim import file_segment
-from memd.store.disk import LocalDisk, Wiper
-from memd.store.encryption.opening import key_id_of, with_copy
-from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
-from memd.store.files import (
+from memd.store.disk import (
     TEMPORARY_SUFFIX,
-    Files,
+    LocalDisk,
+    Wiper,
     checksum_of,
     only_whole,
     pieces_of,
@@ -39,6 +37,8 @@ from memd.store.files import (
     replace_file,
     write_pieces,
 )
+from memd.store.encryption.opening import key_id_of, with_copy
+from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
 from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
@@ -70,12 +70,12 @@ class BackupReport(msgspec.Struct):
     linked: int = 0
     copied: int = 0
     kept: int = 0
-    """Files that the backup had already, unchanged."""
+    """LocalDisk that the backup had already, unchanged."""
     erased: int = 0
-    """Files and topics from which the backup lost what was erased since the last one."""
+    """LocalDisk and topics from which the backup lost what was erased since the last one."""
     bytes_copied: int = 0
     findings: list[Finding] = []
-    """Files that could not be backed up or contradict an earlier backup."""
+    """LocalDisk that could not be backed up or contradict an earlier backup."""
 
 
 def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | None = None) -> BackupReport:
@@ -127,7 +127,7 @@ def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
         replace_file(files, data_dir / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, path]).encode())
 
 
-def known_backups(data_dir: Path, files: Files) -> list[str]:
+def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
     """Return the folders of the backups of a data directory, as far as they are known and still there."""
     if files.size(data_dir / BACKUPS_NAME) is None:
         return []

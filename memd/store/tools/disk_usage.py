@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from memd.errors import StoreError
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout, is_derived, segments_before, topic_ids_in
 from memd.store.log.columns import ROW_OF_VERSION_1, Bits, Records, as_version_1, superseded
@@ -44,7 +44,7 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count for model, count in self.chunks_by_model.items() if model != fingerprint)
 
 
-def disk_usage(data_dir: Path, files: Files) -> list[TopicDiskUsage]:
+def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
     """Return the usage of all topics, sorted by name.
 
     Raises:
@@ -53,7 +53,7 @@ def disk_usage(data_dir: Path, files: Files) -> list[TopicDiskUsage]:
     return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
 
 
-def _topic(files: Files, layout: TopicLayout) -> TopicDiskUsage:
+def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
@@ -96,7 +96,7 @@ def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dic
     return dict(counts)
 
 
-def _segment_part(files: Files, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
+def _segment_part(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
     try:
         header, meta = read_segment_meta(files, layout, segment_id)
         return header, meta.columns

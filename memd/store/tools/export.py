@@ -35,7 +35,7 @@ from memd.entries import (
 )
 from memd.errors import StoreError, UnknownTopic
 from memd.settings.model import UTILITY_STEPS_LIMIT
-from memd.store.files import Files
+from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, UInts, rows_from, superseded, uuid_halves
 from memd.store.log.recovery import LogFile, read_log_file
@@ -61,7 +61,7 @@ Identity = Annotated[int, Meta(gt=0, le=_ID_MAX)]
 
 def export(
     data_dir: Path,
-    files: Files,
+    files: LocalDisk,
     *,
     topic_id: str | None,
     live_only: bool,
@@ -88,7 +88,7 @@ def export(
 
 
 def exported_topics(
-    data_dir: Path, files: Files, topic_id: str | None, is_wanted: Wants = lambda topic_id: True
+    data_dir: Path, files: LocalDisk, topic_id: str | None, is_wanted: Wants = lambda topic_id: True
 ) -> list[str]:
     """The topics to export: this one, or all that are wanted.
 
@@ -107,7 +107,7 @@ def exported_topics(
 
 def exported_entries(
     data_dir: Path,
-    files: Files,
+    files: LocalDisk,
     *,
     topic_id: str | None,
     live_only: bool,
@@ -147,7 +147,7 @@ def _without_others(entry: Entry, known: UInts | None) -> Entry:
 class _TopicEntries:
     """The places of one topic's entries, and which of them count."""
 
-    def __init__(self, files: Files, layout: TopicLayout) -> None:
+    def __init__(self, files: LocalDisk, layout: TopicLayout) -> None:
         self.topic_id = layout.topic_id
         self._files = files
         self._paths: list[list[Path]] = []
@@ -165,7 +165,7 @@ class _TopicEntries:
         return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
 
 
-def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
+def _log_files(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
     """The log files of a topic, each with the other name it may get, and their columns; oldest first."""
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
@@ -180,7 +180,7 @@ def _log_files(files: Files, layout: TopicLayout) -> Iterator[tuple[list[Path], 
         yield paths, rows_of(active, active.whole_count)
 
 
-def active_bytes(files: Files, layout: TopicLayout) -> bytes | None:
+def active_bytes(files: LocalDisk, layout: TopicLayout) -> bytes | None:
     """Read the `active.bin` of a topic; None if there is none at the moment.
 
     Raises:

@@ -17,8 +17,8 @@ import msgspec
 from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
+from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import finding_of, read_erasures, returned
-from memd.store.files import Files, check_file
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log.columns import Records, as_version_1, rows_from
@@ -59,7 +59,7 @@ class VerifyReport(msgspec.Struct):
     """Whether `damaged` is empty."""
 
 
-def verify(data_dir: Path, files: Files, *, is_served: bool = False) -> VerifyReport:
+def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> VerifyReport:
     """Check headers, every record's checksum and contents, groups, order of canonical ids, indexes and journals.
 
     Args:
@@ -82,7 +82,7 @@ def verify(data_dir: Path, files: Files, *, is_served: bool = False) -> VerifyRe
     return VerifyReport(lines=[*map(str, check.findings), summary], counts=counts, damaged=wrong, ok=not wrong)
 
 
-def with_audit(report: VerifyReport, data_dir: Path, files: Files) -> VerifyReport:
+def with_audit(report: VerifyReport, data_dir: Path, files: LocalDisk) -> VerifyReport:
     """Return the report with what there is to say about the audit, if there is one.
 
     Raises:
@@ -100,7 +100,7 @@ def with_audit(report: VerifyReport, data_dir: Path, files: Files) -> VerifyRepo
 
 
 class _Verification:
-    def __init__(self, files: Files, data_dir: Path, *, is_served: bool) -> None:
+    def __init__(self, files: LocalDisk, data_dir: Path, *, is_served: bool) -> None:
         self._files = files
         self._erasures_dir = erasures_dir(data_dir)
         self._is_served = is_served
