@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -25,7 +25,7 @@ from memd.conversation.conversation import Conversation, Run
 from memd.messages import ROOT_DIGEST, Message, chain
 
 
-def common_length(ours: Sequence[bytes], theirs: Sequence[bytes], one: int = 0, other: int = 0) -> int:
+def common_length(ours: Sequence[Hashable], theirs: Sequence[Hashable], one: int = 0, other: int = 0) -> int:
     """The number of equal contents from `one` in ours and `other` in theirs on.
 
     Slices are compared, which is quick, of doubling and then of halving length.
@@ -42,13 +42,15 @@ def common_length(ours: Sequence[bytes], theirs: Sequence[bytes], one: int = 0, 
     return known
 
 
-def aligned(history: Sequence[bytes], conversation: Sequence[bytes]) -> list[Run]:
+def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> list[Run]:
     """The runs that a history shares with a conversation, both given by their content digests; ascending in both."""
     history, conversation = list(history), list(conversation)
     head = common_length(history, conversation)
+    tail = common_length(history[head:][::-1], conversation[head:][::-1])
     runs: list[Run] = [(0, 0, head)] if head else []
     ours, theirs = head, head
-    for one, other in (*_anchors(history, conversation, head), (len(history), len(conversation))):
+    anchors = _anchors(history[head : len(history) - tail], conversation[head : len(conversation) - tail], head)
+    for one, other in (*anchors, (len(history), len(conversation))):
         if one < ours or other < theirs:
             continue  # an earlier anchor has grown over it
         # Backwards as far as the run before, then forwards.
@@ -77,20 +79,20 @@ def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[ran
     return found
 
 
-def _anchors(history: Sequence[bytes], conversation: Sequence[bytes], start: int) -> list[tuple[int, int]]:
-    """The places of contents that both have once from `start` on, without those that cross: ascending pairs."""
+def _anchors(history: Sequence[Hashable], conversation: Sequence[Hashable], start: int) -> list[tuple[int, int]]:
+    """The places of contents that both have once, counted from `start`, without those that cross: ascending pairs."""
     ours, theirs = _once(history, start), _once(conversation, start)
     shared = ours.keys() & theirs.keys()
-    pairs = [(ours[content], theirs[content]) for content in history[start:] if content in shared]
+    pairs = [(ours[content], theirs[content]) for content in history if content in shared]
     places = [place for _, place in pairs]
     return pairs if places == sorted(places) else _ascending(pairs)
 
 
-def _once(contents: Sequence[bytes], start: int) -> dict[bytes, int]:
-    """The places of the contents that occur once from `start` on."""
-    places = dict(zip(contents[start:], range(start, len(contents)), strict=True))
-    if len(places) < len(contents) - start:
-        for content, count in Counter(contents[start:]).items():
+def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
+    """The places of the contents that occur once, counted from `start`."""
+    places = dict(zip(contents, range(start, start + len(contents)), strict=True))
+    if len(places) < len(contents):
+        for content, count in Counter(contents).items():
             if count > 1:
                 del places[content]
     return places

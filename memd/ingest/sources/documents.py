@@ -9,9 +9,7 @@ turns and corrections are stored in between. Only the append holds it, and there
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from memd.conversation.matching import aligned
 from memd.documents import GivenDocument
 from memd.embedding.encoder import Encoder
 from memd.entries import ChunkState, Draft, Entry, Section, Status
@@ -29,57 +28,6 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.store.choice import newest_by_source
 from memd.store.store import Snapshot, TopicLog
-
-
-def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> dict[int, int]:
-    """Return positions in `after` with those of equal items in `before`; both ascend.
-
-    Matched are the common beginning and end, between them the longest ascending run of items that stand once in each
-    (patience diff, as Bram Cohen describes it), and equal items next to those. Time grows with n log n whatever the
-    lists are; difflib's grows with the square of what repeats, which in a table of a hundred thousand equal rows is an
-    hour.
-    """
-    start, shorter = 0, min(len(before), len(after))
-    while start < shorter and before[start] == after[start]:
-        start += 1
-    end = 0
-    while end < shorter - start and before[-1 - end] == after[-1 - end]:
-        end += 1
-    found = [(one, one) for one in range(start)]
-    anchors = _anchors(before, after, start, end)
-    limits = [*anchors[1:], (len(before) - end, len(after) - end)]
-    for (i, j), (i_limit, j_limit) in zip(anchors, limits, strict=True) if anchors else ():
-        i_done, j_done = found[-1] if found else (-1, -1)
-        while i - 1 > i_done and j - 1 > j_done and before[i - 1] == after[j - 1]:
-            i, j = i - 1, j - 1
-        while i < i_limit and j < j_limit and before[i] == after[j]:
-            found.append((i, j))
-            i, j = i + 1, j + 1
-    found += [(len(before) - one, len(after) - one) for one in range(end, 0, -1)]
-    return {j: i for i, j in found}
-
-
-def _anchors(before: Sequence[Hashable], after: Sequence[Hashable], start: int, end: int) -> list[tuple[int, int]]:
-    """The longest run, ascending in both, of items that stand once in each between a common beginning and end."""
-    left, right = before[start : len(before) - end], after[start : len(after) - end]
-    in_left, in_right = Counter(left), Counter(right)
-    place = {item: i for i, item in enumerate(left, start)}
-    pairs = [(place[item], j) for j, item in enumerate(right, start) if in_left[item] == in_right[item] == 1]
-    tops: list[int] = []  # the smallest end of a run of each length, and which pair has it
-    ends: list[int] = []
-    previous = [-1] * len(pairs)
-    for number, (i, _) in enumerate(pairs):
-        length = bisect_left(tops, i)
-        previous[number] = ends[length - 1] if length else -1
-        tops[length : length + 1] = [i]
-        ends[length : length + 1] = [number]
-    run = []
-    number = ends[-1] if ends else -1
-    while number >= 0:
-        run.append(pairs[number])
-        number = previous[number]
-    return run[::-1]
-
 
 KIND = "document"
 CHANGED, REMOVED, RENAMED = "file changed", "file removed", "file renamed"
@@ -201,7 +149,8 @@ def _arranged(known: Sequence[Entry], document: CutDocument) -> tuple[set[bytes]
     that would stay, the second is new.
     """
     cut, by = document.drafts, document.author
-    matched = aligned([_shown(entry) for entry in known], [_shown(draft) for draft in cut])
+    runs = aligned([_shown(draft) for draft in cut], [_shown(entry) for entry in known])
+    matched = {start + i: place + i for start, place, length in runs for i in range(length)}
     kept: set[bytes] = set()
     new: list[Draft] = []
     stretch: list[Draft] = []
