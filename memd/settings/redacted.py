@@ -17,7 +17,7 @@ RedactionName = Literal[
     "private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "login", "cookie", "card_number",
     "iban",
 ]  # fmt: skip
-"""The built-in redaction patterns; `ingest/redaction/rules.py` has them."""
+"""The built-in redaction patterns; `assets/redaction.toml` has them."""
 PersonName = Literal["email", "national_id", "phone"]
 """The opt-in patterns of `redact_persons`; `ingest/redaction/persons.py` has them."""
 LISTED_WORD = "word"

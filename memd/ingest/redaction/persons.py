@@ -15,8 +15,7 @@ from importlib import import_module
 import msgspec
 
 from memd.errors import ConfigError
-from memd.ingest.redaction.rules import ID_NAMES, NATIONAL_IDS
-from memd.ingest.redaction.shapes import NAMED, Find, Span, apart, in_unescaped
+from memd.ingest.redaction.shapes import NAMED, TABLES, Find, Span, apart, in_unescaped
 from memd.patterns import late_pattern
 from memd.settings.model import IngestSettings
 from memd.settings.redacted import LISTED_WORD
@@ -183,7 +182,7 @@ BEFORE_CHARACTERS, BEHIND_CHARACTERS = 60, 24
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """One kind of number: a line of `NATIONAL_IDS`."""
+    """One kind of number: a line of the table."""
 
     countries: tuple[str, ...]
     checks: tuple[str, ...]
@@ -199,8 +198,8 @@ def _columns(line: str) -> Iterator[tuple[str, ...]]:
     yield from (tuple(one.split()) if one != "-" else () for one in layouts)
 
 
-KINDS = [_Kind(*_columns(line)) for line in NATIONAL_IDS.strip().splitlines()]
-_ANY_NAME = tuple(ID_NAMES.split(", "))
+KINDS = [_Kind(*_columns(line)) for line in TABLES["national_ids"].splitlines()]
+_ANY_NAME = tuple(TABLES["id_names"].split(", "))
 _CLASSES = {"9": "[0-9]", "A": "[A-Z]", "*": "[0-9A-Z]", "_": "[ \u00a0]"}
 _NO_SPACES_FROM = "\u0e00"  # scripts without spaces between words
 _ID_BEGINS = late_pattern(NAMED["ID_BEGINS"])

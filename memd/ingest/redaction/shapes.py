@@ -1,8 +1,8 @@
 """The shapes of secrets: the built-in patterns of `ingest.redact`, each a function that finds its spans in a text.
 
-Rule: time grows with the length of the text, whatever is in it. `rules.py` has the patterns; here is who reads them,
-and the two shapes that no pattern tells alone: private keys that are cut off, and values that are assigned. Secrets
-stand in prose, in code, in URLs and, with escaped newlines and quotes, in JSON inside of JSON.
+Rule: time grows with the length of the text, whatever is in it. The patterns are in `assets/redaction.toml`; here they
+are read, beside the two shapes that no pattern tells alone: private keys that are cut off, and values that are
+assigned. Secrets stand in prose, in code, in URLs and, with escaped newlines and quotes, in JSON inside of JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import get_args
 
 import msgspec
 
-from memd.ingest.redaction.rules import IBAN_LENGTHS, RULES
+from memd.assets import words_of
 from memd.patterns import late_pattern
 from memd.settings.redacted import RedactionName
 
@@ -23,6 +23,7 @@ Span = tuple[int, int]
 Find = Callable[[str], Iterator[Span]]
 """The spans of a text that are secrets: in order, none empty, none overlapping."""
 
+TABLES = words_of("redaction")
 SECRET_GROUP = "secret"  # noqa: S105  # a name
 
 
@@ -91,7 +92,7 @@ _Check = Callable[[re.Match[str], Sequence[str]], Iterable[Span]]
 
 class _Rule(msgspec.Struct, frozen=True):
     mode: str
-    """^, =, ~ or ?: see `rules.py`."""
+    """^, =, ~ or ?: see the table."""
     words: tuple[str, ...]
     check: _Check
     pattern: str
@@ -200,7 +201,7 @@ _ACCOUNT_CHARACTERS_MAX = 42  # an IBAN's 34 in groups of four
 _DIGITS = late_pattern("[0-9]+")
 _CARD_NETWORK = late_pattern("[3-6]|22[2-9]|2[3-6]|27[01]|2720")
 _DOUBLED = {str(digit): sum(map(int, str(2 * digit))) for digit in range(10)}
-_IBAN_LENGTHS = {one[:2]: int(one[2:]) for one in IBAN_LENGTHS.split()}
+_IBAN_LENGTHS = {one[:2]: int(one[2:]) for one in TABLES["iban_lengths"].split()}
 
 
 def _whole(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
@@ -272,8 +273,8 @@ _CHECKS: Mapping[str, _Check] = {
     "luhn": _cards,
     "iban": _account,
 }
-NAMED, _RULES = _read(RULES)
-"""The parts of patterns that have a name in `rules.py`."""
+NAMED, _RULES = _read(TABLES["rules"])
+"""The parts of patterns that have a name there."""
 _LONG_WORD, _ESCAPE = late_pattern(NAMED["LONG_WORD"]), late_pattern(NAMED["ESCAPE"])
 
 # Private keys
