@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.caching import ByteCache, cached
-from memd.conversation.conversation import Buffered
+from memd.caching import ByteCache
 from memd.conversation.tokens import TokenCounter
-from memd.entries import Entry, Section, Speaker, Status
-from memd.messages import Message, ToolCall
-from memd.wire.message_cache import ParsedMessage
+from memd.messages import Message
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60))))
@@ -29,29 +26,6 @@ def test_what_is_held_is_what_was_kept_last_and_never_more_than_the_bound(kept: 
         assert cache.use([key, -1]) == [cache.get(key), None]
         assert cache.get(key) == key
         assert cache.bytes_held == sum(size for one, size in sizes.items() if cache.get(one) is not None) <= 100
-
-
-def test_what_was_used_last_stays_and_what_is_larger_than_the_bound_is_not_kept() -> None:
-    cache: ByteCache[str, str] = ByteCache(2)
-    cache.put("a", "A", 1)
-    cache.put("b", "B", 1)
-    assert cache.use(["a"]) == ["A"]
-    cache.put("c", "C", 1)
-    cache.put("d", "D", 3)
-    assert [cache.get(key) for key in "abcd"] == ["A", None, "C", None]
-
-
-def test_a_cached_function_is_called_once_for_the_same_arguments() -> None:
-    asked = []
-
-    @cached(10_000, len)
-    def doubled(text: str) -> str:
-        asked.append(text)
-        return 2 * text
-
-    assert [doubled("a"), doubled("a"), doubled("b")] == ["aa", "aa", "bb"]
-    assert asked == ["a", "b"]
-    assert doubled.bytes_held > 3
 
 
 def _text(number: int) -> str:
@@ -96,22 +70,3 @@ def test_what_a_cache_says_it_holds_is_what_it_takes(fill: Callable[[int], None]
     finally:
         tracemalloc.stop()
     assert 0.7 * taken < held() - said < 1.3 * taken
-
-
-def test_what_is_held_by_the_thousand_is_not_looked_at_by_the_garbage_collector() -> None:
-    message, speaker, part = Message("user", "hi", (ToolCall("1", "run", "{}"),)), Speaker(0, "user"), Section(b"1")
-    entry = Entry(
-        uuid=b"1",
-        vector=b"",
-        content="",
-        status=Status.ACTIVE,
-        utility_steps=0,
-        created_at=1,
-        speakers=(speaker,),
-        part=part,
-        public_id="1",
-        canonical_id=1,
-        origin_id=1,
-    )
-    held = [message, message.tool_calls[0], speaker, part, entry]
-    assert not any(map(gc.is_tracked, [*held, ParsedMessage(message, b""), Buffered(b"", b"", 1, message)]))

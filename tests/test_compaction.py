@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from memd.conversation.compaction import (
     Departure,
-    contiguous,
     cut_positions,
     departure,
     finished_end,
@@ -23,16 +22,9 @@ from memd.conversation.compaction import (
     turns,
 )
 from memd.conversation.conversation import Conversation, Line
-from memd.messages import Block, Message, ToolCall
+from memd.messages import Message, ToolCall
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
-
-
-def compacted(*history: str, left_out: int = 0) -> Conversation:
-    conversation = conversation_of(*history)
-    conversation.mark_stored(left_out)
-    conversation.mark_left_out(left_out)
-    return conversation
 
 
 # -- cuts -------------------------------------------------------------------------------------------------------------
@@ -40,18 +32,6 @@ def compacted(*history: str, left_out: int = 0) -> Conversation:
 
 def test_a_conversation_is_cut_in_front_of_its_user_messages() -> None:
     assert cut_positions(conversation_of(*THREE_TURNS)) == [2, 4]
-
-
-def test_what_has_left_the_prompt_is_not_cut_again() -> None:
-    assert cut_positions(compacted(*THREE_TURNS, left_out=2)) == [4]
-    assert cut_positions(compacted(*THREE_TURNS, left_out=4)) == []
-    assert cut_positions(compacted(*THREE_TURNS, left_out=6)) == []
-
-
-def test_the_open_turn_is_behind_the_last_cut() -> None:
-    assert cut_positions(conversation_of("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "c:read#2", "t:x#2")) == [2]
-    assert cut_positions(conversation_of("u:1", "c:read#1", "t:x#1")) == []
-    assert cut_positions(conversation_of("a:1", "a:2")) == []
 
 
 def test_what_a_program_wrote_in_the_users_name_opens_no_turn() -> None:
@@ -184,22 +164,6 @@ def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
     assert departure(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == Departure(cut)
 
 
-def test_the_fraction_is_one_of_the_visible_tokens() -> None:
-    history = [f"{'ua'[i % 2]}:{i}" for i in range(12)]
-    assert departure(compacted(*history, left_out=4), fraction=0.5) == Departure(8)
-
-
-def test_nothing_is_taken_of_a_single_turn_without_tools() -> None:
-    assert departure(conversation_of("u:1", "a:2"), fraction=0.5, excess_tokens=99).is_empty
-    assert departure(conversation_of("u:1"), fraction=0.5, excess_tokens=99).is_empty
-    assert departure(conversation_of(), fraction=0.5).is_empty
-
-
-def test_a_unit_is_an_assistants_message_with_all_its_results() -> None:
-    [turn] = turns(conversation_of("u:1", "c:f#1,2", "t:x#1", "s:be quick", "t:x#2", "a:so", "c:f#3", "t:x#3"))
-    assert turn.units == (range(1, 5), range(5, 6), range(6, 8))
-
-
 def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
     stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.1, excess_tokens=250))
     assert stay == ["u:q", "c:#1", "-", "c:#2", "t:r2", "c:#3", "t:r3", "c:#4", "t:r4"]
@@ -219,22 +183,6 @@ def test_where_lines_do_not_free_enough_whole_units_of_the_open_turn_leave_but_n
     assert taken(conversation, departure(conversation, fraction=0.4, excess_tokens=9_000)) == ["u:q", "c:#4", "t:r4"]
 
 
-def test_calls_leave_down_to_half_of_that_half_so_that_they_leave_seldom() -> None:
-    steps = [one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")]
-    conversation = weighed("u:q", *steps, c=300)
-    taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_000))
-    assert conversation.visible_tokens() <= 7_010 // 4 + 310
-
-
-def test_the_block_of_the_open_turn_counts_as_kept() -> None:
-    steps = [one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")]
-    alone, beside = weighed("u:q", *steps), weighed("u:q", *steps)
-    beside.blocks[beside.messages[0].digest] = Block("[memory]", 1_000, ())
-    for conversation in (alone, beside):
-        taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_100))
-    assert alone.visible_tokens() - 1_000 < beside.visible_tokens() < alone.visible_tokens()
-
-
 def test_calls_and_lines_stay_where_they_take_little_and_the_newest_result_takes_much() -> None:
     conversation = weighed(*LOOP)
     conversation.messages[8] = msgspec.structs.replace(conversation.messages[8], tokens=3_000)
@@ -249,10 +197,6 @@ def test_results_of_finished_turns_become_lines_alone_where_they_suffice() -> No
     assert stay[:5] == ["u:q", "c:#1", "-", "c:#2", "-"] and stay[-3:] == ["t:r4", "a:done", "u:thanks"]
 
 
-def test_nothing_moves_in_the_background_where_hardly_anything_may_leave() -> None:
-    assert departure(weighed("u:hello", "a:hi", *LOOP), fraction=0.5).is_empty
-
-
 def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be_refused() -> None:
     conversation = weighed("u:q", "c:f#1", "t:huge#1", t=9_000)
     assert departure(conversation, fraction=0.5, excess_tokens=5_000).is_empty
@@ -262,13 +206,6 @@ def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be
 
 
 TWO_UNITS = ("u:q", "c:f#1", "t:r1#1", "c:f#2", "t:r2#2")
-
-
-def test_the_newest_result_stays_whole_where_the_one_before_it_frees_enough() -> None:
-    conversation = weighed(*TWO_UNITS)
-    assert taken(conversation, departure(conversation, fraction=0.2, excess_tokens=300, forced=True)) == [
-        "u:q", "c:#1", "-", "c:#2", "t:r2",
-    ]  # fmt: skip
 
 
 def test_a_unit_with_long_arguments_leaves_before_the_newest_result_does() -> None:
@@ -283,10 +220,6 @@ def test_of_many_parallel_results_short_ones_become_lines_too_where_they_must() 
     conversation = weighed("u:q", f"c:f#{','.join(calls)}", *(f"t:r#{one}" for one in calls), t=80)
     chosen = departure(conversation, fraction=0.5, excess_tokens=400, forced=True)
     assert (chosen.left_out, chosen.gone, len(chosen.replaced)) == (0, (), 10)
-
-
-def test_nothing_of_the_open_turn_leaves_before_a_request_needs_the_room() -> None:
-    assert departure(weighed(*LOOP), fraction=0.5).is_empty
 
 
 def test_a_long_finished_turn_leaves_unit_by_unit() -> None:
@@ -333,11 +266,6 @@ def test_what_is_finished_ends_with_a_complete_exchange(history: tuple[str, ...]
     assert finished_end(conversation_of(*history)) == end
 
 
-def test_what_is_finished_is_never_before_what_was_left_out() -> None:
-    assert finished_end(compacted("u:1", "a:2", "u:3", left_out=2)) == 2
-    assert finished_end(compacted("u:1", "a:2", left_out=2)) == 2
-
-
 @pytest.mark.parametrize(
     ("message", "stored"),
     [
@@ -352,8 +280,3 @@ def test_what_is_finished_is_never_before_what_was_left_out() -> None:
 )
 def test_empty_messages_and_instructions_are_not_remembered(message: Message, stored: bool) -> None:
     assert is_stored_kind(message) is stored
-
-
-def test_positions_are_grouped_where_they_are_neighbours() -> None:
-    assert contiguous([1, 2, 3, 5, 8, 9]) == [[1, 2, 3], [5], [8, 9]]
-    assert contiguous([]) == []

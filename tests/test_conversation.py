@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from histories import block, conversation_of, digest_at, said, texts
+from histories import conversation_of, said
 
 from memd.conversation import matching
 from memd.conversation.conversation import Conversation, Run, as_buffered
 from memd.conversation.matching import ConversationIndex, Match, _rejoin, match
-from memd.messages import ROOT_DIGEST
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 
@@ -50,12 +49,6 @@ def test_the_longest_known_prefix_decides(history: tuple[str, ...], known: int) 
     assert matched([conversation], *history) == Match(conversation, 0, known)
 
 
-def test_what_shares_nothing_belongs_to_no_conversation() -> None:
-    assert matched([conversation_of(*LONG)], "u:other", "a:2", "u:also other") == Match(None)
-    assert matched([], "u:1") == Match(None)
-    assert matched([conversation_of(*LONG)]) == Match(None)
-
-
 def test_of_branches_that_share_as_much_the_one_that_is_simply_continued_is_taken() -> None:
     longer, ends_here = conversation_of(*LONG), conversation_of(*LONG[:4])
     assert matched([longer, ends_here], *LONG[:4], "u:new").conversation is ends_here
@@ -65,11 +58,6 @@ def test_of_branches_that_share_as_much_and_go_on_the_most_recent_is_taken() -> 
     recent, old = conversation_of("u:1", "a:x"), conversation_of("u:1", "a:y")
     assert matched([recent, old], "u:1").conversation is recent
     assert matched([recent, old], "u:1", "a:y", "u:3").conversation is old
-
-
-def test_of_equal_conversations_the_most_recent_is_taken() -> None:
-    recent, old = conversation_of(*LONG), conversation_of(*LONG)
-    assert matched([recent, old], *LONG, "u:7").conversation is recent
 
 
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
@@ -219,97 +207,6 @@ def test_a_session_is_found_by_its_name_only() -> None:
     assert matched([other, mine], "u:1", "a:2", "u:3", session="new") == Match(None)
 
 
-def test_with_a_session_the_newest_message_alone_is_appended() -> None:
-    mine = in_session("mine", *LONG)
-    assert matched([mine], "u:7", session="mine") == Match(mine, 6, 0)
-
-
-def test_with_a_session_the_newest_message_sent_again_is_known() -> None:
-    mine = in_session("mine", *LONG, "u:7")
-    assert matched([mine], "u:7", session="mine") == Match(mine, 6, 1)
-
-
 def test_with_a_session_the_same_words_after_an_answer_are_a_new_message() -> None:
     mine = in_session("mine", *LONG)
     assert matched([mine], "u:5", session="mine") == Match(mine, 6, 0)
-
-
-def test_without_a_session_the_newest_message_alone_is_a_conversation_of_its_own() -> None:
-    assert matched([conversation_of(*LONG)], "u:7") == Match(None)
-
-
-def test_a_session_whose_conversation_is_empty_is_found() -> None:
-    empty = Conversation("1", "mine")
-    assert matched([empty], "u:1", session="mine") == Match(empty, 0, 0)
-
-
-def test_an_empty_conversation_chains_its_first_message_to_the_root() -> None:
-    assert Conversation("1").end_digest == ROOT_DIGEST
-    assert conversation_of("u:1", "a:2").end_digest == digest_at(["u:1", "a:2"])
-
-
-def test_marks_only_advance() -> None:
-    conversation = conversation_of(*LONG)
-    conversation.mark_stored(4)
-    conversation.mark_stored(2)
-    conversation.mark_left_out(4)
-    conversation.mark_left_out(2)
-    assert (conversation.stored, conversation.left_out) == (4, 4)
-
-
-def test_the_marks_do_not_wait_for_each_other_and_a_text_goes_when_both_have_passed_it() -> None:
-    conversation = conversation_of(*LONG)
-    conversation.mark_left_out(3)
-    assert texts(conversation) == ["1", "2", "3", "4", "5", "6"] and conversation.settled == 0
-    conversation.mark_stored(2)
-    assert texts(conversation) == ["(left out)"] * 2 + ["3", "4", "5", "6"]
-    conversation.mark_stored(6)
-    assert texts(conversation) == ["(left out)"] * 3 + ["4", "5", "6"] and conversation.settled == 3
-
-
-def test_a_message_that_is_left_out_keeps_its_identity_and_loses_its_text_and_block() -> None:
-    conversation = conversation_of(*LONG)
-    for end in (1, 3, 5):
-        conversation.blocks[digest_at(LONG[:end])] = block(str(end))
-    conversation.mark_stored(4)
-    conversation.mark_left_out(4)
-    assert texts(conversation) == ["(left out)"] * 4 + ["5", "6"]
-    assert conversation.blocks == {digest_at(LONG[:5]): block("5")}
-    assert matched([conversation], *LONG, "u:7").known == 6
-
-
-def test_a_fork_keeps_marks_and_blocks_of_what_it_shares() -> None:
-    conversation = conversation_of(*LONG)
-    conversation.session, conversation.used_at = "mine", 7.0
-    conversation.blocks = {digest_at(LONG[:3]): block("3"), digest_at(LONG[:5]): block("5")}
-    conversation.mark_stored(6)
-    conversation.mark_left_out(2)
-    branch = conversation.fork("branch", 4)
-    assert (branch.id, branch.session, branch.used_at) == ("branch", "mine", 7.0)
-    assert (branch.stored, branch.left_out, len(branch)) == (4, 2, 4)
-    assert branch.blocks == {digest_at(LONG[:3]): block("3")}
-
-
-def test_a_fork_does_not_change_with_its_parent() -> None:
-    conversation = conversation_of(*LONG)
-    branch = conversation.fork("branch", 4)
-    conversation.mark_stored(6)
-    conversation.mark_left_out(4)
-    conversation.blocks[digest_at(LONG[:1])] = block("late")
-    assert texts(branch) == ["1", "2", "3", "4"] and not branch.blocks and branch.stored == 0
-
-
-def test_the_open_turn_begins_at_the_last_user_message() -> None:
-    conversation = conversation_of("u:1", "a:2", "u:3", "c:read#7", "t:done#7")
-    assert conversation.last_user_position() == 2
-    assert conversation.last_user_position(end=2) == 0
-    assert conversation.last_user_position(end=0) is None
-    assert conversation_of("a:1").last_user_position() is None
-
-
-def test_a_conversation_says_in_what_state_it_is() -> None:
-    conversation = conversation_of(*LONG)
-    conversation.mark_stored(2)
-    assert repr(conversation) == "<Conversation 1 left_out=0 stored=2 end=6>"
-    conversation.abandoned = True
-    assert repr(conversation) == "<Conversation 1 abandoned left_out=0 stored=2 end=6>"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 import uvloop
 from multidict import CIMultiDict
@@ -47,21 +45,6 @@ def mute() -> Iterator[RawUpstream]:
     with raw_upstream() as upstream:
         upstream.script = lambda peer: peer.close() if peer.wait_until_closed() else None
         yield upstream
-
-
-@pytest.fixture(scope="module")
-def unreachable() -> Iterator[str]:
-    """The URL of a port where connecting never ends: nobody takes the connections that wait there already."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        for one in waiting:
-            one.close()
 
 
 @contextmanager
@@ -132,15 +115,6 @@ def test_who_does_not_answer_is_not_waited_for(run: Run, mute: RawUpstream, ques
     assert not run(question(mute.url))
 
 
-def test_a_connection_that_never_comes_about_fails_as_it_always_did(run: Run, unreachable: str) -> None:
-    with pytest.raises(aiohttp.ConnectionTimeoutError, match="Connection timeout to host http://"):
-        run(connects(unreachable))
-
-
-def test_a_server_that_cannot_be_connected_to_is_not_healthy(run: Run, unreachable: str) -> None:
-    assert not run(is_healthy(unreachable))
-
-
 @pytest.mark.parametrize("seconds", [0.0, LIMIT / 4], ids=["free", "held"])
 def test_a_limit_ends_however_the_loop_is_held(run: Run, seconds: float) -> None:
     async def wait() -> float:
@@ -151,28 +125,6 @@ def test_a_limit_ends_however_the_loop_is_held(run: Run, seconds: float) -> None
         return time.monotonic() - began
 
     assert run(wait()) > LIMIT / 2
-
-
-def test_the_limit_outside_ends_the_block_of_the_one_inside(run: Run) -> None:
-    async def wait_inside() -> None:
-        async with time_of_others(LIMIT), time_of_others(SOON):
-            await asyncio.Event().wait()
-
-    with pytest.raises(TimeoutError):
-        run(wait_inside())
-
-
-def test_the_limit_inside_leaves_the_one_outside(run: Run) -> None:
-    async def wait() -> bool:
-        async with time_of_others(SOON):
-            with pytest.raises(TimeoutError):
-                async with time_of_others(LIMIT):
-                    await asyncio.Event().wait()
-            await asyncio.sleep(0)
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-
-    assert run(wait())
 
 
 @pytest.mark.parametrize("also_late", [False, True])
@@ -202,15 +154,6 @@ def test_who_is_cancelled_from_outside_is_cancelled(run: Run, also_late: bool) -
     cancelled: list[int] = []
     run(cancel())
     assert cancelled == [1 + also_late]
-
-
-def test_an_error_of_the_block_comes_out_of_it(run: Run) -> None:
-    async def fail() -> None:
-        async with time_of_others(SOON):
-            raise ValueError("its own")
-
-    with pytest.raises(ValueError, match="its own"):
-        run(fail())
 
 
 def test_a_loop_that_is_held_again_and_again_does_not_wait_on_and_on(run: Run) -> None:

@@ -27,8 +27,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
-from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, Opened, decode_event, encode_event
-from memd.conversation.hot_buffer import ARRIVALS_KEPT, Arrival, HotBuffer
+from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, decode_event, encode_event
+from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.unstored import ListedParts, owed_parts, parts_of
 from memd.messages import BlockChunk, chain_all
 
@@ -47,21 +47,6 @@ def names(buffer: HotBuffer, *, abandoned: bool = False) -> list[str]:
 # -- one client -------------------------------------------------------------------------------------------------------
 
 
-def test_a_first_request_opens_a_conversation() -> None:
-    buffer = new_buffer()
-    arrival = receive(buffer, "u:1", now=5.0)
-    assert arrival.opened and (arrival.offset, arrival.end) == (0, 1)
-    assert texts(arrival.conversation) == ["1"] and arrival.conversation.used_at == 5.0
-
-
-def test_the_whole_history_sent_again_is_appended_to_and_not_repeated() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, "u:1", "a:2")
-    arrival = receive(buffer, "u:1", "a:2", "u:3")
-    assert not arrival.opened and arrival.conversation is conversation
-    assert texts(conversation) == ["1", "2", "3"] and arrival.end == 3
-
-
 def test_a_retry_before_the_answer_changes_nothing() -> None:
     buffer = new_buffer()
     first, second = receive(buffer, "u:1"), receive(buffer, "u:1")
@@ -70,26 +55,12 @@ def test_a_retry_before_the_answer_changes_nothing() -> None:
     assert texts(first.conversation) == ["1", "2"] and names(buffer) == ["1"]
 
 
-def test_a_retry_that_gets_the_same_answer_leaves_one_conversation() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, *LONG)
-    assert talk(buffer, *LONG) is conversation
-    assert names(buffer) == ["1"] and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
-
-
 def test_another_answer_to_the_same_request_is_a_branch_and_the_former_one_is_given_up() -> None:
     buffer = new_buffer()
     former = talk(buffer, *LONG)
     branch = talk(buffer, *LONG[:5], "a:better")
     assert texts(branch) == ["1", "2", "3", "4", "5", "better"]
     assert former.abandoned and not branch.abandoned and texts(former)[-1] == "6"
-
-
-def test_as_long_as_a_new_answer_has_not_come_the_former_one_stands() -> None:
-    buffer = new_buffer()
-    former = talk(buffer, *LONG)
-    receive(buffer, *LONG[:5])
-    assert not former.abandoned
 
 
 def test_an_edit_is_a_branch_and_the_former_one_is_given_up() -> None:
@@ -106,21 +77,6 @@ def test_a_branch_that_was_given_up_is_taken_up_again() -> None:
     receive(buffer, *LONG[:4], "u:edited")
     arrival = receive(buffer, *LONG, "u:7")
     assert arrival.conversation is former and not former.abandoned
-
-
-def test_an_answer_that_the_client_changed_is_a_branch() -> None:
-    buffer = new_buffer()
-    talk(buffer, "u:1", "a:2")
-    arrival = receive(buffer, "u:1", "a:changed", "u:3")
-    assert texts(arrival.conversation) == ["1", "changed", "3"]
-
-
-def test_a_trimmed_history_goes_on_where_it_was() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, *LONG)
-    arrival = receive(buffer, "a:4", "u:5", "a:6", "u:7")
-    assert arrival.conversation is conversation and (arrival.offset, arrival.end) == (3, 7)
-    assert conversation.end_digest == digest_at([*LONG, "u:7"])
 
 
 @given(
@@ -195,16 +151,6 @@ def test_without_a_session_newest_messages_alone_are_conversations_of_their_own(
 # -- several at once --------------------------------------------------------------------------------------------------
 
 
-def test_two_agents_in_turns_keep_their_own_conversations() -> None:
-    buffer = new_buffer()
-    for step in range(1, 4):
-        for agent in ("x", "y"):
-            history = [f"{'ua'[i % 2]}:{agent}{i}" for i in range(2 * step)]
-            talk(buffer, *history)
-    assert [texts(one) for one in buffer.conversations()] == [[f"{a}{i}" for i in range(6)] for a in ("x", "y")]
-    assert names(buffer) == ["1", "2"]
-
-
 def test_two_agents_that_begin_with_the_same_words_part_at_their_answers() -> None:
     buffer = new_buffer()
     one, two = receive(buffer, "u:go"), receive(buffer, "u:go")
@@ -225,23 +171,6 @@ def test_a_new_conversation_that_begins_like_a_longer_one_does_not_give_that_one
     assert not longer.abandoned
 
 
-def test_a_sub_agent_with_its_own_task_is_a_conversation_of_its_own() -> None:
-    # Other instructions at the front do not matter: the leading system messages are not among the buffer's messages.
-    buffer = new_buffer()
-    receive(buffer, "u:1", "c:delegate#1")
-    sub = receive(buffer, "u:the task")
-    assert sub.opened
-    arrival = receive(buffer, "u:1", "c:delegate#1", "t:done#1")
-    assert texts(arrival.conversation) == ["1", "", "done"] and names(buffer) == ["2", "1"]
-
-
-def test_instructions_in_mid_conversation_belong_to_it() -> None:
-    buffer = new_buffer()
-    talk(buffer, "u:1", "a:2")
-    arrival = receive(buffer, "u:1", "a:2", "s:be brief", "u:3")
-    assert texts(arrival.conversation) == ["1", "2", "be brief", "3"] and not arrival.opened
-
-
 def test_an_answer_for_which_the_client_did_not_wait_does_not_give_up_what_the_client_went_on_with() -> None:
     buffer = new_buffer()
     talk(buffer, "u:1", "a:2")
@@ -253,25 +182,11 @@ def test_an_answer_for_which_the_client_did_not_wait_does_not_give_up_what_the_c
     assert texts(buffer.reply(second, said("a:4"), 10, 0.0)) == ["1", "2", "3", "wait", "4"]
 
 
-def test_answers_that_come_in_another_order_find_their_places() -> None:
-    buffer = new_buffer()
-    one, two = receive(buffer, "u:x"), receive(buffer, "u:y")
-    assert texts(buffer.reply(two, said("a:to y"), 10, 0.0)) == ["y", "to y"]
-    assert texts(buffer.reply(one, said("a:to x"), 10, 0.0)) == ["x", "to x"]
-
-
 def test_an_answer_that_the_client_has_sent_back_already_is_not_repeated() -> None:
     buffer = new_buffer()
     arrival = receive(buffer, "u:1")
     receive(buffer, "u:1", "a:2", "u:3")
     assert texts(buffer.reply(arrival, said("a: 2 "), 10, 0.0)) == ["1", "2", "3"] and names(buffer) == ["1"]
-
-
-def test_conversations_are_in_the_order_of_their_last_use() -> None:
-    buffer = new_buffer()
-    for history in (["u:1"], ["u:x"], ["u:1", "a:2"]):
-        receive(buffer, *history)
-    assert names(buffer) == ["2", "1"]
 
 
 # -- what has left the prompt -----------------------------------------------------------------------------------------
@@ -295,20 +210,6 @@ def test_compaction_of_a_conversation_cannot_reach_a_request_that_went_back_in_i
     arrival = receive(buffer, *LONG[:3])
     left_out(buffer, conversation, 4)
     assert texts(arrival.conversation) == ["1", "2", "3"]
-
-
-def test_marks_never_go_back_and_never_pass_the_end() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, *LONG)
-    buffer.mark(conversation, left_out=4)
-    assert (conversation.stored, conversation.left_out) == (0, 4)
-    buffer.mark(conversation, stored=4)
-    buffer.mark(conversation, stored=2)
-    buffer.mark(conversation, left_out=100)
-    buffer.mark(conversation, left_out=1)
-    assert (conversation.stored, conversation.left_out) == (4, 6)
-    buffer.mark(conversation, stored=100)
-    assert conversation.stored == 6
 
 
 def test_a_message_that_left_before_it_was_stored_keeps_its_text_until_it_is_after_a_restart_too() -> None:
@@ -335,17 +236,6 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     branch = receive(buffer, *LONG[:4], "u:edited").conversation
     assert (branch.stored, branch.left_out) == (4, 2)
     assert branch.blocks == {digest_at(LONG[:3]): block("3")}
-
-
-def test_removed_blocks_are_gone_and_unknown_ones_are_no_event() -> None:
-    buffer = new_buffer()
-    conversation = receive(buffer, "u:1").conversation
-    buffer.place(conversation, digest_at(["u:1"]), block("1"))
-    buffer.take_unsaved()
-    buffer.remove_blocks(conversation, [digest_at(["u:other"])])
-    assert buffer.take_unsaved() == []
-    buffer.remove_blocks(conversation, [digest_at(["u:1"])])
-    assert conversation.blocks == {} and len(buffer.take_unsaved()) == 1
 
 
 # -- leaving no trace -------------------------------------------------------------------------------------------------
@@ -379,13 +269,6 @@ def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> Non
     assert not buffer.note_arrival(conversation, key, 200.0, 120.0), "a clock was set back over a restart"
 
 
-def test_another_memory_in_makes_another_turn() -> None:
-    buffer = new_buffer()
-    conversation = receive(buffer, "u:1").conversation
-    assert not buffer.note_arrival(conversation, TurnKey(digest_at(["u:1"]), b"a"), 0.0, 120.0)
-    assert not buffer.note_arrival(conversation, TurnKey(digest_at(["u:1"]), b"b"), 0.0, 120.0)
-
-
 def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
     buffer = new_buffer()
     key = TurnKey(digest_at(LONG[:5]), b"")
@@ -394,14 +277,6 @@ def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
         arrival = receive(buffer, *LONG[:5])
         assert buffer.note_arrival(arrival.conversation, key, 1.0, 120.0)
         buffer.reply(arrival, said(answer), 10, 0.0)
-
-
-def test_only_the_latest_arrivals_are_kept() -> None:
-    buffer = new_buffer()
-    conversation = receive(buffer, "u:1").conversation
-    for number in range(ARRIVALS_KEPT + 3):
-        buffer.note_arrival(conversation, TurnKey(bytes([number]) * 16, b""), 0.0, 120.0)
-    assert [key.last_digest[0] for key in conversation.arrivals] == list(range(3, ARRIVALS_KEPT + 3))
 
 
 # -- what may be corrected --------------------------------------------------------------------------------------------
@@ -454,13 +329,6 @@ def test_a_conversation_that_was_closed_stays_closed_and_takes_no_more() -> None
     buffer.mark(arrival.conversation, stored=1)
     buffer.place(arrival.conversation, digest_at(["u:1"]), block("1"))
     assert replayed(buffer.take_unsaved()).conversations() == []
-
-
-def test_events_are_handed_out_once() -> None:
-    buffer = new_buffer()
-    receive(buffer, "u:1")
-    assert [type(event) for event in buffer.take_unsaved()] == [Opened, Appended]
-    assert buffer.take_unsaved() == []
 
 
 def test_an_event_of_another_version_is_refused_by_the_decoder_only() -> None:

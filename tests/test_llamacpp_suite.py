@@ -5,7 +5,7 @@ from __future__ import annotations
 import llamacpp_binary
 import llamacpp_sources
 import pytest
-from llamacpp_suite import PURPOSE, Comparison, Outcome, Setting, compare
+from llamacpp_suite import Setting, compare
 
 FILES = ("unit/test_basic.py", "unit/test_compat_oai_responses.py", "unit/test_chat_completion.py")
 SELECTED = (
@@ -27,28 +27,3 @@ def test_what_passes_against_llama_server_passes_through_memd() -> None:
     found = compare(Setting(tests, server, real_models=False, select=(*FILES, "-k", SELECTED)))
     assert len(found.passed_directly()) >= PASSED_DIRECTLY_MIN, found.directly
     assert not found.faults(), {test: found.of(test) for test in found.faults()}
-
-
-PASSED, FAILED = Outcome("passed", ""), Outcome("failed", "assert 1 == 2")
-
-
-def test_what_passes_directly_alone_counts_as_lost() -> None:
-    directly = {
-        "unit/test_a.py::test_kept": PASSED,
-        "unit/test_a.py::test_lost": PASSED,
-        "unit/test_a.py::test_no": FAILED,
-    }
-    found = Comparison(directly, {"unit/test_a.py::test_kept": PASSED, "unit/test_a.py::test_lost": FAILED})
-    assert found.lost() == found.faults() == ["unit/test_a.py::test_lost"]
-    assert found.table().splitlines()[1].split() == ["test_a", "3", "2", "1"]
-
-
-def test_what_did_not_run_through_memd_is_lost() -> None:
-    assert Comparison({"unit/test_a.py::test": PASSED}, {}).faults() == ["unit/test_a.py::test"]
-
-
-def test_what_is_memds_purpose_is_no_fault() -> None:
-    test = next(iter(PURPOSE))
-    found = Comparison({test: PASSED}, {test: FAILED})
-    assert found.lost() == [test]
-    assert not found.faults()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from memd.embedding import priority
 from memd.embedding.encoder import QUESTION_CHARACTERS_MAX, QUESTIONS_MAX, Encoder
-from memd.embedding.priority import Priority
 from memd.errors import EmbeddingError
 
 
@@ -49,14 +47,6 @@ def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypat
     storing.join()
     encoder.close()
     assert model.order == ["a question", "a turn", "another"]
-
-
-def test_where_requests_leave_no_gap_it_goes_on_after_a_while() -> None:
-    first = Priority()
-    work = first.for_background()
-    with first.held():
-        for _ in range(3):
-            work.give_way()  # would never return if it waited for the request
 
 
 def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_very_long() -> None:
@@ -109,14 +99,3 @@ def test_topics_take_turns_at_the_model() -> None:
         let.set()
         assert len(book.result(30)) == 50 and len(talk.result(30)) == 1
     assert model.order[:2] == ["book", "talk"] and encoder.backlog == 0
-
-
-def test_background_work_rests_for_as_long_as_others_kept_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays = iter([0.0, 0.0, 0.01, 0.01])
-    rests: list[float] = []
-    monkeypatch.setattr(priority, "_delayed_seconds", lambda: next(delays))
-    monkeypatch.setattr(time, "sleep", rests.append)
-    background = Priority().for_background()
-    background.give_way()
-    background.give_way()
-    assert rests == [priority.DELAYS * 0.01]

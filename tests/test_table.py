@@ -40,10 +40,6 @@ def embedder() -> Embedder:
     return load_embedder(EmbeddingSettings())
 
 
-def test_another_models_vectors_have_no_table() -> None:
-    assert table_of("0" * 32) is None
-
-
 def test_the_table_comes_near_the_models_vectors(table: QuestionTable, embedder: Embedder) -> None:
     assert table.fingerprint == embedder.fingerprint and table.dimension == embedder.dimension
     found = table.vectors(QUESTIONS)
