@@ -11,8 +11,9 @@ from test_wire_sse import DONE, LAST, PING, ROLE, TEXT, USAGE, line_ends, parse,
 
 from memd.messages import Message
 from memd.wire.chat import CHAT, ChatCapture
-from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream
+from memd.wire.reply import CAPTURE_BYTES_MAX, READ_BYTES, ReplyStream
 from memd.wire.sideband import InjectedChunk, MemoryOut
+from memd.wire.sse import SseEvent
 
 OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
 MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
@@ -100,14 +101,41 @@ def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
 
 
 @given(stream_bytes, st.lists(st.integers(min_value=0)))
-def test_the_reply_is_the_same_whether_memory_out_is_added_or_not(stream: bytes, cuts: list[int]) -> None:
-    adding, passing = new_stream(), new_stream(None)
+def test_the_reply_is_the_same_whether_memory_out_is_added_or_not_and_whenever_it_is_read(
+    stream: bytes, cuts: list[int]
+) -> None:
+    adding, passing, late = new_stream(), new_stream(None), CHAT.new_stream(CAPTURE_BYTES_MAX, None, reads_late=True)
     for piece in pieces(stream, cuts):
         adding.feed(piece)
-        assert passing.feed(piece) == piece
-        assert passing.may_be_over or not passing.finished
-    assert passing.flush() == b""
-    assert (adding.reply(), adding.finished, adding.truncated) == (passing.reply(), passing.finished, passing.truncated)
+        assert passing.feed(piece) == late.feed(piece) == piece
+        assert passing.finished == adding.finished
+    assert passing.flush() == late.flush() == b""
+    for one in (passing, late):
+        assert (one.reply(), one.finished, one.truncated) == (adding.reply(), adding.finished, adding.truncated)
+
+
+def test_what_has_passed_is_read_in_steps_and_never_more_of_it_kept_than_the_bound() -> None:
+    taken = 0
+
+    class Counting(ChatCapture):
+        def take(self, event: SseEvent) -> bool:
+            nonlocal taken
+            taken += 1
+            return super().take(event)
+
+    bytes_max = 4 * READ_BYTES
+    stream = ReplyStream(Counting(), unread_bytes_max=bytes_max)
+    events = bytes_max // len(TEXT + b"\n\n")
+    for _ in range(events):
+        stream.feed(TEXT + b"\n\n")
+    assert taken == 0
+    for _ in range(events):
+        stream.feed(TEXT + b"\n\n")
+    assert events - READ_BYTES / len(TEXT) <= taken <= events + 2 * READ_BYTES / len(TEXT)
+    steps = [taken]
+    while stream.read():
+        steps.append(taken)
+    assert len(steps) >= 3 and taken == 2 * events
 
 
 def test_a_reply_is_captured_while_its_bytes_pass() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.wire.sse import SseEvent, SseParser, SseRun
+from memd.wire.sse import SseParser
 
 ROLE = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"created":17952,'
@@ -34,13 +34,9 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
-def events_in(parser: SseParser, piece: bytes) -> list[SseEvent]:
-    return [event for item in parser.feed(piece) for event in item.events()]
-
-
 def parse(*fed: bytes) -> list[tuple[bytes, bytes]]:
     parser = SseParser()
-    return [(event.name, event.data) for piece in fed for event in events_in(parser, piece)]
+    return [(event.name, event.data) for piece in fed for event in parser.feed(piece)]
 
 
 @pytest.mark.parametrize(
@@ -96,13 +92,13 @@ def test_events_are_those_of_a_plain_reading_of_the_rules(stream: bytes) -> None
 def test_an_event_beyond_the_bound_is_skipped_and_the_next_one_is_read(cuts: list[int], size: int) -> None:
     stream = b"data: a\n\ndata: " + b"x" * size + b"\ndata: more\n\ndata: b\n\n"
     parser = SseParser(event_bytes_max=100)
-    assert [event.data for piece in pieces(stream, cuts) for event in events_in(parser, piece)] == [b"a", b"b"]
+    assert [event.data for piece in pieces(stream, cuts) for event in parser.feed(piece)] == [b"a", b"b"]
     assert parser.skipped == 1
 
 
 def test_an_event_of_many_lines_is_bounded_as_a_whole() -> None:
     parser = SseParser(event_bytes_max=100)
-    assert events_in(parser, b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
+    assert parser.feed(b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
     assert parser.skipped == 1
 
 
@@ -110,14 +106,14 @@ def test_keep_alive_comments_never_add_up_to_the_bound() -> None:
     parser = SseParser(event_bytes_max=100)
     for _ in range(100):
         assert parser.feed(b": still here\n") == []
-    assert [event.data for event in events_in(parser, b"data: a\n\n")] == [b"a"]
+    assert [event.data for event in parser.feed(b"data: a\n\n")] == [b"a"]
     assert parser.skipped == 0
 
 
 def data_offsets(stream: bytes, *fed: bytes) -> list[tuple[bytes, bytes]]:
     """The data of each event, and the bytes that stand in the stream where it is said to end."""
     parser = SseParser()
-    found = [event for piece in fed for event in events_in(parser, piece)]
+    found = [event for piece in fed for event in parser.feed(piece)]
     return [(event.data, stream[: event.data_end]) for event in found]
 
 
@@ -138,11 +134,3 @@ def test_a_stream_that_comes_in_large_parts_has_the_same_events_at_the_same_plac
     assert data_offsets(stream, *pieces(stream, cuts)) == data_offsets(stream, stream) == slowly
     assert [data for data, _ in slowly] == [data for _, data in reference_events(stream)]
     assert all(before.endswith(data.rpartition(b"\n")[2]) for data, before in slowly)
-
-
-def test_events_of_a_large_part_come_as_runs_that_are_bounded() -> None:
-    found = SseParser().feed((TEXT + b"\n\n") * 1000)
-    runs = [item for item in found if isinstance(item, SseRun)]
-    assert 1 < len(runs) < 10
-    assert all(len(run.lines) <= 16 * 1024 for run in runs)
-    assert sum(len(list(item.events())) for item in found) == 1000

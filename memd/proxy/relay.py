@@ -41,7 +41,7 @@ from memd.proxy.upstream.pool import Hints, UpstreamPool
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.wire.api import Api
-from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, codings_of, unpacked_parts
+from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.reply import Reply, ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
@@ -172,8 +172,6 @@ READ_WHOLE_BYTES_MAX = 4 << 20
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
 the upstream has closed a pooled connection."""
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
-PACKED_STREAM_TIMES = 8
-"""A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 """The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
@@ -356,16 +354,20 @@ class ModelRelay:
         return parts_of(self._answer, record_of(self._request), self._read)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        packed = bool(self._codings)  # although `identity` was asked for
-        stream = self._stream = self._api.new_stream(self._bytes_max, None if packed else out)
+        stream = self._stream = self._api.new_stream(
+            self._bytes_max,
+            out,
+            codings=self._codings,  # although `identity` was asked for
+            reads_late=self._keep is None,
+        )
         response = prepared(self._answer, [*extra, *_unbuffered(self._answer)], body_changes=out is not None)
         await response.prepare(self._request)
         passing = Passing(
             self._request,
             response,
             self._answer,
-            look=self._beside(stream) if packed else stream.feed,
-            is_due=lambda: self._keep is not None and stream.may_be_over and stream.finished,
+            look=stream.feed,
+            is_due=lambda: self._keep is not None and stream.finished,
             pause=self._keep_reply,
         )
         try:
@@ -380,25 +382,14 @@ class ModelRelay:
         await response.write_eof()
         return response
 
-    def _beside(self, stream: ReplyStream) -> Callable[[bytes], bytes]:
-        """Reads a packed stream beside passing it on, until it unpacks to more than a reply may have."""
-        unpacker: Unpacker | None = None
-        try:
-            unpacker = Unpacker(self._codings, PACKED_STREAM_TIMES * self._bytes_max)
-        except BadCoding as error:
-            self._tell_unread(error)
-
-        def look(part: bytes) -> bytes:
-            nonlocal unpacker
-            try:
-                for piece in () if unpacker is None else unpacker.feed(part):
-                    stream.feed(piece)
-            except (BadCoding, TooLarge) as error:
-                unpacker = None
-                self._tell_unread(error)
-            return part
-
-        return look
+    async def read_on(self) -> None:
+        """Read what has passed of a stream, in steps that hold up nobody."""
+        if self._stream is None:
+            return
+        while self._stream.read():  # noqa: ASYNC110 - in between others go on
+            await asyncio.sleep(0)
+        if self._stream.problem is not None:
+            self._tell_unread(self._stream.problem)
 
     def _tell_unread(self, error: Exception) -> None:
         fields = {"turn": record_of(self._request).id or None, "problem": error}
@@ -546,7 +537,7 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
 
 
 def _first_event(parser: SseParser, part: bytes) -> SseEvent | None:
-    return next((event for item in parser.feed(part) for event in item.events() if event.data), None)
+    return next((event for event in parser.feed(part) if event.data), None)
 
 
 def _is_error(data: bytes) -> bool:

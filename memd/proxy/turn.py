@@ -282,6 +282,8 @@ class Forwarding:
             try:
                 return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled), keep)
             finally:
+                self._answers.close()
+                await self._relay.read_on()  # now that its client has all of it, or has left
                 record.usage = self._relay.reply.usage
                 if record.outcome == BROKEN:
                     self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))

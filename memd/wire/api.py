@@ -16,9 +16,10 @@ from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire.lenient_json import with_stand_ins
 from memd.wire.message_cache import MessageCache
-from memd.wire.reply import Capture, Reply, ReplyStream
+from memd.wire.reply import Capture, EventParser, Reply, ReplyStream
 from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest, encode_body, texts_by_position
 from memd.wire.sideband import MemoryOut
+from memd.wire.sse import SseParser
 
 Placement = Literal["separate", "merged"]
 """`separate`: a block becomes a message of its own; `merged`: it is put in front of the next message's content."""
@@ -50,6 +51,8 @@ class Api:
     """The member of a body that holds the messages."""
     capture: type[Capture]
     """Captures a streamed reply."""
+    parser: type[EventParser] = SseParser
+    """Splits it into events."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """Parse a request.
@@ -96,9 +99,16 @@ class Api:
         """Tell whether a message must share one element of the list with the message before it."""
         return False
 
-    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
-        """Return a reader for a streamed reply that captures at most `bytes_max` of it and adds `out` to the stream."""
-        return ReplyStream(self.capture(bytes_max), out)
+    def new_stream(
+        self, bytes_max: int, out: MemoryOut | None, *, codings: Sequence[str] = (), reads_late: bool = False
+    ) -> ReplyStream:
+        """Return a reader for a streamed reply that captures at most `bytes_max` of it and adds `out` to the stream.
+
+        `codings`, `reads_late`: see `ReplyStream`.
+        """
+        unread = bytes_max if reads_late else 0
+        capture, parser = self.capture(bytes_max), self.parser()
+        return ReplyStream(capture, out, parser=parser, codings=codings, bytes_max=bytes_max, unread_bytes_max=unread)
 
     def parse_reply(self, body: bytes) -> Reply:
         """Parse a reply that was not streamed; a body that is none gives an empty `Reply`."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -349,27 +349,7 @@ class _ChatAnswer(msgspec.Struct):
     error: Any = None
 
 
-class _TextDelta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    content: str
-
-
-class _TextChoice(msgspec.Struct, gc=False):
-    delta: _TextDelta
-    index: Literal[0] = 0
-    finish_reason: None = None
-
-
-class _TextChunk(msgspec.Struct, gc=False):
-    """Nearly every chunk of a stream: a piece of choice 0's text and nothing else that memd reads."""
-
-    choices: tuple[_TextChoice]
-    usage: None = None
-    timings: None = None
-    error: None = None
-
-
 _answer_decoder = msgspec.json.Decoder(_ChatAnswer)
-_chunk_decoder = msgspec.json.Decoder(_TextChunk)
 
 
 class _PartialCall:
@@ -420,15 +400,6 @@ class ChatCapture(Capture):
                 if isinstance(choice.delta, dict):
                     self._take_delta(choice.delta)
         return bool(answer.choices)
-
-    def take_run(self, lines: bytes) -> bool:
-        """See `Capture.take_run`: possible if all chunks have text of choice 0 and nothing else."""
-        text = _text_of(lines)
-        if text is None:
-            return False
-        self._role = self._role or "assistant"
-        self._append(self._content, text)
-        return True
 
     def message(self, interrupted: bool = False) -> Message | None:
         """Return the reply so far; None if nothing of it has come. `interrupted`: see `Capture.reply`."""
@@ -514,15 +485,6 @@ def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
         return None if readable == bytes(raw) else parse(Raw(readable))
     except BadRequestBody:
         return None
-
-
-def _text_of(lines: bytes) -> str | None:
-    """Return the text of chunks, one per line; None if one of them has more than text or is no chunk."""
-    try:
-        pieces = [chunk.choices[0].delta.content for chunk in _chunk_decoder.decode_lines(lines)]
-    except UNREADABLE:
-        return None
-    return "".join(pieces) if len(pieces) == lines.count(b"\n") + 1 else None  # msgspec lets a line hold several
 
 
 def _usage(answer: _ChatAnswer) -> Usage | None:

@@ -22,9 +22,8 @@ from memd.wire import chat
 from memd.wire.chat import ChatApi, ChatCapture, assistant_message
 from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
-from memd.wire.reply import Reply, ReplyStream, Usage, count_of, error_text
+from memd.wire.reply import Reply, Usage, count_of, error_text
 from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
-from memd.wire.sideband import MemoryOut
 from memd.wire.sse import EVENT_BYTES_MAX, SseEvent
 
 
@@ -112,16 +111,12 @@ class OllamaCapture(ChatCapture):
                 self._take_call({**call, "id": "", "index": len(self._calls)})
         return True
 
-    def take_run(self, lines: bytes) -> bool:
-        """See `Capture.take_run`: there are no runs of lines."""
-        return False
-
 
 _FIELD = b"data:"
 
 
 class LineParser:
-    """Parses one stream; see `EventParser`. A line is an event; one that grows beyond `line_bytes_max` is skipped.
+    """Parses one stream as `SseParser` does. A line is an event; one that grows beyond `line_bytes_max` is skipped.
 
     The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
     """
@@ -174,6 +169,8 @@ class OllamaApi(ChatApi):
     name = "ollama"
     path = "/api/chat"
     stream_type = "application/x-ndjson"
+    capture = OllamaCapture
+    parser = LineParser
     block_role = "system"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
@@ -210,10 +207,6 @@ class OllamaApi(ChatApi):
         if message.name:
             members["tool_name" if message.role == "tool" else "name"] = message.name
         return Raw(msgspec.json.encode(members))
-
-    def new_stream(self, bytes_max: int, out: MemoryOut | None) -> ReplyStream:
-        """See `Api.new_stream`."""
-        return ReplyStream(OllamaCapture(bytes_max), out, parser=LineParser())
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""

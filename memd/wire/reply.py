@@ -5,21 +5,22 @@ is how it is recognised then. Capturing never raises, whatever the upstream send
 
 No byte of a stream is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished
 event are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
-`event_bytes_max`. What passes without a change is read later, in one go: pieces that come one by one cost a fifth of
-the time so.
+`event_bytes_max`. What passes without a change is kept, and read in larger pieces when somebody asks, or there is too
+much of it: a client waits for nothing that is done with its answer.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from memd.errors import MemdError
 from memd.messages import Message
+from memd.wire.content_codings import BadCoding, TooLarge, Unpacker
 from memd.wire.sideband import MemoryOut, encode_memory_out
-from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser, SseRun
+from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
 STRUCTURE_BYTES = 256
@@ -94,10 +95,6 @@ class Capture:
         """Capture the next event; return whether `memory_out` belongs in it."""
         raise NotImplementedError
 
-    def take_run(self, lines: bytes) -> bool:
-        """Capture the events of an `SseRun` at once; False if that is not possible, and then nothing is captured."""
-        return False
-
     def reply(self, interrupted: bool = False) -> Reply:
         """Return the reply so far; `interrupted` marks one that did not come to its end."""
         raise NotImplementedError
@@ -117,14 +114,10 @@ def error_text(error: Any) -> str | None:
 
 
 _WHITE_SPACE = b" \t"
-_UNREAD_BYTES_MAX = 16 * 1024
-"""As much as the parser reads in one run."""
-_MAY_END = re.compile(
-    rb'_reason"\s*:\s*"|"done"\s*:\s*true|message_stop|\[DONE]|response\.(?:completed|incomplete|failed)'
-)
-"""The events with which replies end, of any API, have one of these."""
-_MAY_END_BYTES_MAX = 64
-"""It is found across parts where it is no longer than this."""
+READ_BYTES = 64 * 1024
+"""Read in one go: a millisecond."""
+UNPACKED_TIMES = 8
+"""A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
 
 
 class EventParser(Protocol):
@@ -133,7 +126,7 @@ class EventParser(Protocol):
     held_from: int
     skipped: int
 
-    def feed(self, data: bytes) -> Sequence[SseEvent | SseRun]:
+    def feed(self, data: bytes) -> Sequence[SseEvent]:
         """Parse the next bytes; return the events that they complete."""
 
 
@@ -147,78 +140,91 @@ class ReplyStream:
         *,
         parser: EventParser | None = None,
         event_bytes_max: int = EVENT_BYTES_MAX,
+        codings: Sequence[str] = (),
+        bytes_max: int = CAPTURE_BYTES_MAX,
+        unread_bytes_max: int = 0,
     ) -> None:
-        """`parser`: by default that of server-sent events, with `event_bytes_max`."""
+        """
+        Args:
+            out: added to the stream, unless it has `codings`.
+            parser: by default that of server-sent events, with `event_bytes_max`.
+            bytes_max: what is packed is read up to `UNPACKED_TIMES` as much.
+            unread_bytes_max: what has passed is not read before there is more of it; 0: as it passes.
+        """
+        self.problem: MemdError | None = None
+        """Why the reply could not be read any further."""
         self._capture = capture
         self._parser = SseParser(event_bytes_max) if parser is None else parser
         self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
-        self._is_passing = out is None
+        self._is_passing = out is None or bool(codings)
+        self._codings, self._unpacked_bytes_max = codings, UNPACKED_TIMES * bytes_max
+        self._unpacker: Unpacker | None = None
         self._unread = bytearray()  # passed already
-        self._latest = b""  # the last bytes that came
-        self.may_be_over = False
-        """Whether a look at `finished`, which has to read what has passed, may find that the reply is."""
+        self._unread_bytes_max = unread_bytes_max
         self._held = bytearray()
         self._held_from = 0  # stream offset of the first held byte
 
     @property
     def finished(self) -> bool:
         """Whether the reply came to its end."""
-        self._read_on()
+        self._read_all()
         return self._capture.finished
 
     @property
     def truncated(self) -> bool:
         """Whether a bound cut the captured reply; then its digest differs from that of the client's echo."""
-        self._read_on()
+        self._read_all()
         return self._capture.truncated or self._parser.skipped > 0
 
     def reply(self, interrupted: bool = False) -> Reply:
         """See `Capture.reply`."""
-        self._read_on()
+        self._read_all()
         return self._capture.reply(interrupted)
 
     def feed(self, part: bytes) -> bytes:
-        """Read the next bytes of the stream; return the bytes to send to the client now."""
-        if not self.may_be_over:
-            self._latest += part
-            self.may_be_over = _MAY_END.search(self._latest) is not None
-            self._latest = self._latest[-_MAY_END_BYTES_MAX:]
-        if self._is_passing:
+        """Take the next bytes of the stream; return the bytes to send to the client now."""
+        if not self._is_passing:
+            self._held += part
+            self._take(part)
+            return self._release()
+        if self.problem is None:
             self._unread += part
-            if len(self._unread) >= _UNREAD_BYTES_MAX:
-                self._read_on()
-            return part
-        self._held += part
-        self._read(part)
-        return self._release()
+            while len(self._unread) > self._unread_bytes_max:
+                self.read()
+        return part
 
     def flush(self) -> bytes:
         """Return the bytes that are still held back; call it when the stream has ended."""
         self._is_passing = True
         return self._release()
 
-    def _read_on(self) -> None:
-        """Read what has passed."""
-        if self._unread:
-            unread, self._unread = bytes(self._unread), bytearray()
-            self._read(unread)
+    def read(self) -> bool:
+        """Read some of what has passed; return whether there is more of it."""
+        part = bytes(self._unread[:READ_BYTES])
+        del self._unread[:READ_BYTES]
+        try:
+            self._unpacker = self._unpacker or Unpacker(self._codings, self._unpacked_bytes_max)
+            for piece in self._unpacker.feed(part):
+                self._take(piece)
+        except (BadCoding, TooLarge) as problem:
+            self.problem = problem
+            self._unread.clear()
+        return bool(self._unread)
 
-    def _read(self, part: bytes) -> None:
-        for item in self._parser.feed(part):
-            if not self._is_passing:
-                for event in item.events():
-                    self._splice_into(event)
-            elif isinstance(item, SseEvent):
-                self._capture.take(item)
-            elif not self._capture.take_run(item.lines):
-                for event in item.events():
-                    self._capture.take(event)
+    def _read_all(self) -> None:
+        while self._unread:
+            self.read()
+
+    def _take(self, part: bytes) -> None:
+        for event in self._parser.feed(part):
+            if self._is_passing:
+                self._capture.take(event)
+            else:
+                self._splice_into(event)
 
     def _splice_into(self, event: SseEvent) -> None:
         """Capture an event, and add `memory_out` before its closing brace if it belongs there."""
         carries_memory_out = self._capture.take(event)
-        if self._is_passing:
-            return
         trimmed = event.data.rstrip(_WHITE_SPACE)
         if carries_memory_out and trimmed.endswith(b"}"):
             position = event.data_end - (len(event.data) - len(trimmed)) - 1 - self._held_from

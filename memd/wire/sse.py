@@ -8,7 +8,6 @@ parser follows the WHATWG rules
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -18,9 +17,6 @@ DONE = b"[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _EVENT, _DATA, _EVENT_END = b"event: ", b"data: ", b"\n\n"
-_OBJECT_BEGIN, _OBJECT_END = _DATA + b"{", b"}" + _EVENT_END
-_RUN_BYTES_MIN = 1024  # smaller parts are read event by event: a run would not pay
-_RUN_BYTES_MAX = 16 * 1024  # a run and the values decoded from it fit the processor's cache
 
 
 class SseEvent(msgspec.Struct, frozen=True, gc=False):
@@ -32,27 +28,6 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
     """The value of its last `event` line, else empty."""
     data_end: int
     """Offset in the stream, in bytes, at which the value of the last `data` line ends."""
-
-    def events(self) -> Iterator[SseEvent]:
-        """This one event."""
-        yield self
-
-
-class SseRun(msgspec.Struct, frozen=True, gc=False):
-    """Consecutive events, each a single `data` line with a JSON object, as most model servers send them; a reader may
-    decode them together."""
-
-    lines: bytes
-    """The data of the events, one per line; each line begins and ends with a brace."""
-    start: int
-    """Offset in the stream, in bytes, at which the first event begins."""
-
-    def events(self) -> Iterator[SseEvent]:
-        """The events one by one."""
-        end = self.start - len(_EVENT_END)
-        for data in self.lines.split(b"\n"):
-            end += len(_EVENT_END) + len(_DATA) + len(data)
-            yield SseEvent(data, b"", end)
 
 
 class SseParser:
@@ -76,18 +51,14 @@ class SseParser:
         self._data_end = 0
         self._name = b""
 
-    def feed(self, data: bytes) -> list[SseEvent | SseRun]:
+    def feed(self, data: bytes) -> list[SseEvent]:
         """Parse the next bytes of the stream, split anywhere; return the events that they complete, in order."""
-        found: list[SseEvent | SseRun] = []
+        found: list[SseEvent] = []
         start, size = 0, len(data)
         is_simple = b"\r" not in data
-        may_be_run = is_simple and size >= _RUN_BYTES_MIN
         while start < size:
             is_amid_event = self._line or self._data or self._name or self._skipping or self._after_cr
             if is_simple and not is_amid_event:
-                while may_be_run:
-                    end = self._read_run(data, start, found)
-                    may_be_run, start = end > start, end
                 start = self._read_simple_events(data, start, found)
             if start < size:
                 end = data.find(_EVENT_END, start)
@@ -97,21 +68,7 @@ class SseParser:
         self._fed += size
         return found
 
-    def _read_run(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
-        """Read the run at `data[start:]`, where an event begins; return its end, or `start` if there is no run."""
-        if not data.startswith(_OBJECT_BEGIN, start):
-            return start
-        end = data.rfind(_OBJECT_END, start, start + min(_RUN_BYTES_MAX, self.event_bytes_max)) + len(_OBJECT_END)
-        if end <= start + len(_OBJECT_END):
-            return start
-        lines = data[start + len(_DATA) : end - len(_EVENT_END)].replace(_OBJECT_END + _OBJECT_BEGIN, b"}\n{")
-        if data.count(b"\n", start, end) != 2 * (lines.count(b"\n") + 1):
-            return start  # there are other lines between the events or within one
-        found.append(SseRun(lines, self._fed + start))
-        self._open_line(self._fed + end)
-        return end
-
-    def _read_simple_events(self, data: bytes, start: int, found: list[SseEvent | SseRun]) -> int:
+    def _read_simple_events(self, data: bytes, start: int, found: list[SseEvent]) -> int:
         """Read events of one `data` line after at most one `event` line, as model servers send them; return the end of
         the last one. `_read_lines` would find the same in three times the time."""
         first = start
@@ -128,7 +85,7 @@ class SseParser:
             self._open_line(self._fed + start)
         return start
 
-    def _read_lines(self, data: bytes, start: int, end: int, found: list[SseEvent | SseRun]) -> None:
+    def _read_lines(self, data: bytes, start: int, end: int, found: list[SseEvent]) -> None:
         """Read `data[start:end]` line by line, whatever it contains."""
         if self._after_cr:
             start += data.startswith(b"\n", start)
