@@ -345,6 +345,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
         reply=redactor.text(receipt.reply),
         calls=tuple(map(redactor.identifier, receipt.calls)),
         question=kept(receipt.question),
+        note=kept(receipt.note),
         step=redactor.text(receipt.step),
         filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
         block=kept(receipt.block),
@@ -361,8 +362,8 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if receipt.topic_id != concern.topic_id:
         return concern.overlap is None and not concern.uuids and concern.topic_id in _topics_shown(receipt)
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
-    texts = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, *corrections)
-    return concern.overlap is None or any(concern.overlap.shared(text) for text in texts if text)
+    own = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, receipt.note)
+    return concern.overlap is None or any(concern.overlap.shared(text) for text in (*own, *corrections) if text)
 
 
 def _topics_shown(receipt: Receipt) -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
@@ -75,10 +75,28 @@ def test_corrections_of_a_request_that_goes_on_without_memory_are_not_lost_silen
     shown = daemon.export()[0]["id"]
     told = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in=update(shown))
     assert told.headers["X-Memory-Status"] == "bad-topic"
-    assert told.headers["X-Memory-Problem"] == "the request went on without memory: bad-topic"
+    assert "'../..' is not a topic name" in told.headers["X-Memory-Problem"]
     assert "memory_out" not in told.json, "the client keeps its corrections for the next request"
     other = daemon.chat([said("It moved.")], memory_in={"topic_id": "Default"} | update(shown))
     assert other.headers["X-Memory-Status"] == "bad-memory-in"
     assert "default" in other.json["memory_out"]["signals"][0]["reason"] and other.headers["X-Memory-Problem"]
     nothing = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in={})
-    assert "memory_out" not in nothing.json and nothing.headers["X-Memory-Problem"] is None
+    assert "memory_out" not in nothing.json and "'../..'" in nothing.headers["X-Memory-Problem"]
+
+
+def test_every_request_that_went_without_memory_is_seen_where_turns_are(daemon: DaemonProcess) -> None:
+    url = f"{daemon.base_url}/v1/chat/completions"
+    told = {
+        "bad-memory-in": daemon.chat([said(QUESTION)], memory_in={"topics": ["lamps"]}),
+        "bad-mode": daemon.chat([said(QUESTION)], {"X-Memory-Mode": "of"}),
+        "bad-topic": daemon.chat([said(QUESTION)], {"X-Memory-Topic": "../.."}),
+        "degraded:unreadable": ask(url, b'{"messages": 5}'),
+    }
+    turns = [answer.headers["X-Memory-Turn"] for answer in told.values()]
+    wait_until(lambda: all(turn in daemon.run("turn").stdout for turn in turns), lambda: repr(daemon))
+    for status, answer in told.items():
+        problem, turn = answer.headers["X-Memory-Problem"], answer.headers["X-Memory-Turn"]
+        assert answer.headers["X-Memory-Status"] == status and problem
+        assert " ".join(problem.split()) in " ".join(daemon.run("turn", turn).stdout.split())
+        assert status.partition(":")[0] in daemon.run("turn").stdout
+        assert f"turn={turn} " in daemon.log.read_text()

@@ -33,7 +33,7 @@ from memd.http import (
 from memd.ingest.topics import Topics
 from memd.principals import Principals
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
-from memd.proxy.reading import Call, Plain, RequestReader, unpacked
+from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import INQUIRY, TurnRunner
@@ -174,11 +174,13 @@ class Router:
         record = record_of(request)
         mode, status = self._reader.mode(request)
         record.note_status(mode, status)
-        if mode == "off" and request.content_length is not None:
+        if mode == "off" and status != BAD_MODE and request.content_length is not None:
             return await self._pass_through(call, take, _headers(record))
         came = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
         if came is None:
             return self._too_large(api, record)
+        if status == BAD_MODE:
+            return await self._turns.without_memory(request, self._reader.unread(call, came, NO_MODE, status))
         if mode == "off":  # with a length: there are servers that read nothing else
             return await self._pass_through(call, take, _headers(record), came)
         record.end_step("read")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Literal
@@ -23,13 +24,14 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.access import forwarding_header, is_from_foreign_page, principal_of
-from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
+from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.http import Take
 from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.upstream.pool import Hints, trail_of
+from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
 from memd.speech import Speech
@@ -105,9 +107,12 @@ Mode = Literal["full", "readonly", "off"]
 MODES: tuple[Mode, ...] = ("full", "readonly", "off")
 
 MODE_HEADER = "X-Memory-Mode"
+NO_MODE = f"{MODE_HEADER} is none of {', '.join(MODES)}"
 TOPIC_HEADER = "X-Memory-Topic"
 SESSION_HEADER = "X-Memory-Session"
 HISTORY_HEADER = "X-Memory-History"
+BAD_MEMORY_IN = "bad-memory-in"
+BAD_MODE = "bad-mode"
 BAD_TOPIC = "bad-topic"
 """The status of a request whose header names a topic that cannot be."""
 READ_AT_ONCE_BYTES = 64 * 1024
@@ -153,12 +158,16 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     """For `X-Memory-Status`."""
     hints: Callable[[], Hints] = partial(Hints, only_computes=True)
     problem: str = ""
-    """Why nothing of its MemoryIn was done, where that asked for something. A client that sees no MemoryOut sends it
-    again."""
-    is_refused: bool = False
-    """Its MemoryIn is malformed: the answer's body says so."""
+    """Why memory had no part in what asked for it. A client that sees no MemoryOut sends its MemoryIn again."""
     streams: bool = False
     """A stream was asked for."""
+    receipt: Receipt | None = None
+    """Of one that memory should have had a part in, without its texts: some may have been erased for good."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its MemoryIn is malformed: the answer's body says so."""
+        return self.status == BAD_MEMORY_IN
 
     @property
     def memory_out(self) -> MemoryOut:
@@ -208,11 +217,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return headers, body
 
     def without_memory(self, status: str, problem: str = "") -> Plain:
-        """The same request, to be forwarded without memory; `problem`: what is wrong with its MemoryIn."""
+        """The same request, to be forwarded without memory; `problem`: what is wrong with it."""
         headers, body = self.sent(self.api.encode(self.request))
-        memory_in, is_refused = self.request.memory_in, bool(problem)
+        memory_in, is_meant = self.request.memory_in, status == "none"
         if not problem and memory_in is not None and (memory_in.corrections or memory_in.notes):
             problem = f"the request went on without memory: {status}"
+        receipt = None if is_meant else _receipt(self, self.who, self.topic_id, status, problem, self.request.model)
         return Plain(
             api=self.api,
             turn_id=self.turn_id,
@@ -223,8 +233,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             status=status,
             hints=partial(_hints, self.request, self.session),
             problem=problem,
-            is_refused=is_refused,
             streams=self.request.stream,
+            receipt=receipt,
         )
 
 
@@ -248,7 +258,7 @@ class RequestReader:
         return self._cache.bytes_held + self._cache.histories.bytes_held
 
     def mode(self, request: web.Request) -> tuple[Mode, str]:
-        """The memory mode that a request asks for, and its status if memory has no part in it.
+        """The memory mode that a request asks for, and its status if memory has no part in it or it cannot be read.
 
         It is `off` where no token protects for a web page from elsewhere and for what a proxy passed on, from anywhere;
         and for a value that is no mode: who mistypes the one that stores nothing must not be stored.
@@ -265,25 +275,29 @@ class RequestReader:
         for mode in MODES:
             if named == mode:
                 return mode, "off" if mode == "off" else "none"
-        problem = f"{MODE_HEADER} is none of {', '.join(MODES)}"
-        log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
-        return "off", "bad-mode"
+        return "off", BAD_MODE
 
-    def unread(self, call: Call, body: bytes, problem: Exception) -> Plain:
-        """A request whose body, as it came, memd cannot read; the log says why."""
-        assert call.api is not None
-        turn_id = record_of(call.client).id
-        fields = {"turn": turn_id, "api": call.api.name, "problem": problem}
-        log.warning("a request goes on without memory: memd cannot read its body", extra=fields)
-        return Plain(
-            api=call.api,
+    def unread(self, call: Call, body: bytes, problem: object, status: str = UNREADABLE_BODY) -> Plain:
+        """A request whose body, as it came, memd cannot read or must not; the log says why."""
+        client, api = call.client, call.api
+        assert api is not None
+        turn_id = record_of(client).id
+        fields = {"turn": turn_id, "problem": problem, "api": api.name}
+        why = ": memd cannot read its body" if status == UNREADABLE_BODY else ""
+        log.warning(f"a request goes on without memory{why}", extra=fields)
+        plain = Plain(
+            api=api,
             turn_id=turn_id,
             target=call.target,
-            headers=forwarded_headers(call.client, self._principals),
+            headers=forwarded_headers(client, self._principals),
             body=body,
             mode=call.mode,
-            status=UNREADABLE_BODY,
+            status=status,
+            problem=str(problem),
         )
+        topic_id = _first_of(client, self._topic_headers) or call.path_topic or DEFAULT_TOPIC_ID
+        receipt = _receipt(plain, principal_of(client), topic_id, status, plain.problem)
+        return msgspec.structs.replace(plain, receipt=receipt)
 
     async def read(self, call: Call, body: bytes, packed: bytes | None = None) -> Asked | Plain:
         """Understand a request that came through an API.
@@ -327,11 +341,12 @@ class RequestReader:
         )
         if problem := request.memory_in_error or _exceeded_limit(request.memory_in):
             log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
-            return asked.without_memory("bad-memory-in", problem)
+            return asked.without_memory(BAD_MEMORY_IN, problem)
         if is_side_request:
             return asked.without_memory("none")
-        if refusal := _bad_topic(asked):
-            return asked.without_memory(refusal)
+        if problem := _bad_topic(asked):
+            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
+            return asked.without_memory(BAD_TOPIC, problem)
         who.check("read", topic_id)
         return asked
 
@@ -411,20 +426,33 @@ def _first_of(client: web.Request, names: list[str]) -> str:
     return next((value for name in names if (value := client.headers.get(name, "").strip())), "")
 
 
-def _bad_topic(asked: Asked) -> str | None:
-    """The status of a request whose header or user names no topic: stored elsewhere, one user's words would be
-    another's."""
-    if asked.topic_from not in ("header", "user"):
+def _receipt(
+    one: Plain | Asked, who: Principal, topic_id: str, status: str, problem: str, model: str = ""
+) -> Receipt | None:
+    """The receipt of a request that goes on without memory; None where `who` has no right to be seen in the topic."""
+    topic_id = topic_id if TOPIC_ID_PATTERN.fullmatch(topic_id) else ""
+    if not who.may("read", topic_id):
         return None
+    return Receipt(
+        turn_id=one.turn_id,
+        at=time.time_ns() // 1000,
+        topic_id=topic_id,
+        api=one.api.path,
+        mode=one.mode,
+        model=model,
+        author=who.author,
+        status=status,
+        note=problem or None,
+    )
+
+
+def _bad_topic(asked: Asked) -> str:
+    """Why the header or the user of a request names no topic: stored elsewhere, one user's words would be another's."""
     try:
-        checked_topic_id(asked.topic_id)
+        checked_topic_id(asked.topic_id if asked.topic_from in ("header", "user") else DEFAULT_TOPIC_ID)
     except BadTopicId as error:
-        log.warning(
-            "a request goes on without memory",
-            extra={"turn": asked.turn_id, "problem": f"{error} ({asked.topic_from})"},
-        )
-        return BAD_TOPIC
-    return None
+        return f"{error} ({asked.topic_from})"
+    return ""
 
 
 CORRECTIONS_MAX = 1_000

@@ -78,7 +78,7 @@ class Rememberer:
         self.is_shared = promise == "shared"
         self._counter = counter
         self._archiver = archiver
-        self._receipts = receipts
+        self.receipts = receipts
         self._tasks = tasks
 
     async def remember(
@@ -97,7 +97,7 @@ class Rememberer:
                 log.exception("a turn has no receipt", extra={"topic": received.topic.id})
                 receipt = None
             # In a task of its own, started first, so that receipts keep the order of turns.
-            kept = None if receipt is None else self._tasks.spawn(self._receipts.keep(receipt), "receipt")
+            kept = None if receipt is None else self._tasks.spawn(self.receipts.keep(receipt), "receipt")
             await self._remember_reply(received, prepared.room, answered)
             if kept is not None:
                 await kept

@@ -26,7 +26,7 @@ from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Prepared, SettledPrompt, forget_blocks, without_blocks
-from memd.proxy.reading import BAD_TOPIC, Asked, Plain
+from memd.proxy.reading import BAD_MEMORY_IN, BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import BROKEN, NO_REPLY, Beginning, ModelRelay, interim_to, read_beginning, read_refusal, relay
 from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
@@ -142,12 +142,18 @@ class TurnRunner:
             headers = headers.copy()
             headers["Accept-Encoding"] = "identity"
         with self._pool.assign(plain.hints) as assignment:
-            async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
-                record_of(client).server = assignment.shown
-                if not plain.is_refused or answer.status != 200:
-                    return await relay(client, answer, extra)
-                telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, wants_stream=plain.streams)
-                return await telling.run(plain.memory_out, extra)
+            status = None
+            try:
+                async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
+                    record_of(client).server, status = assignment.shown, answer.status
+                    if not plain.is_refused or status != 200:
+                        return await relay(client, answer, extra)
+                    telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, wants_stream=plain.streams)
+                    return await telling.run(plain.memory_out, extra)
+            finally:
+                if plain.receipt is not None:
+                    receipt = msgspec.structs.replace(plain.receipt, http_status=status)
+                    self._tasks.spawn(self.steps.rememberer.receipts.keep(receipt), "receipt")
 
     async def prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
         """Make a prompt shorter that was refused; None if nothing more of it may leave."""
@@ -181,9 +187,8 @@ class TurnRunner:
         if asked.topic_from == "path":
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
         log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
-        status = "bad-memory-in" if asked.topic_from == "memory_in" else BAD_TOPIC
-        problem = str(error) if asked.topic_from == "memory_in" else ""
-        return await self.without_memory(client, asked.without_memory(status, problem))
+        status = BAD_MEMORY_IN if asked.topic_from == "memory_in" else BAD_TOPIC
+        return await self.without_memory(client, asked.without_memory(status, str(error)))
 
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
