@@ -171,5 +171,5 @@ async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_
         async with asyncio.timeout(60):
             while not address.exists():  # noqa: ASYNC110  # a file tells nobody
                 await asyncio.sleep(0.01)
-        assert address.read_text() == daemon.addresses.local
+        assert address.read_text() == daemon.local_url
     assert not address.exists()

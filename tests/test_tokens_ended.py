@@ -18,7 +18,7 @@ from test_rights import LAMP, TOKENS, house_in, secret_of, told
 from test_websockets import AGREED, UPGRADE
 
 from memd.admin import reads, status
-from memd.daemon.token_watch import AuthSource, TokenWatch
+from memd.admin.token_watch import AuthSource, TokenWatch
 from memd.errors import MemdError
 from memd.principals import OWNER, Principals, digest_of
 from memd.settings.loading import load_config

@@ -25,13 +25,14 @@ from aiohttp import web
 
 from memd import __version__
 from memd.access import principal_of, source_of
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import ALL_TOPICS, BEFOREHAND, COUNTED, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
 from memd.admin.routing import Route, get
 from memd.errors import BadQuestion, MemdError, StoreError
 from memd.http import refusal_of
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
-from memd.receipts import Receipt, Receipts, receipt_in
+from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
 from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, head_from, read_book
 from memd.store.disk import LocalDisk
@@ -347,26 +348,15 @@ class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
     acts: tuple[AuditedAct, ...]
 
 
-class AuditRoutes:
-    """Who did what."""
-
-    def __init__(self, auditor: Auditor, receipts: Receipts, data_dir: Path, files: LocalDisk, daemon: str) -> None:
-        """`daemon`: this one's name in a cluster; empty: it is alone."""
-        self._daemon = daemon
-        self._auditor = auditor
-        self._receipts = receipts
-        self._data_dir = data_dir
-        self._files = files
-
-    @get("/memd/audit", "admin", act="audit", touches=lambda answer: Extent(count=len(answer.acts)))
-    async def audit(self, query: AuditQuery) -> AuditAnswer:
-        """Who read, wrote, corrected, erased and exported what, and whether the record of it is whole."""
-        head = await self._auditor.written()
-        lines = await self._receipts.lines(OWNER)
-        known = [KnownHead(head, "the running daemon")] if head is not None else []
-        answer = await asyncio.to_thread(audit_of, self._files, self._data_dir, lines, query, known)
-        acts = tuple(msgspec.structs.replace(act, daemon=self._daemon) for act in answer.acts)
-        return msgspec.structs.replace(answer, acts=acts) if self._daemon else answer
+@get("/memd/audit", "admin", act="audit", touches=lambda answer: Extent(count=len(answer.acts)))
+async def audit(parts: DaemonParts, query: AuditQuery) -> AuditAnswer:
+    """Who read, wrote, corrected, erased and exported what, and whether the record of it is whole."""
+    head = await parts.auditor.written()
+    lines = await parts.receipts.lines(OWNER)
+    known = [KnownHead(head, "the running daemon")] if head is not None else []
+    answer = await asyncio.to_thread(audit_of, parts.store.files, parts.config.data_dir, lines, query, known)
+    acts = tuple(msgspec.structs.replace(act, daemon=parts.name) for act in answer.acts)
+    return msgspec.structs.replace(answer, acts=acts) if parts.name else answer
 
 
 def audit_of(

@@ -17,24 +17,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body, DocumentQuery, Extent, TopicBody, TopicsQuery
 from memd.admin.routing import get, post
 from memd.admin.topics import NamedTopics, check_changes
 from memd.documents import GivenDocument, GivenFile
 from memd.entries import Draft, Entry, Section
 from memd.errors import BadQuestion, NotFound
-from memd.ingest.archiver import Archiver
 from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
-from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, chunks_of, known_documents
+from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
 from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
-from memd.ingest.sources.tending import SourceState, SourceTender
+from memd.ingest.sources.tending import SourceState
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import BufferedText
 from memd.principals import Principal
-from memd.speech import Speech
 from memd.store.store import TopicLog
 from memd.wire.lenient_json import decode_or_none
 
@@ -95,73 +94,68 @@ def _written(done: TakenDocument) -> Extent:
     return Extent(count=done.written + done.taken_out)
 
 
-class DocumentRoutes:
-    """Documents: taken, listed, taken out."""
+@get("/memd/documents", "read")
+async def documents(parts: DaemonParts, query: TopicsQuery, who: Principal) -> DocumentList:
+    """The documents that have live chunks."""
+    return DocumentList(tuple(await documents_in(parts.named, query.topic, who)))
 
-    def __init__(self, topics: NamedTopics, taker: DocumentTaker, tender: SourceTender) -> None:
-        self._topics = topics
-        self._taker = taker
-        self._tender = tender
 
-    @get("/memd/documents", "read")
-    async def documents(self, query: TopicsQuery, who: Principal) -> DocumentList:
-        """The documents that have live chunks."""
-        return DocumentList(tuple(await documents_in(self._topics, query.topic, who)))
+@get(
+    "/memd/documents/chunks",
+    "read",
+    act="read",
+    touches=lambda found: Extent((found.topic_id,), tuple(one.uuid for one in found.chunks), len(found.chunks)),
+)
+async def document(parts: DaemonParts, query: DocumentQuery, who: Principal) -> DocumentChunks:
+    """The chunks of a document, in its order."""
+    async with parts.named.held_one(query.topic, who, "read") as topic:
+        found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
+    if not found:
+        raise NotFound(_no_document(query.topic, query.source))
+    some = found[query.skip : query.skip + query.limit]
+    return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
 
-    @get(
-        "/memd/documents/chunks",
-        "read",
-        act="read",
-        touches=lambda found: Extent((found.topic_id,), tuple(one.uuid for one in found.chunks), len(found.chunks)),
-    )
-    async def document(self, query: DocumentQuery, who: Principal) -> DocumentChunks:
-        """The chunks of a document, in its order."""
-        async with self._topics.held_one(query.topic, who, "read") as topic:
-            found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
-        if not found:
-            raise NotFound(_no_document(query.topic, query.source))
-        some = found[query.skip : query.skip + query.limit]
-        return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
 
-    @post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)
-    async def take_document(self, body: DocumentBody, who: Principal) -> TakenDocument:
-        """Remember a document as it is now; of one that was known only what changed is embedded and written. What
-        changes or takes out somebody else's chunks needs the right to correct."""
-        if (body.document is None) == (body.file is None):
-            raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
-        async with self._topics.held_or_new(body.topic_id, who) as topic:
-            document, is_apart = body.document, not who.may("read", body.topic_id)
-            if document is None:
-                assert body.file is not None
-                document = await asyncio.to_thread(_dropped, topic, body.file, who.author if is_apart else None)
+@post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)
+async def take_document(parts: DaemonParts, body: DocumentBody, who: Principal) -> TakenDocument:
+    """Remember a document as it is now; of one that was known only what changed is embedded and written. What
+    changes or takes out somebody else's chunks needs the right to correct."""
+    if (body.document is None) == (body.file is None):
+        raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
+    async with parts.named.held_or_new(body.topic_id, who) as topic:
+        document, is_apart = body.document, not who.may("read", body.topic_id)
+        if document is None:
+            assert body.file is not None
+            document = await asyncio.to_thread(_dropped, topic, body.file, who.author if is_apart else None)
+        check = partial(check_changes, who)
+        return await parts.taker.take(topic, document, who.author, check, is_apart=is_apart)
+
+
+@post("/memd/documents/remove", "write", act="correct", touches=_written)
+async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal) -> TakenDocument:
+    """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
+    who.check("write", body.topic_id)
+    wanted = {source.rstrip("/") for source in body.sources}
+    is_apart = not who.may("read", body.topic_id)
+    if not is_apart and (back := [source for source in wanted if parts.sources.has(body.topic_id, source)]):
+        raise BadQuestion(
+            f"{back[0][:200]} would come back: `sources` of the settings has it; take it out there, or exclude it"
+        )
+
+    def chosen(topic: Topic) -> list[str]:
+        known = [one.source for one in known_documents(topic.log.snapshot())]
+        return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
+
+    async with parts.named.held_one(body.topic_id, who, "write") as topic:
+        sources = await asyncio.to_thread(chosen, topic)
+        gone = 0
+        for start in range(0, len(sources), REMOVED_AT_ONCE):
+            some = sources[start : start + REMOVED_AT_ONCE]
             check = partial(check_changes, who)
-            return await self._taker.take(topic, document, who.author, check, is_apart=is_apart)
-
-    @post("/memd/documents/remove", "write", act="correct", touches=_written)
-    async def remove_documents(self, body: RemovalBody, who: Principal) -> TakenDocument:
-        """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
-        who.check("write", body.topic_id)
-        wanted = {source.rstrip("/") for source in body.sources}
-        is_apart = not who.may("read", body.topic_id)
-        if not is_apart and (back := [source for source in wanted if self._tender.has(body.topic_id, source)]):
-            raise BadQuestion(
-                f"{back[0][:200]} would come back: `sources` of the settings has it; take it out there, or exclude it"
-            )
-
-        def chosen(topic: Topic) -> list[str]:
-            known = [one.source for one in known_documents(topic.log.snapshot())]
-            return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
-
-        async with self._topics.held_one(body.topic_id, who, "write") as topic:
-            sources = await asyncio.to_thread(chosen, topic)
-            gone = 0
-            for start in range(0, len(sources), REMOVED_AT_ONCE):
-                some = sources[start : start + REMOVED_AT_ONCE]
-                check = partial(check_changes, who)
-                gone += (await self._taker.remove(topic, some, who.author, check, is_apart=is_apart)).taken_out
-        if not gone:
-            raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
-        return TakenDocument(0, gone, sources[0])
+            gone += (await parts.taker.remove(topic, some, who.author, check, is_apart=is_apart)).taken_out
+    if not gone:
+        raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
+    return TakenDocument(0, gone, sources[0])
 
 
 def _no_document(topic_id: str, named: str) -> str:
@@ -215,47 +209,42 @@ class SourceList(SourceStates, frozen=True):
     known: tuple[KnownSource, ...] = ()
 
 
-class SourceRoutes:
-    """Sources: how they stand, and looking at them now."""
+@get("/memd/sources", "read")
+async def sources(parts: DaemonParts, query: TopicsQuery, who: Principal) -> SourceList:
+    """The sources of the settings with their state, and all folders and files that documents are kept of."""
+    known = await documents_in(parts.named, query.topic, who)
+    states = tuple(one for one in _readable(parts, who) if not query.topic or one.topic_id in query.topic)
+    return SourceList(states, tuple(_by_source(known)))
 
-    def __init__(self, topics: NamedTopics, tender: SourceTender, daemon: str) -> None:
-        """`daemon`: this one's name in a cluster; empty: it is alone."""
-        self._daemon = daemon
-        self._topics = topics
-        self._tender = tender
 
-    @get("/memd/sources", "read")
-    async def sources(self, query: TopicsQuery, who: Principal) -> SourceList:
-        """The sources of the settings with their state, and all folders and files that documents are kept of."""
-        known = await documents_in(self._topics, query.topic, who)
-        states = tuple(one for one in self._readable(who) if not query.topic or one.topic_id in query.topic)
-        return SourceList(states, tuple(_by_source(known)))
+@get("/memd/index", "read")
+async def looks(parts: DaemonParts, who: Principal) -> SourceStates:
+    """The sources of the settings with their state alone."""
+    return SourceStates(_readable(parts, who))
 
-    @get("/memd/index", "read")
-    async def looks(self, who: Principal) -> SourceStates:
-        """The sources of the settings with their state alone."""
-        return SourceStates(self._readable(who))
 
-    @post(
-        "/memd/index",
-        "admin",
-        act="write",
-        touches=lambda told: Extent(tuple(one.topic_id for one in told.sources), count=len(told.sources)),
-        tool="index_memory",
-    )
-    async def index(self, body: IndexBody) -> SourceStates:
-        """Have the folders that the user's settings name read again now, and say how they stand.
+@post(
+    "/memd/index",
+    "admin",
+    act="write",
+    touches=lambda told: Extent(tuple(one.topic_id for one in told.sources), count=len(told.sources)),
+    tool="index_memory",
+)
+async def index(parts: DaemonParts, body: IndexBody) -> SourceStates:
+    """Have the folders that the user's settings name read again now, and say how they stand.
 
-        They are read in the background; `GET /memd/index` tells how far that is.
-        """
-        self._tender.ask(force=body.force)
-        return SourceStates(tuple(map(self._named, self._tender.states())))
+    They are read in the background; `GET /memd/index` tells how far that is.
+    """
+    parts.sources.ask(force=body.force)
+    return SourceStates(tuple(_named(parts, one) for one in parts.sources.states()))
 
-    def _readable(self, who: Principal) -> tuple[SourceState, ...]:
-        return tuple(self._named(one) for one in self._tender.states() if who.may("read", one.topic_id))
 
-    def _named(self, state: SourceState) -> SourceState:
-        return msgspec.structs.replace(state, daemon=self._daemon)
+def _readable(parts: DaemonParts, who: Principal) -> tuple[SourceState, ...]:
+    return tuple(_named(parts, one) for one in parts.sources.states() if who.may("read", one.topic_id))
+
+
+def _named(parts: DaemonParts, state: SourceState) -> SourceState:
+    return msgspec.structs.replace(state, daemon=parts.name)
 
 
 def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:
@@ -306,85 +295,75 @@ class _MetChunk(msgspec.Struct):
 _met_decoder = msgspec.json.Decoder(_MetChunk)
 
 
-class ImportRoutes:
-    """Imports: parts of conversations, lines of an export."""
+@post(
+    "/memd/import/messages",
+    "write",
+    act="import",
+    touches=lambda done: Extent(count=done.chunks),
+    body_bytes_max=IMPORT_BYTES_MAX,
+)
+async def take_messages(parts: DaemonParts, body: MessagesBody, who: Principal) -> PartTaken:
+    """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
+    is_apart = not who.may("read", body.topic_id)
 
-    def __init__(
-        self, topics: NamedTopics, archiver: Archiver, speech: Speech, observe_canonical_id: Callable[[int], None]
-    ) -> None:
-        """`observe_canonical_id`: see `Store.observe_canonical_id`."""
-        self._topics = topics
-        self._archiver = archiver
-        self._speech = speech
-        self._observe_canonical_id = observe_canonical_id
+    def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+        return part_drafts(log, body.part, drafter, parts.speech, who.author, is_apart=is_apart)
 
-    @post(
-        "/memd/import/messages",
-        "write",
-        act="import",
-        touches=lambda done: Extent(count=done.chunks),
-        body_bytes_max=IMPORT_BYTES_MAX,
-    )
-    async def take_messages(self, body: MessagesBody, who: Principal) -> PartTaken:
-        """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
-        is_apart = not who.may("read", body.topic_id)
+    made = await _appended(parts, body.topic_id, who, drafts)
+    digests = tuple(digest.hex() for digest in made.digests)
+    return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
 
-        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
-            return part_drafts(log, body.part, drafter, self._speech, who.author, is_apart=is_apart)
 
-        made = await self._appended(body.topic_id, who, drafts)
-        digests = tuple(digest.hex() for digest in made.digests)
-        return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+@post(
+    "/memd/import/entries",
+    "write",
+    act="import",
+    touches=lambda done: Extent(count=done.appended),
+    body_bytes_max=IMPORT_BYTES_MAX,
+)
+async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) -> LinesTaken:
+    """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
+    has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
+    signed_by = None if who.may("admin", body.topic_id) else who.author
 
-    @post(
-        "/memd/import/entries",
-        "write",
-        act="import",
-        touches=lambda done: Extent(count=done.appended),
-        body_bytes_max=IMPORT_BYTES_MAX,
-    )
-    async def take_entries(self, body: EntriesBody, who: Principal) -> LinesTaken:
-        """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
-        has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
-        signed_by = None if who.may("admin", body.topic_id) else who.author
+    def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+        try:
+            made = line_drafts(log, body.lines, drafter, signed_by)
+        except ValueError as error:
+            raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
+        ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
+        if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
+            raise BadQuestion(AHEAD)
+        own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
+        check_changes(who, log, made.drafts, own)
+        for origin_id in ids:
+            parts.store.observe_canonical_id(origin_id)
+        return made
 
-        def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
-            try:
-                made = line_drafts(log, body.lines, drafter, signed_by)
-            except ValueError as error:
-                raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
-            ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
-            if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
-                raise BadQuestion(AHEAD)
-            own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
-            check_changes(who, log, made.drafts, own)
-            for origin_id in ids:
-                self._observe_canonical_id(origin_id)
-            return made
+    made = await _appended(parts, body.topic_id, who, drafts, body.lines)
+    return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
 
-        made = await self._appended(body.topic_id, who, drafts, body.lines)
-        return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
 
-    async def _appended(
-        self,
-        topic_id: str,
-        who: Principal,
-        make: Callable[[TopicLog, Drafter], Drafts],
-        lines: Sequence[GivenLine] = (),
-    ) -> Drafts:
-        """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
-        made: list[Drafts] = []
+async def _appended(
+    parts: DaemonParts,
+    topic_id: str,
+    who: Principal,
+    make: Callable[[TopicLog, Drafter], Drafts],
+    lines: Sequence[GivenLine] = (),
+) -> Drafts:
+    """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
+    made: list[Drafts] = []
 
-        async with self._topics.held_or_new(topic_id, who) as topic:
-            named = await asyncio.to_thread(_named_pending, topic.unstored(), lines)
-            await self._archiver.store_named(topic, named)  # so that it is known whose it is
+    async with parts.named.held_or_new(topic_id, who) as topic:
+        named = await asyncio.to_thread(_named_pending, topic.unstored(), lines)
+        await parts.archiver.store_named(topic, named)  # so that it is known whose it is
 
-            def drafts(drafter: Drafter) -> list[Draft]:
-                made.append(make(topic.log, drafter))
-                return made[-1].drafts
+        def drafts(drafter: Drafter) -> list[Draft]:
+            made.append(make(topic.log, drafter))
+            return made[-1].drafts
 
-            await self._archiver.append_drafts(topic, drafts)
-        return made[-1]
+        await parts.archiver.append_drafts(topic, drafts)
+    return made[-1]
 
 
 def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:

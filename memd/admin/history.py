@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import ConversationsQuery, Extent, TranscriptQuery, chunks_in
 from memd.admin.routing import get
-from memd.admin.topics import NamedTopics
 from memd.entries import Entry, Erased, Status, digits_of_id
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.principals import Principal
@@ -31,7 +31,7 @@ from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
 from memd.recall.explained import INJECTED, origin_fields
 from memd.recall.instructions import instructing_chunk
-from memd.receipts import Receipt, Receipts
+from memd.receipts import Receipt
 from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
@@ -175,7 +175,7 @@ def chunks_page(
     return LogPage(events=tuple(events), next=None)
 
 
-def transcript(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limit: int) -> Transcript:
+def read_in_order(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limit: int) -> Transcript:
     """Return the live chunks of a choice in the order in which they were said, without the first `skip`."""
     parts = []
     for number, snapshot in enumerate(snapshots):
@@ -542,49 +542,46 @@ class _Strand(msgspec.Struct):
 _turn_decoder = msgspec.json.Decoder(_Turn)
 
 
-class ConversationRoutes:
-    """Conversations, to be read."""
+@get(
+    "/memd/conversations",
+    "read",
+    act="read",
+    touches=lambda page: Extent(tuple(one.topic_id for one in page.conversations), count=len(page.conversations)),
+)
+async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Principal) -> ConversationsPage:
+    """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
+    ones from the log."""
+    lines = await parts.receipts.lines(who)
+    return await parts.named.read(query.topic, who, lambda found: _conversations_page(lines, found, query))
 
-    def __init__(self, topics: NamedTopics, receipts: Receipts) -> None:
-        self._topics = topics
-        self._receipts = receipts
 
-    @get(
-        "/memd/conversations",
-        "read",
-        act="read",
-        touches=lambda page: Extent(tuple(one.topic_id for one in page.conversations), count=len(page.conversations)),
-    )
-    async def conversations(self, query: ConversationsQuery, who: Principal) -> ConversationsPage:
-        """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
-        ones from the log."""
-        lines = await self._receipts.lines(who)
-        return await self._topics.read(query.topic, who, lambda found: _conversations_page(lines, found, query))
+@get(
+    "/memd/conversations/{id}",
+    "read",
+    act="read",
+    touches=lambda told: Extent((told.topic_id,), count=len(told.turns)),
+)
+async def conversation(
+    parts: DaemonParts, conversation_id: str, query: ConversationsQuery, who: Principal
+) -> ConversationTurns:
+    """One conversation from its beginning, with what the model was shown and said in each turn."""
+    for name in query.topic:
+        who.check("read", name)
+    lines = await parts.receipts.lines(who)
+    return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
-    @get(
-        "/memd/conversations/{id}",
-        "read",
-        act="read",
-        touches=lambda told: Extent((told.topic_id,), count=len(told.turns)),
-    )
-    async def conversation(self, conversation_id: str, query: ConversationsQuery, who: Principal) -> ConversationTurns:
-        """One conversation from its beginning, with what the model was shown and said in each turn."""
-        for name in query.topic:
-            who.check("read", name)
-        lines = await self._receipts.lines(who)
-        return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
 
-    @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
-    async def transcript(self, query: TranscriptQuery, who: Principal) -> Transcript:
-        """The live chunks of a choice in the order in which they were said, oldest first."""
-        if query.contains or query.author:  # would read all of them, for every page
-            raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
+@get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
+async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal) -> Transcript:
+    """The live chunks of a choice in the order in which they were said, oldest first."""
+    if query.contains or query.author:  # would read all of them, for every page
+        raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
 
-        def read(snapshots: list[Snapshot]) -> Transcript:
-            whole = transcript(snapshots, query.wanted, query.skip, query.limit)
-            return Transcript(tuple(told(one, snapshots, who) for one in whole.chunks), whole.of)
+    def read(snapshots: list[Snapshot]) -> Transcript:
+        whole = read_in_order(snapshots, query.wanted, query.skip, query.limit)
+        return Transcript(tuple(told(one, snapshots, who) for one in whole.chunks), whole.of)
 
-        return await self._topics.read(query.topic, who, read)
+    return await parts.named.read(query.topic, who, read)
 
 
 def _conversations_page(

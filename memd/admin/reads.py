@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +17,7 @@ from aiohttp import web
 from memd.access import is_let_in_still
 from memd.admin import history
 from memd.admin.history import named
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import (
     COUNTED,
     ChunksQuery,
@@ -33,17 +33,16 @@ from memd.admin.queries import (
     chunks_in,
 )
 from memd.admin.routing import get
-from memd.admin.topics import NamedTopics
 from memd.errors import BadQuestion
 from memd.principals import Principal
 from memd.recall.columns import Searchable
-from memd.recall.digest import Period, Said, digest
+from memd.recall.digest import Period, Said
+from memd.recall.digest import digest as digest_of
 from memd.recall.explained import SearchAnswer, search_answer
-from memd.recall.related import Related, related
-from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.receipts import Receipts
+from memd.recall.related import Related
+from memd.recall.related import related as related_to
+from memd.recall.retrieve import Filters
 from memd.store.choice import chosen, live_ids
-from memd.store.disk import LocalDisk
 from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
 from memd.store.pending import UnstoredText
 from memd.store.store import Snapshot, TopicLog
@@ -67,130 +66,115 @@ class SaidDays(msgspec.Struct, frozen=True):
     days: tuple[history.SaidDay, ...]
 
 
-class SearchRoutes:
-    """Recall for people and programs."""
+@get(
+    "/memd/search",
+    "read",
+    act="search",
+    touches=lambda answer: chunks_in(answer.chunks),
+    tool="search_memory",
+)
+async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> SearchAnswer:
+    """Search what was said, noted or read before, by meaning and words: the best pieces with ids, times, sources.
 
-    def __init__(self, topics: NamedTopics, retriever: Retriever, budget: Callable[[], Awaitable[Budget]]) -> None:
-        """`budget` returns the budget that a prompt to the present model would get."""
-        self._topics = topics
-        self._retriever = retriever
-        self._budget = budget
+    They are the chunks that the question would get, and why.
+    """
+    async with parts.named.held(query.topic, who) as found:
+        logs: Sequence[Searchable] = [topic.log for topic in found]
+        if query.as_of is not None:
+            logs = await parts.retriever.as_of([topic.log for topic in found], query.as_of)
+        filters = Filters(everything=True, wanted=query.wanted, asked_at=query.as_of)
+        retrieved = await parts.retriever.retrieve(query.q, logs, await parts.budget(), filters)
+    return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
 
-    @get(
-        "/memd/search",
-        "read",
-        act="search",
-        touches=lambda answer: chunks_in(answer.chunks),
-        tool="search_memory",
+
+@get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
+async def log_page(parts: DaemonParts, query: LogQuery, who: Principal) -> history.LogPage:
+    """The latest entries of the log."""
+    return await _page(
+        parts, query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
     )
-    async def search(self, query: SearchQuery, who: Principal) -> SearchAnswer:
-        """Search what was said, noted or read before, by meaning and words: the best pieces with ids, times, sources.
-
-        They are the chunks that the question would get, and why.
-        """
-        async with self._topics.held(query.topic, who) as found:
-            logs: Sequence[Searchable] = [topic.log for topic in found]
-            if query.as_of is not None:
-                logs = await self._retriever.as_of([topic.log for topic in found], query.as_of)
-            filters = Filters(everything=True, wanted=query.wanted, asked_at=query.as_of)
-            retrieved = await self._retriever.retrieve(query.q, logs, await self._budget(), filters)
-        return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
 
 
-class LogRoutes:
-    """The log, by entry and by chunk."""
+@get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
+async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> ChunksPage:
+    """The present state of chunks."""
 
-    def __init__(self, topics: NamedTopics, receipts: Receipts, data_dir: Path, files: LocalDisk) -> None:
-        self._topics = topics
-        self._receipts = receipts
-        self._data_dir = data_dir
-        self._files = files
-
-    @get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
-    async def log_page(self, query: LogQuery, who: Principal) -> history.LogPage:
-        """The latest entries of the log."""
-        return await self._page(
-            query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
+    def read(snapshots: list[Snapshot]) -> history.LogPage:
+        return history.chunks_page(
+            snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
         )
 
-    @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
-    async def chunks(self, query: ChunksQuery, who: Principal) -> ChunksPage:
-        """The present state of chunks."""
+    page = await _page(parts, query, who, read)
+    return ChunksPage(page.events, page.next)
 
-        def read(snapshots: list[Snapshot]) -> history.LogPage:
-            return history.chunks_page(
-                snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
-            )
 
-        page = await self._page(query, who, read)
-        return ChunksPage(page.events, page.next)
+@get("/memd/days", "read")
+async def days(parts: DaemonParts, query: FilterQuery, who: Principal) -> SaidDays:
+    """How many chunks were said on which day, of this machine's time zone."""
+    return SaidDays(await parts.named.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
-    @get("/memd/days", "read")
-    async def days(self, query: FilterQuery, who: Principal) -> SaidDays:
-        """How many chunks were said on which day, of this machine's time zone."""
-        return SaidDays(await self._topics.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
-    @get(
-        "/memd/chunks/{id}",
-        "read",
-        act="read",
-        touches=lambda story: chunks_in(story.versions),
-        tool="read_memory",
+@get(
+    "/memd/chunks/{id}",
+    "read",
+    act="read",
+    touches=lambda story: chunks_in(story.versions),
+    tool="read_memory",
+)
+async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
+    """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
+
+    Also one that is not in the log yet.
+    """
+    async with parts.named.held(query.topic, who) as found:
+        topics = [(topic.log, topic.unstored()) for topic in found]
+
+        def told() -> history.ChunkStory:
+            story = history.story(*history.named(topics, chunk_id))
+            return history.told_story(story, [log.snapshot() for log, _ in topics], who)
+
+        story = await asyncio.to_thread(told)
+    turns = await parts.receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
+    return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
+
+
+@get("/memd/export", "read", act="export", streams="application/jsonl")
+async def export(parts: DaemonParts, query: ExportQuery, request: web.Request, who: Principal) -> web.StreamResponse:
+    """The log as JSON Lines, as `memd export` writes it."""
+    if query.topic is not None:
+        async with parts.named.held([query.topic], who):
+            pass  # it exists, which is all that matters: the export reads the files
+    lines = export_log(
+        parts.config.data_dir,
+        parts.store.files,
+        topic_id=query.topic,
+        live_only=query.live,
+        is_wanted=lambda topic_id: who.may("read", topic_id),
+        tells_others=who.may_everywhere("read"),
     )
-    async def chunk(self, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
-        """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
+    response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    while part := await asyncio.to_thread(lambda: b"".join(_encoded(lines))):
+        if not is_let_in_still(request):
+            if request.transport is not None:
+                request.transport.abort()  # so that nobody takes it for the whole
+            return response
+        await response.write(part)
+        request[COUNTED] = request.get(COUNTED, 0) + part.count(b"\n")
+    await response.write_eof()
+    return response
 
-        Also one that is not in the log yet.
-        """
-        async with self._topics.held(query.topic, who) as found:
-            topics = [(topic.log, topic.unstored()) for topic in found]
 
-            def told() -> history.ChunkStory:
-                story = history.story(*history.named(topics, chunk_id))
-                return history.told_story(story, [log.snapshot() for log, _ in topics], who)
+async def _page(
+    parts: DaemonParts, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], history.LogPage]
+) -> history.LogPage:
+    """Read a page of events, and leave out of it what `who` may not know."""
 
-            story = await asyncio.to_thread(told)
-        turns = await self._receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
-        return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
+    def told(snapshots: list[Snapshot]) -> history.LogPage:
+        page = read(snapshots)
+        return history.LogPage(events=tuple(history.told(one, snapshots, who) for one in page.events), next=page.next)
 
-    @get("/memd/export", "read", act="export", streams="application/jsonl")
-    async def export(self, query: ExportQuery, request: web.Request, who: Principal) -> web.StreamResponse:
-        """The log as JSON Lines, as `memd export` writes it."""
-        if query.topic is not None:
-            async with self._topics.held([query.topic], who):
-                pass  # it exists, which is all that matters: the export reads the files
-        lines = export_log(
-            self._data_dir,
-            self._files,
-            topic_id=query.topic,
-            live_only=query.live,
-            is_wanted=lambda topic_id: who.may("read", topic_id),
-            tells_others=who.may_everywhere("read"),
-        )
-        response = web.StreamResponse(headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        while part := await asyncio.to_thread(lambda: b"".join(_encoded(lines))):
-            if not is_let_in_still(request):
-                if request.transport is not None:
-                    request.transport.abort()  # so that nobody takes it for the whole
-                return response
-            await response.write(part)
-            request[COUNTED] = request.get(COUNTED, 0) + part.count(b"\n")
-        await response.write_eof()
-        return response
-
-    async def _page(
-        self, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], history.LogPage]
-    ) -> history.LogPage:
-        """Read a page of events, and leave out of it what `who` may not know."""
-
-        def told(snapshots: list[Snapshot]) -> history.LogPage:
-            page = read(snapshots)
-            return history.LogPage(
-                events=tuple(history.told(one, snapshots, who) for one in page.events), next=page.next
-            )
-
-        return await self._topics.read(query.topic, who, told)
+    return await parts.named.read(query.topic, who, told)
 
 
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:
@@ -246,28 +230,24 @@ class Entities(msgspec.Struct, frozen=True):
     """How many there are, with those beyond `limit`."""
 
 
-class ViewRoutes:
-    """Views of what is stored."""
+@get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
+async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Digest:
+    """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
+    return await parts.named.read(query.topic, who, lambda found: _digest_of(found, query))
 
-    def __init__(self, topics: NamedTopics) -> None:
-        self._topics = topics
 
-    @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
-    async def digest(self, query: DigestQuery, who: Principal) -> Digest:
-        """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
-        return await self._topics.read(query.topic, who, lambda found: _digest_of(found, query))
+@get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
+async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
+    """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
+    async with parts.named.held(query.topic, who) as found:
+        topics = [(topic.log, topic.unstored()) for topic in found]
+        return await asyncio.to_thread(_related, topics, chunk_id, query.limit)
 
-    @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
-    async def related(self, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
-        """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
-        async with self._topics.held(query.topic, who) as found:
-            topics = [(topic.log, topic.unstored()) for topic in found]
-            return await asyncio.to_thread(_related, topics, chunk_id, query.limit)
 
-    @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
-    async def entities(self, query: EntitiesQuery, who: Principal) -> Entities:
-        """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
-        return await self._topics.read(query.topic, who, lambda found: _entities(found, query))
+@get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
+async def entities(parts: DaemonParts, query: EntitiesQuery, who: Principal) -> Entities:
+    """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
+    return await parts.named.read(query.topic, who, lambda found: _entities(found, query))
 
 
 def _digest_of(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
@@ -278,7 +258,7 @@ def _digest_of(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
     for snapshot, ids in chosen_ids:
         entries = snapshot.read_many(snapshot.live_places(ids).values()).values()
         said += [Said(snapshot.topic_id, entry) for entry in entries if query.wanted.admits_entry(entry)]
-    by, periods = digest(said, query.by, query.sentences)
+    by, periods = digest_of(said, query.by, query.sentences)
     return Digest(by, tuple(periods))
 
 
@@ -290,7 +270,7 @@ def _related(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str, lim
     entry = snapshot.find(uuid)
     if entry is None or entry.uuid not in {snapshot.read(place).uuid for place in _live(snapshot, uuid)}:
         raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; `memd show {chunk_id}` tells by which")
-    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related(snapshots, snapshot, entry, limit)))
+    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related_to(snapshots, snapshot, entry, limit)))
 
 
 def _live(snapshot: Snapshot, uuid: bytes) -> list[tuple[int, int]]:

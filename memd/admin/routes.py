@@ -8,7 +8,7 @@ handler runs; unknown members are refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -16,59 +16,33 @@ import msgspec
 from aiohttp import web
 
 from memd.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
-from memd.admin import page
-from memd.admin.auditing import Auditor, AuditRoutes, audited
-from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
-from memd.admin.history import ConversationRoutes
-from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
+from memd.admin import auditing, documents, history, page, reads, status, tokens, turns, usage, writes
+from memd.admin.auditing import audited
+from memd.admin.oauth import endpoint
+from memd.admin.oauth.endpoint import OAuthEndpoint
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import FORBIDDEN, Extent, NoQuery, decode_query
-from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
-from memd.admin.routing import Route, document, get, routes_of
-from memd.admin.status import LiveRoutes, StatusRoutes, TopicRoutes
-from memd.admin.tokens import PROOF, ProofRoutes, TokenRoutes
-from memd.admin.turns import TurnRoutes
-from memd.admin.usage import FigureRoutes, UsageRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
+from memd.admin.routing import Route, document, get, route_of, routes_of
+from memd.admin.tokens import PROOF
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.http import error_response, prove, read_body, refusal_of
-from memd.principals import OWNER, Principals
-from memd.settings.model import Config
+from memd.principals import OWNER
 from memd.telemetry.request_log import CLIENT_GONE
 
 HEALTH = "/memd/health"
 MCP = "/mcp"
-Handler = Callable[..., Awaitable[Any]]
 
 
-class DescriptionRoutes:
-    """The description of the routes, for programs."""
-
-    @get("/memd/openapi.json", "any")
-    async def openapi(self) -> dict[str, Any]:
-        """This description."""
-        return document(ROUTES)
+@get("/memd/openapi.json", "any")
+async def openapi(parts: DaemonParts) -> dict[str, Any]:
+    """This description."""
+    return document(ROUTES)
 
 
-GROUPS: tuple[type, ...] = (
-    *(
-        StatusRoutes,
-        TopicRoutes,
-        SearchRoutes,
-        LogRoutes,
-        ViewRoutes,
-        TurnRoutes,
-        ConversationRoutes,
-        UsageRoutes,
-        AuditRoutes,
-        FigureRoutes,
-        LiveRoutes,
-    ),
-    *(NoteRoutes, DocumentRoutes, SourceRoutes, ImportRoutes, CorrectionRoutes, BackupRoutes, ErasingRoutes),
-    *(TokenRoutes, GrantRoutes, ProofRoutes),
-    DescriptionRoutes,
-)
-ROUTES = tuple(route for group in GROUPS for route in routes_of(group))
+MODULES = (status, reads, turns, history, usage, auditing, writes, documents, tokens, endpoint)
+"""Those that have operations."""
+ROUTES = (*(route for module in MODULES for route in routes_of(module)), route_of(openapi))
 TOOLS = {route.tool: route for route in ROUTES if route.tool}
 """The operations that a model may use over MCP, by the names of their tools."""
 
@@ -78,41 +52,28 @@ class OwnRoutes:
 
     def __init__(
         self,
-        config: Config,
-        model_url: str,
-        own_url: str,
-        principals: Principals,
+        parts: DaemonParts,
         wrong_tokens: WrongTokens,
-        auditor: Auditor,
-        groups: Iterable[object],
         oauth: OAuthEndpoint,
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> None:
         """
         Args:
-            mcp: answers what programs that speak MCP ask.
-            oauth: answers them where they ask for a token of their own.
-            principals: who may use memd.
-            wrong_tokens: refuses requests without one of their tokens.
-            model_url, own_url: the two addresses, without a path.
-            groups: an object of each class of `GROUPS`; `DescriptionRoutes` is added here.
+            wrong_tokens: refuses requests without a token that is known.
+            oauth: answers programs that speak MCP where they ask for a token of their own.
+            mcp: answers what they ask.
         """
-        self._config = config
-        self._principals = principals
+        self._parts = parts
+        self._principals = parts.principals
         self._wrong_tokens = wrong_tokens
-        self._auditor = auditor
-        self._model_url = model_url
-        self._own_url = own_url
         self._oauth = oauth
         self._mcp = mcp
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
-        self._handlers: dict[web.AbstractRoute, tuple[Route, Handler]] = {}
-        for group in (*groups, DescriptionRoutes()):
-            for route in routes_of(type(group)):
-                handler = getattr(group, route.name)
-                for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
-                    self._handlers[self._router.add_route(method, route.path, handler)] = (route, handler)
+        self._routes: dict[web.AbstractRoute, Route] = {}
+        for route in ROUTES:
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                self._routes[self._router.add_route(method, route.path, route.handler)] = route
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request at memd's own address."""
@@ -141,13 +102,13 @@ class OwnRoutes:
         if page.is_page(request):
             return page.page(request)
         if request.path != MCP and not request.path.startswith(page.PREFIX):
-            message = f"memd: there is no {request.path} at memd's own address; models are at {self._model_url}/v1"
+            message = f"memd: there is no {request.path} at memd's own address; models are at {self._parts.base_url}/v1"
             return error_response(404, message, "not_found")
         if request.path != MCP:
             return await self._answer_route(request)
         answer = await self._mcp(request)
         if answer.status == FORBIDDEN:
-            self._auditor.note_refused(request, f"{request.method} {request.path}")
+            self._parts.auditor.note_refused(request, f"{request.method} {request.path}")
         return answer
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
@@ -158,14 +119,14 @@ class OwnRoutes:
         """
         if target.partition("?")[0] in (HEALTH, PROOF):
             return await self.answer(request)
-        return self._refusal(request) or _led(same_host(request, self._own_url) + target)
+        return self._refusal(request) or _led(same_host(request, self._parts.own_url) + target)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Refuse requests of other machines and of other pages; None for any other."""
         if self._principals.is_open and (header := forwarding_header(request)):
             message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
             return error_response(403, message, "forbidden")
-        if self._principals.is_open and not is_own(request, self._config.listen.host):
+        if self._principals.is_open and not is_own(request, self._parts.config.listen.host):
             message = (
                 "memd: this path is only for programs on this machine that call it by its address or localhost; set "
                 "auth.token before others can reach memd"
@@ -202,13 +163,13 @@ class OwnRoutes:
 
     async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
         """Call the handler of a matched route with what its signature asks for."""
-        route, handler = self._handlers[matched.route]
+        route = self._routes[matched.route]
         who = OWNER if route.right == "open" else principal_of(request)
         if route.right != "open" and route.right != "any":
             try:
                 (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
             except Forbidden:
-                self._auditor.note_refused(request, f"{route.method} {route.path}")
+                self._parts.auditor.note_refused(request, f"{route.method} {route.path}")
                 raise
         query = decode_query(request.query, route.query)
         arguments: dict[str, Any] = {"query": query} if route.query is not NoQuery else {}
@@ -218,12 +179,14 @@ class OwnRoutes:
             arguments["request"] = request
         if route.body is not None:
             arguments["body"] = await self._decoded_body(request, route.body, route.body_bytes_max)
-        parts = tuple(matched.values())
-        asked = Extent(ids=parts).and_of((arguments["body"] if route.body is not None else query).extent)
-        return await audited(self._auditor, request, route, asked, partial(handler, *parts, **arguments))
+        named = tuple(matched.values())
+        asked = Extent(ids=named).and_of((arguments["body"] if route.body is not None else query).extent)
+        return await audited(
+            self._parts.auditor, request, route, asked, partial(route.handler, self._parts, *named, **arguments)
+        )
 
     async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:
-        body = await read_body(request, bytes_max, self._config.limits.idle_seconds)
+        body = await read_body(request, bytes_max, self._parts.config.limits.idle_seconds)
         if body is None:
             raise BadQuestion(f"the body is larger than {bytes_max:,} bytes")
         try:

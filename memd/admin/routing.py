@@ -1,11 +1,12 @@
-"""Declaring an operation beside its handler: `@get("/memd/turns/{id}", "read", act="read")` on a method.
+"""Declaring an operation beside its handler: `@get("/memd/turns/{id}", "read", act="read")` on a function.
 
 Rule: everything that is said about an operation is said here, and every surface reads it: the route and the right that
 it needs, the audit's act, the OpenAPI document, the command's options and the tool of MCP. The rest is read from the
-handler's signature: `query` is the struct of its parameters, `body` that of its JSON body, `request` the request
-itself, `who` the principal that asks, any other argument a part of the path. A handler that takes `who` asks for the
-right topic by topic; for any other the principal needs it in every topic. A handler returns what is sent as JSON, or a
-whole response, or raises a `MemdError`. `docs/openapi.json` is the `document` of all; a test holds the two together.
+function's signature: `parts` are those of the daemon, `query` is the struct of its parameters, `body` that of its JSON
+body, `request` the request itself, `who` the principal that asks, any other argument a part of the path. A function
+that takes `who` asks for the right topic by topic; for any other the principal needs it in every topic. It returns what
+is sent as JSON, or a whole response, or raises a `MemdError`. `docs/openapi.json` is the `document` of all; a test
+holds the two together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -56,6 +58,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = ""
     """Its name over MCP; empty: it is no tool."""
     body_bytes_max: int = 4 << 20
+    handler: Callable[..., Awaitable[Any]]
     name: str
     """The handler's."""
     summary: str
@@ -88,9 +91,10 @@ def _declare(**columns: Any) -> Callable[[Handler], Handler]:
     return declare
 
 
-def routes_of(group: type) -> Iterator[Route]:
-    """Yield the operations that the methods of a class declare, in order."""
-    return (route_of(handler) for handler in vars(group).values() if _DECLARED in getattr(handler, "__dict__", {}))
+def routes_of(module: ModuleType) -> Iterator[Route]:
+    """Yield the operations that the functions of a module declare, in order."""
+    own = (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__)
+    return (route_of(handler) for handler in own if _DECLARED in getattr(handler, "__dict__", {}))
 
 
 def route_of(handler: Callable[..., Any]) -> Route:
@@ -99,6 +103,7 @@ def route_of(handler: Callable[..., Any]) -> Route:
     summary, _, details = (inspect.getdoc(handler) or "").partition("\n\n")
     return Route(
         **vars(handler)[_DECLARED],
+        handler=handler,
         name=handler.__name__,
         summary=summary.replace("\n", " "),
         details=details.replace("\n", " "),

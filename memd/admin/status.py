@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,23 +17,20 @@ from aiohttp import web
 
 from memd import __version__
 from memd.access import is_let_in_still
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import Extent, TopicQuery
 from memd.admin.routing import get
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
-from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
-from memd.settings.model import Config
-from memd.store.bucket.writing import BackupHealth, BucketTender
-from memd.store.disk import LocalDisk
+from memd.store.bucket.writing import BackupHealth
 from memd.store.disk_trouble import DiskTrouble, Trouble
+from memd.store.shared.seam import SharedLog
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
-from memd.telemetry.events import Events
-from memd.telemetry.tasks import Tasks
 
 RETRY_SECONDS = 60
 PING_SECONDS = 15.0
@@ -165,171 +161,120 @@ class BufferedConversations(msgspec.Struct, frozen=True):
     conversations: list[BufferedConversation]
 
 
-class StatusRoutes:
-    """DaemonHealth and memory of the daemon."""
-
-    def __init__(
-        self,
-        config: Config,
-        topics: Topics,
-        upstreams: Callable[[], list[UpstreamHealth]],
-        redactor: Redactor,
-        tasks: Tasks,
-        cache_bytes: Callable[[], int],
-        embedding_backlog: Callable[[], int],
-        backup: BucketTender | None,
-        cluster: Callable[[], ClusterHealth | None],
-        *,
-        model_url: str,
-        own_url: str,
-    ) -> None:
-        """
-        Args:
-            upstreams: returns the model servers as they are seen now, in the order of the settings.
-            cache_bytes: returns the size of all caches.
-            model_url, own_url: the two addresses, without a path.
-        """
-        self._model_url = model_url
-        self._own_url = own_url
-        self._config = config
-        self._topics = topics
-        self._upstreams = upstreams
-        self._redactor = redactor
-        self._tasks = tasks
-        self._cache_bytes = cache_bytes
-        self._embedding_backlog = embedding_backlog
-        self._backup = backup
-        self._cluster = cluster
-
-    @get("/memd/health", "any")
-    async def health(self, who: Principal) -> DaemonHealth:
-        """Whether the daemon runs, on which folder, and whether the model server answers."""
-        data_dir = str(self._config.data_dir.resolve())
-        topics, sees_all = _visible(self._topics, who), who.may_everywhere("read")
-        troubles = troubles_of(self._topics.disk.trouble, topics, self._cluster(), sees_all=sees_all)
-        backup = self._backup.health if self._backup is not None and sees_all else None
-        upstreams = self._upstreams()
-        return DaemonHealth(
-            status="ok",
-            version=__version__,
-            data_dir=data_dir,
-            topics=len(topics),
-            memory="degraded" if troubles else "ok",
-            trouble=str(troubles[0]) if troubles else None,
-            troubles=[*troubles, *backup_trouble(backup)],
-            upstream=next((one for one in upstreams if one.reachable), upstreams[0]),
-            upstreams=upstreams,
-            model_url=self._model_url,
-            own_url=self._own_url,
-        )
-
-    @get("/memd/stats", "read")
-    async def stats(self, who: Principal) -> DaemonStats:
-        """Memory use of the open topics."""
-        visible, is_all = _visible(self._topics, who), who.may_everywhere("read")
-        topics = {topic.id: topic.log.stats() for topic in visible}
-        return DaemonStats(
-            data_dir=str(self._config.data_dir.resolve()),
-            memory_bytes=sum(one.memory_bytes for one in topics.values()),
-            memory_bytes_max=self._config.store.memory_bytes_max,
-            cache_bytes=self._cache_bytes() if is_all else None,
-            embedding_backlog=self._embedding_backlog() if is_all else None,
-            buffer_bytes=sum(topic.buffer_bytes for topic in visible),
-            tasks=len(asyncio.all_tasks()) if is_all else None,
-            background_tasks=len(self._tasks) if is_all else None,
-            unstored=sum(topic.buffer.unstored_count for topic in visible),
-            redacted=dict(self._redactor.counts) if self._redactor and is_all else None,
-            backup=self._backup.health if self._backup is not None and is_all else None,
-            cluster=self._cluster() if is_all else None,
-            topics=topics,
-        )
+@get("/memd/health", "any")
+async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
+    """Whether the daemon runs, on which folder, and whether the model server answers."""
+    data_dir = str(parts.config.data_dir.resolve())
+    topics, sees_all = _visible(parts.topics, who), who.may_everywhere("read")
+    troubles = troubles_of(parts.topics.disk.trouble, topics, _cluster(parts.store.kept), sees_all=sees_all)
+    backup = parts.backup.health if parts.backup is not None and sees_all else None
+    upstreams = parts.upstreams()
+    return DaemonHealth(
+        status="ok",
+        version=__version__,
+        data_dir=data_dir,
+        topics=len(topics),
+        memory="degraded" if troubles else "ok",
+        trouble=str(troubles[0]) if troubles else None,
+        troubles=[*troubles, *backup_trouble(backup)],
+        upstream=next((one for one in upstreams if one.reachable), upstreams[0]),
+        upstreams=upstreams,
+        model_url=parts.base_url,
+        own_url=parts.own_url,
+    )
 
 
-class TopicRoutes:
-    """Topics and their live conversations."""
+@get("/memd/stats", "read")
+async def stats(parts: DaemonParts, who: Principal) -> DaemonStats:
+    """Memory use of the open topics."""
+    visible, is_all = _visible(parts.topics, who), who.may_everywhere("read")
+    topics = {topic.id: topic.log.stats() for topic in visible}
+    return DaemonStats(
+        data_dir=str(parts.config.data_dir.resolve()),
+        memory_bytes=sum(one.memory_bytes for one in topics.values()),
+        memory_bytes_max=parts.config.store.memory_bytes_max,
+        cache_bytes=parts.cache_bytes if is_all else None,
+        embedding_backlog=parts.encoder.backlog if is_all else None,
+        buffer_bytes=sum(topic.buffer_bytes for topic in visible),
+        tasks=len(asyncio.all_tasks()) if is_all else None,
+        background_tasks=len(parts.tasks) if is_all else None,
+        unstored=sum(topic.buffer.unstored_count for topic in visible),
+        redacted=dict(parts.redactor.counts) if parts.redactor and is_all else None,
+        backup=parts.backup.health if parts.backup is not None and is_all else None,
+        cluster=_cluster(parts.store.kept) if is_all else None,
+        topics=topics,
+    )
 
-    def __init__(self, data_dir: Path, topics: Topics, files: LocalDisk) -> None:
-        self._data_dir = data_dir
-        self._files = files
-        self._topics = topics
 
-    @get("/memd/topics", "read", tool="list_topics")
-    async def topics(self, who: Principal) -> KnownTopics:
-        """List the topics, each a memory of its own, with how much each holds."""
-        on_disk = await asyncio.get_running_loop().run_in_executor(None, disk_usage, self._data_dir, self._files)
-        is_open = {topic.id: topic for topic in self._topics.opened()}
-        known = []
-        for one in on_disk:
-            if not who.may("read", one.topic_id):
-                continue
-            topic = is_open.get(one.topic_id)
-            conversations = [] if topic is None else topic.buffer.conversations()
-            tokens = sum(talk.visible_tokens() for talk in conversations)
-            known.append(
-                KnownTopic(
-                    **{name: getattr(one, name) for name in one.__struct_fields__},
-                    is_open=topic is not None,
-                    conversations=len(conversations),
-                    buffered_tokens=tokens,
-                    unstored=0 if topic is None else topic.buffer.unstored_count,
-                )
+@get("/memd/topics", "read", tool="list_topics")
+async def topics(parts: DaemonParts, who: Principal) -> KnownTopics:
+    """List the topics, each a memory of its own, with how much each holds."""
+    on_disk = await asyncio.get_running_loop().run_in_executor(
+        None, disk_usage, parts.config.data_dir, parts.store.files
+    )
+    is_open = {topic.id: topic for topic in parts.topics.opened()}
+    known = []
+    for one in on_disk:
+        if not who.may("read", one.topic_id):
+            continue
+        topic = is_open.get(one.topic_id)
+        conversations = [] if topic is None else topic.buffer.conversations()
+        tokens = sum(talk.visible_tokens() for talk in conversations)
+        known.append(
+            KnownTopic(
+                **{name: getattr(one, name) for name in one.__struct_fields__},
+                is_open=topic is not None,
+                conversations=len(conversations),
+                buffered_tokens=tokens,
+                unstored=0 if topic is None else topic.buffer.unstored_count,
             )
-        return KnownTopics(known)
-
-    @get("/memd/buffer", "read", act="read", touches=lambda told: Extent(count=len(told.conversations)))
-    async def buffer(self, query: TopicQuery, who: Principal) -> BufferedConversations:
-        """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
-        who.check("read", topic_id := checked_topic_id(query.topic))
-        topic = next((one for one in self._topics.opened() if one.id == topic_id), None)
-        talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
-        return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
+        )
+    return KnownTopics(known)
 
 
-class LiveRoutes:
-    """Metrics and events, for programs that watch memd."""
+@get("/memd/buffer", "read", act="read", touches=lambda told: Extent(count=len(told.conversations)))
+async def buffer(parts: DaemonParts, query: TopicQuery, who: Principal) -> BufferedConversations:
+    """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
+    who.check("read", topic_id := checked_topic_id(query.topic))
+    topic = next((one for one in parts.topics.opened() if one.id == topic_id), None)
+    talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
+    return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
 
-    def __init__(
-        self,
-        events: Events,
-        exposition: Callable[[str], Awaitable[tuple[bytes, str]]],
-    ) -> None:
-        """`exposition` returns the metrics in the format that an `Accept` header asks for, and the content type."""
-        self._events = events
-        self._exposition = exposition
 
-    @get("/memd/events", "read", act="read", streams="text/event-stream")
-    async def events(self, request: web.Request, who: Principal) -> web.StreamResponse:
-        """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects or
-        its token is taken back."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(contextlib.suppress(ConnectionError))
-            queue = stack.enter_context(self._events.subscription(who.author))
-            await response.write(b": memd\n\n")
-            while not self._events.have_ended():
-                try:
-                    event = await asyncio.wait_for(queue.get(), PING_SECONDS)
-                except TimeoutError:
-                    event = None
-                if self._events.have_ended() or not is_let_in_still(request):
-                    break
-                if event is None:
-                    await response.write(b": ping\n\n")
-                elif event[0] == "end":  # it makes room; a browser would be back at once
-                    told = msgspec.json.encode(event[1])
-                    await response.write(b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told))
-                    break
-                elif who.may("read", event[1]["topic_id"]):
-                    told = msgspec.json.encode(_told(event[1], who))
-                    await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))
-        return response
+@get("/memd/events", "read", act="read", streams="text/event-stream")
+async def events(parts: DaemonParts, request: web.Request, who: Principal) -> web.StreamResponse:
+    """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects or
+    its token is taken back."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(contextlib.suppress(ConnectionError))
+        queue = stack.enter_context(parts.events.subscription(who.author))
+        await response.write(b": memd\n\n")
+        while not parts.events.have_ended():
+            try:
+                event = await asyncio.wait_for(queue.get(), PING_SECONDS)
+            except TimeoutError:
+                event = None
+            if parts.events.have_ended() or not is_let_in_still(request):
+                break
+            if event is None:
+                await response.write(b": ping\n\n")
+            elif event[0] == "end":  # it makes room; a browser would be back at once
+                told = msgspec.json.encode(event[1])
+                await response.write(b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told))
+                break
+            elif who.may("read", event[1]["topic_id"]):
+                told = msgspec.json.encode(_told(event[1], who))
+                await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))
+    return response
 
-    @get("/memd/metrics", "admin", streams="text/plain")
-    async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Metrics for Prometheus; docs/operations.md lists them."""
-        body, content_type = await self._exposition(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+
+@get("/memd/metrics", "admin", streams="text/plain")
+async def metrics(parts: DaemonParts, request: web.Request) -> web.StreamResponse:
+    """Metrics for Prometheus; docs/operations.md lists them."""
+    body, content_type = await parts.exposition(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
@@ -380,6 +325,10 @@ class ClusterHealth(msgspec.Struct, frozen=True):
     """Why it cannot be asked; empty: it can."""
     trouble_seconds: float
     """For how long."""
+
+
+def _cluster(kept: SharedLog | None) -> ClusterHealth | None:
+    return None if kept is None else ClusterHealth(kept.place, kept.trouble, kept.trouble_seconds)
 
 
 TROUBLED_MAX = 10

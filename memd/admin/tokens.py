@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body, Extent, ProofQuery
 from memd.admin.routing import get, post
 from memd.principals import Principal, Right
@@ -41,27 +41,21 @@ class TokensRead(msgspec.Struct, frozen=True):
     """The names of those that are new, gone or others than before, in words."""
 
 
-class TokenRoutes:
-    """Tokens."""
+@get("/memd/me", "any")
+async def me(parts: DaemonParts, who: Principal) -> OwnRights:
+    """The name, the topics and the rights of the token that asks."""
+    return OwnRights(who.name, who.topics, tuple(sorted(who.rights)))
 
-    def __init__(self, reload: Callable[[], Awaitable[str]]) -> None:
-        """`reload`: reads the lists again, and says what changed."""
-        self._reload = reload
 
-    @get("/memd/me", "any")
-    async def me(self, who: Principal) -> OwnRights:
-        """The name, the topics and the rights of the token that asks."""
-        return OwnRights(who.name, who.topics, tuple(sorted(who.rights)))
-
-    @post(
-        "/memd/tokens/reload",
-        "admin",
-        act="settings",
-        touches=lambda read: Extent(detail=f"tokens {read.changes}" if read.changes else "no token has changed"),
-    )
-    async def reload_tokens(self, body: ReloadBody) -> TokensRead:
-        """Read the tokens of the settings and of `memd token` again: one that was revoked is refused from now on."""
-        return TokensRead(changes=await self._reload())
+@post(
+    "/memd/tokens/reload",
+    "admin",
+    act="settings",
+    touches=lambda read: Extent(detail=f"tokens {read.changes}" if read.changes else "no token has changed"),
+)
+async def reload_tokens(parts: DaemonParts, body: ReloadBody) -> TokensRead:
+    """Read the tokens of the settings and of `memd token` again: one that was revoked is refused from now on."""
+    return TokensRead(changes=await parts.token_watch.reload())
 
 
 PROOF = "/memd/proof"
@@ -75,18 +69,10 @@ class Proof(msgspec.Struct, frozen=True):
     """HMAC-SHA256 of the address and the challenge with the secret, in hexadecimal digits."""
 
 
-class ProofRoutes:
-    """The proof. It needs no token: it comes before the token is told."""
-
-    def __init__(self, secret: str, url: str) -> None:
-        """`url`: the address that commands are told, in the file beside that of the secret."""
-        self._secret = secret
-        self._url = url
-
-    @get(PROOF, "open")
-    async def prove(self, query: ProofQuery) -> Proof:
-        """The proof that this daemon has the data directory; for commands, see docs/format.md."""
-        return Proof(proof_of(self._secret, self._url, query.challenge))
+@get(PROOF, "open")
+async def prove(parts: DaemonParts, query: ProofQuery) -> Proof:
+    """The proof that this daemon has the data directory; for commands, see docs/format.md."""
+    return Proof(proof_of(parts.token_watch.secret, parts.local_url, query.challenge))
 
 
 def command_token(secret: str) -> str:

@@ -17,12 +17,11 @@ import msgspec
 import numpy as np
 
 from memd.admin.history import QUARTER_US
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import FiguresQuery, PeriodQuery
 from memd.admin.routing import get
-from memd.admin.topics import NamedTopics
 from memd.principals import Principal
 from memd.recall.explained import INJECTED
-from memd.receipts import Receipts
 from memd.store.log.columns import ROW
 from memd.store.store import Snapshot
 from memd.wire.lenient_json import decode_or_none
@@ -85,19 +84,13 @@ class RequestCost(msgspec.Struct):
 _decoder = msgspec.json.Decoder(RequestCost)
 
 
-class UsageRoutes:
-    """The tokens that requests took."""
-
-    def __init__(self, receipts: Receipts) -> None:
-        self._receipts = receipts
-
-    @get("/memd/usage", "read")
-    async def usage(self, query: PeriodQuery, who: Principal) -> UsageByDay:
-        """The tokens of requests by day, topic and model."""
-        for name in query.topic:
-            who.check("read", name)
-        lines = await self._receipts.lines(who)
-        return await asyncio.to_thread(usage_of, lines, query)
+@get("/memd/usage", "read")
+async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> UsageByDay:
+    """The tokens of requests by day, topic and model."""
+    for name in query.topic:
+        who.check("read", name)
+    lines = await parts.receipts.lines(who)
+    return await asyncio.to_thread(usage_of, lines, query)
 
 
 def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
@@ -188,18 +181,11 @@ class _Request(RequestCost):
 _request_decoder = msgspec.json.Decoder(_Request)
 
 
-class FigureRoutes:
-    """Figures over time."""
-
-    def __init__(self, topics: NamedTopics, receipts: Receipts) -> None:
-        self._topics = topics
-        self._receipts = receipts
-
-    @get("/memd/figures", "read")
-    async def figures(self, query: FiguresQuery, who: Principal) -> FiguresOverTime:
-        """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
-        grown = await self._topics.read(query.topic, who, _grown)
-        return await asyncio.to_thread(figures_of, await self._receipts.lines(who), grown, query)
+@get("/memd/figures", "read")
+async def figures(parts: DaemonParts, query: FiguresQuery, who: Principal) -> FiguresOverTime:
+    """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
+    grown = await parts.named.read(query.topic, who, _grown)
+    return await asyncio.to_thread(figures_of, await parts.receipts.lines(who), grown, query)
 
 
 Grown = Mapping[int, tuple[int, int]]

@@ -22,18 +22,15 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
-from memd.admin.topics import NamedTopics
-from memd.embedding.encoder import Encoder
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
 from memd.http import key_of
-from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import (
     ErasureDone,
     PlannedErasure,
-    Retention,
     digests_of,
     plan_by_age,
     plan_of_chunks,
@@ -50,9 +47,8 @@ from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
-from memd.store.disk import LocalDisk
 from memd.store.snapshot import asked_by
-from memd.store.store import Store, TopicLog
+from memd.store.store import TopicLog
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wanted import since
@@ -130,156 +126,136 @@ def _notes_in(done: NotesTaken) -> Extent:
     return Extent((done.topic_id,), ids, len(done.notes))
 
 
-class NoteRoutes:
-    """Notes: what is remembered without a chat."""
+@post("/memd/notes", "write", act="write", touches=_notes_in, tool="remember")
+async def take_notes(parts: DaemonParts, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
+    """Remember notes from now on. What is remembered already is not stored again.
 
-    def __init__(self, topics: NamedTopics, archiver: Archiver) -> None:
-        self._topics = topics
-        self._archiver = archiver
+    They are durable when this is answered. With an `Idempotency-Key` that was shown before they are not taken
+    again, whatever became of them since.
+    """
+    mode = request.headers.get(MODE_HEADER, "full")
+    if mode != "full":
+        raise BadQuestion(f"{MODE_HEADER} is {mode[:20]!r}, so nothing may be stored; leave it out to take notes")
+    if not body.notes:
+        raise BadQuestion("notes has no note")
+    try:
+        notes = checked_notes(body.notes)
+        for position, note in enumerate(notes):
+            check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
+    except BadNote as error:
+        raise BadQuestion(str(error)) from None
+    async with parts.named.held_or_new(body.topic_id, who) as topic:
+        mark = mark_of(request, body, who)
+        taken = [
+            await take_note(topic, note, parts.archiver, who.author, mark=b"%s%d" % (mark, position))
+            for position, note in enumerate(notes)
+        ]
+    if all(one.error and not one.chunk_ids for one in taken):
+        raise ErasedForGood(f"nothing was stored: {erased_for_good(body.topic_id)}")
+    return NotesTaken(body.topic_id, tuple(taken))
 
-    @post("/memd/notes", "write", act="write", touches=_notes_in, tool="remember")
-    async def take_notes(self, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
-        """Remember notes from now on. What is remembered already is not stored again.
 
-        They are durable when this is answered. With an `Idempotency-Key` that was shown before they are not taken
-        again, whatever became of them since.
-        """
-        mode = request.headers.get(MODE_HEADER, "full")
-        if mode != "full":
-            raise BadQuestion(f"{MODE_HEADER} is {mode[:20]!r}, so nothing may be stored; leave it out to take notes")
-        if not body.notes:
-            raise BadQuestion("notes has no note")
+async def _until_made(topic: Topic, work: Callable[[TopicLog, int], Awaitable[Applied]]) -> Corrected:
+    """Do work on the topic's log, again where another daemon has stored something of the same meanwhile.
+
+    Args:
+        work: takes the log, and what its `head` was before.
+    """
+    while True:
+        log_ = topic.log
         try:
-            notes = checked_notes(body.notes)
-            for position, note in enumerate(notes):
-                check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
-        except BadNote as error:
-            raise BadQuestion(str(error)) from None
-        async with self._topics.held_or_new(body.topic_id, who) as topic:
-            mark = mark_of(request, body, who)
-            taken = [
-                await take_note(topic, note, self._archiver, who.author, mark=b"%s%d" % (mark, position))
-                for position, note in enumerate(notes)
-            ]
-        if all(one.error and not one.chunk_ids for one in taken):
-            raise ErasedForGood(f"nothing was stored: {erased_for_good(body.topic_id)}")
-        return NotesTaken(body.topic_id, tuple(taken))
+            return _corrected(await work(log_, log_.head))
+        except MadeAnew:
+            continue
 
 
-class CorrectionRoutes:
-    """Corrections by people, and their undo."""
+@post(
+    "/memd/corrections",
+    "correct",
+    act="correct",
+    touches=lambda done: Extent(count=len(done.applied)),
+    tool="correct_memory",
+)
+async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
+    """Correct what is remembered. Nothing is lost: each correction can be taken back by a person (memd undo).
 
-    def __init__(self, topics: NamedTopics, encoder: Encoder, archiver: Archiver) -> None:
-        self._topics = topics
-        self._encoder = encoder
-        self._archiver = archiver
+    With an `Idempotency-Key` that was shown before it tells what became of it then.
+    """
+    if not body.chunk_ids:
+        raise BadQuestion("chunk_ids names no chunk")
+    if body.content is not None and body.action != "Update":
+        raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
+    if body.steps != 1 and body.action == "Update":
+        raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
+    correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
+    mark = mark_of(request, body, who)
+    async with parts.named.held_one(body.topic_id, who, "correct") as topic:
 
-    async def _until_made(self, topic: Topic, work: Callable[[TopicLog, int], Awaitable[Applied]]) -> Corrected:
-        """Do work on the topic's log, again where another daemon has stored something of the same meanwhile.
+        async def corrected(log_: TopicLog, made_at: int) -> Applied:
+            meant = await asyncio.to_thread(history.uuids_of, [(log_, topic.unstored())], body.chunk_ids)
+            await parts.archiver.store_named(topic, meant.values())
+            snapshot = log_.snapshot()
+            named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
+            if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
+                changed = {entry.uuid for entry in done}
+                return Applied(tuple(done), tuple(one for one in body.chunk_ids if named.get(one) not in changed))
+            return await corrections.correct(
+                [correction],
+                find=lambda one: (snapshot, named[one]) if one in named else None,
+                encoder=parts.encoder,
+                utility=snapshot.utility,
+                append=partial(parts.archiver.append_corrections, topic, log_, made_at=made_at),
+                by=who.author,
+                asked_by=mark,
+            )
 
-        Args:
-            work: takes the log, and what its `head` was before.
-        """
-        while True:
-            log_ = topic.log
-            try:
-                return _corrected(await work(log_, log_.head))
-            except MadeAnew:
-                continue
-
-    @post(
-        "/memd/corrections",
-        "correct",
-        act="correct",
-        touches=lambda done: Extent(count=len(done.applied)),
-        tool="correct_memory",
-    )
-    async def correct(self, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
-        """Correct what is remembered. Nothing is lost: each correction can be taken back by a person (memd undo).
-
-        With an `Idempotency-Key` that was shown before it tells what became of it then.
-        """
-        if not body.chunk_ids:
-            raise BadQuestion("chunk_ids names no chunk")
-        if body.content is not None and body.action != "Update":
-            raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
-        if body.steps != 1 and body.action == "Update":
-            raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
-        correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
-        mark = mark_of(request, body, who)
-        async with self._topics.held_one(body.topic_id, who, "correct") as topic:
-
-            async def corrected(log_: TopicLog, made_at: int) -> Applied:
-                meant = await asyncio.to_thread(history.uuids_of, [(log_, topic.unstored())], body.chunk_ids)
-                await self._archiver.store_named(topic, meant.values())
-                snapshot = log_.snapshot()
-                named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
-                if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
-                    changed = {entry.uuid for entry in done}
-                    return Applied(tuple(done), tuple(one for one in body.chunk_ids if named.get(one) not in changed))
-                return await corrections.correct(
-                    [correction],
-                    find=lambda one: (snapshot, named[one]) if one in named else None,
-                    encoder=self._encoder,
-                    utility=snapshot.utility,
-                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
-                    by=who.author,
-                    asked_by=mark,
-                )
-
-            return await self._until_made(topic, corrected)
-
-    @post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
-    async def undo(self, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
-        """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
-        mark = mark_of(request, body, who)
-        async with self._topics.held_one(body.topic_id, who, "correct") as topic:
-
-            async def undone(log_: TopicLog, made_at: int) -> Applied:
-                snapshot = log_.snapshot()
-                place = snapshot.place(body.canonical_id)
-                named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
-                if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
-                    return Applied(tuple(done))
-                return await corrections.undo(
-                    snapshot,
-                    body.canonical_id,
-                    body.reason,
-                    encoder=self._encoder,
-                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
-                    by=who.author,
-                    asked_by=mark,
-                )
-
-            return await self._until_made(topic, undone)
+        return await _until_made(topic, corrected)
 
 
-class BackupRoutes:
-    """Backups beside the running daemon."""
+@post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
+async def undo(parts: DaemonParts, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
+    """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
+    mark = mark_of(request, body, who)
+    async with parts.named.held_one(body.topic_id, who, "correct") as topic:
 
-    def __init__(self, data_dir: Path, files: LocalDisk) -> None:
-        self._data_dir = data_dir
-        self._files = files
+        async def undone(log_: TopicLog, made_at: int) -> Applied:
+            snapshot = log_.snapshot()
+            place = snapshot.place(body.canonical_id)
+            named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
+            if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
+                return Applied(tuple(done))
+            return await corrections.undo(
+                snapshot,
+                body.canonical_id,
+                body.reason,
+                encoder=parts.encoder,
+                append=partial(parts.archiver.append_corrections, topic, log_, made_at=made_at),
+                by=who.author,
+                asked_by=mark,
+            )
 
-    @post(
-        "/memd/backup",
-        "admin",
-        act="backup",
-        touches=lambda done: Extent(count=done.linked + done.copied + done.kept + done.erased),
-    )
-    async def backup(self, body: BackupBody) -> BackupReport:
-        """Back up into a folder of this machine."""
-        folder = Path(body.folder)
-        if not folder.is_absolute() or "\0" in body.folder:
-            raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
+        return await _until_made(topic, undone)
 
-        def backed_up() -> BackupReport:
-            report = back_up(self._data_dir, folder, self._files, waiting_in)
-            with suppress(StoreError):  # the backup is whole without the note
-                note_backup(self._data_dir, folder, self._files)
-            return report
 
-        return await asyncio.to_thread(backed_up)
+@post(
+    "/memd/backup",
+    "admin",
+    act="backup",
+    touches=lambda done: Extent(count=done.linked + done.copied + done.kept + done.erased),
+)
+async def backup(parts: DaemonParts, body: BackupBody) -> BackupReport:
+    """Back up into a folder of this machine."""
+    folder = Path(body.folder)
+    if not folder.is_absolute() or "\0" in body.folder:
+        raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
+
+    def backed_up() -> BackupReport:
+        report = back_up(parts.config.data_dir, folder, parts.store.files, waiting_in)
+        with suppress(StoreError):  # the backup is whole without the note
+            note_backup(parts.config.data_dir, folder, parts.store.files)
+        return report
+
+    return await asyncio.to_thread(backed_up)
 
 
 def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes:
@@ -340,124 +316,106 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return Extent(tuple(one.topic_id for one in parts), count=sum(one.chunks for one in parts))
 
 
-class ErasingRoutes:
-    """Erasure."""
+@post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
+async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
+    """Erase chunks or topics for good, or with `dry_run` say what would go."""
+    asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]
+    if sum(asked) != 1 or (body.before and (body.chunk_ids or not body.topic_id)):
+        raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
+    if body.resume or body.retention:
+        who.check_everywhere("admin")
+    if body.resume:
+        done = () if body.dry_run else tuple(await parts.retention.eraser.erase_again())
+        return ErasureAnswer(done=done)
+    if body.retention:
+        plans = await parts.retention.plans()
+        done = () if body.dry_run else tuple(await parts.retention.run(parts.auditor.name_of(who), confirmed=True))
+        return ErasureAnswer(plans=tuple(plans), done=done, remains=_backups(parts))
+    if body.chunk_ids:
+        answer = await _chunks(parts, body, who)
+    else:
+        assert body.topic_id is not None, "asked for above"
+        answer = await (_older if body.before else _topic)(parts, body, body.topic_id, who)
+    told = (one if who.may("read", one.topic_id) else _without_words(one) for one in answer.plans)
+    return msgspec.structs.replace(answer, plans=tuple(told))
 
-    def __init__(
-        self,
-        store: Store,
-        topics: NamedTopics,
-        archiver: Archiver,
-        retention: Retention,
-        name_of: Callable[[Principal], str],
-        bucket: str,
-    ) -> None:
-        """
-        Args:
-            name_of: the name under which a principal's erasures are noted, in stubs as in the audit.
-            bucket: of the continuous backup; empty: there is none.
-        """
-        self._store = store
-        self._topics = topics
-        self._archiver = archiver
-        self._eraser = retention.eraser
-        self._retention = retention
-        self._name_of = name_of
-        self._bucket = bucket
 
-    @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
-    async def erase(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
-        """Erase chunks or topics for good, or with `dry_run` say what would go."""
-        asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]
-        if sum(asked) != 1 or (body.before and (body.chunk_ids or not body.topic_id)):
-            raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
-        if body.resume or body.retention:
-            who.check_everywhere("admin")
-        if body.resume:
-            done = () if body.dry_run else tuple(await self._eraser.erase_again())
-            return ErasureAnswer(done=done)
-        if body.retention:
-            plans = await self._retention.plans()
-            done = () if body.dry_run else tuple(await self._retention.run(self._name_of(who), confirmed=True))
-            return ErasureAnswer(plans=tuple(plans), done=done, remains=self._backups())
-        if body.chunk_ids:
-            answer = await self._chunks(body, who)
-        else:
-            assert body.topic_id is not None, "asked for above"
-            answer = await (self._older if body.before else self._topic)(body, body.topic_id, who)
-        told = (one if who.may("read", one.topic_id) else _without_words(one) for one in answer.plans)
-        return msgspec.structs.replace(answer, plans=tuple(told))
+async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+    plans: tuple[PlannedErasure, ...] = ()
+    remains: tuple[str, ...] = _backups(parts)
+    try:
+        async with parts.named.held_one(topic_id, who, "admin") as topic:
+            plans = (await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id),)
+            remains = (*_live_prompts(topic, None, forbid=body.forbid), *remains)
+    except StoreError as error:
+        remains = (f"the topic cannot be read: {error}", *remains)
+    done = (
+        ()
+        if body.dry_run
+        else (await parts.retention.eraser.erase_topic(topic_id, parts.auditor.name_of(who), forbid=body.forbid),)
+    )
+    return ErasureAnswer(plans=plans, done=done, remains=remains)
 
-    async def _topic(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
-        plans: tuple[PlannedErasure, ...] = ()
-        remains: tuple[str, ...] = self._backups()
-        try:
-            async with self._topics.held_one(topic_id, who, "admin") as topic:
-                plans = (await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id),)
-                remains = (*self._live_prompts(topic, None, forbid=body.forbid), *remains)
-        except StoreError as error:
-            remains = (f"the topic cannot be read: {error}", *remains)
-        done = (
-            () if body.dry_run else (await self._eraser.erase_topic(topic_id, self._name_of(who), forbid=body.forbid),)
-        )
-        return ErasureAnswer(plans=plans, done=done, remains=remains)
 
-    async def _older(self, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
-        try:
-            before = int(since(body.before or ""))
-        except ValueError:
-            raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
-        async with self._topics.held_one(topic_id, who, "admin") as topic:
-            visible = visible_digests(topic.buffer)
-            plan, uuids = await asyncio.to_thread(plan_by_age, topic.log.snapshot(), before, visible)
-        done: tuple[ErasureDone, ...] = ()
-        if uuids and not body.dry_run:
-            name = self._name_of(who)
-            done = (await self._eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
-        return ErasureAnswer(plans=(plan,), done=done, remains=self._backups())
+async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+    try:
+        before = int(since(body.before or ""))
+    except ValueError:
+        raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
+    async with parts.named.held_one(topic_id, who, "admin") as topic:
+        visible = visible_digests(topic.buffer)
+        plan, uuids = await asyncio.to_thread(plan_by_age, topic.log.snapshot(), before, visible)
+    done: tuple[ErasureDone, ...] = ()
+    if uuids and not body.dry_run:
+        name = parts.auditor.name_of(who)
+        done = (await parts.retention.eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
+    return ErasureAnswer(plans=(plan,), done=done, remains=_backups(parts))
 
-    async def _chunks(self, body: ErasureBody, who: Principal) -> ErasureAnswer:
-        if len(body.chunk_ids) > CHUNKS_MAX:
-            raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
-        async with self._topics.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
-            logs = [(topic.log, topic.unstored()) for topic in own]
-            named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
-            for topic in own:
-                waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
-                await self._archiver.store_named(topic, waiting)
-            uuids = {one.uuid for one in named}
-        async with self._topics.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
-            having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
-            mine = [one for one in having if who.may("admin", one.id)]
-            plans = [plan for topic in mine if (plan := plan_of_chunks(topic.log.snapshot(), uuids)).entries]
-            remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
-            for topic in mine:
-                await self._archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
-                digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
-                remains += self._live_prompts(topic, digests, forbid=body.forbid)
-            remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *self._backups()]
-        name, wanted = self._name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
-        done = [await self._eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
-        return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
 
-    def _live_prompts(self, topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
-        """`digests`: of the messages that count; None: all."""
-        live = [
-            one
-            for one in topic.buffer.conversations()
-            if any(digests is None or one.messages[p].identity in digests for p in one.visible_positions())
-        ]
-        if not live:
-            return []
-        has = counted(len(live), "live conversation")
-        then = "but it is not stored again" if forbid else "and it is stored again in a new chat without --forbid"
-        return [f"the prompts of {has} of topic {topic.id}: a client may send again what it has, {then}"]
+async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
+    if len(body.chunk_ids) > CHUNKS_MAX:
+        raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
+    async with parts.named.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
+        logs = [(topic.log, topic.unstored()) for topic in own]
+        named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
+        for topic in own:
+            waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
+            await parts.archiver.store_named(topic, waiting)
+        uuids = {one.uuid for one in named}
+    async with parts.named.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
+        having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
+        mine = [one for one in having if who.may("admin", one.id)]
+        plans = [plan for topic in mine if (plan := plan_of_chunks(topic.log.snapshot(), uuids)).entries]
+        remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
+        for topic in mine:
+            await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
+            digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
+            remains += _live_prompts(topic, digests, forbid=body.forbid)
+        remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *_backups(parts)]
+    name, wanted = parts.auditor.name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
+    done = [await parts.retention.eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
+    return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
 
-    def _backups(self) -> tuple[str, ...]:
-        until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
-        bucket = (f"the backup in {self._bucket}, {until}",) if self._bucket else ()
-        folders = known_backups(self._store.data_dir, self._store.files)
-        return (*bucket, *(f"the backup in {one}, until the next `memd backup` into it" for one in folders))
+
+def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
+    """`digests`: of the messages that count; None: all."""
+    live = [
+        one
+        for one in topic.buffer.conversations()
+        if any(digests is None or one.messages[p].identity in digests for p in one.visible_positions())
+    ]
+    if not live:
+        return []
+    has = counted(len(live), "live conversation")
+    then = "but it is not stored again" if forbid else "and it is stored again in a new chat without --forbid"
+    return [f"the prompts of {has} of topic {topic.id}: a client may send again what it has, {then}"]
+
+
+def _backups(parts: DaemonParts) -> tuple[str, ...]:
+    until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
+    bucket = (f"the backup in {parts.config.backup.bucket}, {until}",) if parts.config.backup.bucket else ()
+    folders = known_backups(parts.store.data_dir, parts.store.files)
+    return (*bucket, *(f"the backup in {one}, until the next `memd backup` into it" for one in folders))
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memd.admin import reads
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
-from memd.admin.reads import LogRoutes
 from memd.admin.turns import TurnReplay, TurnsPage
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
@@ -49,7 +49,7 @@ ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 
 
 @click.command()
-@shows(LogRoutes.log_page)
+@shows(reads.log_page)
 def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     """Show what happened to the memory, newest first.
 
@@ -70,7 +70,7 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
 
 
 @click.command()
-@shows(LogRoutes.chunk, check=checked_digits, id="ID")
+@shows(reads.chunk, check=checked_digits, id="ID")
 def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
     """Show the versions of the chunk ID, and where it was shown.
 

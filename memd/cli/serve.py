@@ -77,8 +77,8 @@ def serve(
     }
     config = config_of(config_path, given)
     gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
+    from memd.admin.token_watch import AuthSource
     from memd.daemon.app import serve as serve_until_stopped
-    from memd.daemon.token_watch import AuthSource
 
     gc.freeze()
     gc.enable()

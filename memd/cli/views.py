@@ -17,9 +17,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memd.admin import reads
+from memd.admin import usage as usages
 from memd.admin.history import LogPage
-from memd.admin.reads import Digest, Entities, RelatedChunks, SearchRoutes, ViewRoutes
-from memd.admin.usage import UsageByDay, UsageRoutes, UsageRow
+from memd.admin.reads import Digest, Entities, RelatedChunks
+from memd.admin.usage import UsageByDay, UsageRow
 from memd.cli.flags import FOUND_SOMETHING, origin_words, warning_words
 from memd.cli.history import time_of
 from memd.cli.operations import Lines, RouteAnswer, shows
@@ -33,7 +35,7 @@ NOTHING_STORED = (
 
 
 @click.command()
-@shows(SearchRoutes.search, q="QUESTION")
+@shows(reads.search, q="QUESTION")
 @click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
 def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, int]:
     """Show the chunks that a new chat with QUESTION would get.
@@ -105,7 +107,7 @@ INDENT = 2
 
 
 @click.command()
-@shows(ViewRoutes.digest)
+@shows(reads.digest)
 def digest(asked: RouteAnswer[Digest]) -> tuple[Lines, int]:
     """Show what was said, by day or week.
 
@@ -117,7 +119,7 @@ def digest(asked: RouteAnswer[Digest]) -> tuple[Lines, int]:
 
 
 @click.command()
-@shows(ViewRoutes.related, id="ID")
+@shows(reads.related, id="ID")
 def related(asked: RouteAnswer[RelatedChunks]) -> tuple[Lines, int]:
     """Show what belongs to the chunk ID without being said beside it.
 
@@ -129,7 +131,7 @@ def related(asked: RouteAnswer[RelatedChunks]) -> tuple[Lines, int]:
 
 
 @click.command()
-@shows(ViewRoutes.entities, name="[NAME]")
+@shows(reads.entities, name="[NAME]")
 def entities(asked: RouteAnswer[Entities]) -> tuple[Lines, int]:
     """Show the names in what is stored, or the chunks that have NAME.
 
@@ -187,7 +189,7 @@ _COLUMNS = ("requests", "prompt", "cached", "answer", "memory")
 
 
 @click.command()
-@shows(UsageRoutes.usage)
+@shows(usages.usage)
 def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     """Show the tokens that requests took, by day, topic and model.
 

@@ -33,11 +33,11 @@ from aiohttp import HttpVersion11, web
 
 from memd import __version__
 from memd.admin.auditing import Auditor
+from memd.admin.token_watch import AuthSource, TokenWatch
 from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.parts import Daemon, make_parts, own_routes_of, router_of
-from memd.daemon.token_watch import AuthSource, TokenWatch
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
@@ -240,7 +240,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     house = await listen(served, config.limits, tls)
     tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
-    told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.addresses.local}
+    told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.local_url}
     telling = None
     try:
         if not await loop.run_in_executor(None, _say_where, files, told):

@@ -17,25 +17,19 @@ from functools import partial
 import msgspec
 
 from memd import __version__
-from memd.admin.auditing import Auditor, AuditRoutes, note_turn, own_erasure
-from memd.admin.documents import DocumentRoutes, ImportRoutes, SourceRoutes
-from memd.admin.history import ConversationRoutes
+from memd.admin.auditing import Auditor, note_turn, own_erasure
 from memd.admin.mcp_endpoint import McpEndpoint
-from memd.admin.oauth.endpoint import GrantRoutes, OAuthEndpoint
+from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
-from memd.admin.reads import LogRoutes, SearchRoutes, ViewRoutes
+from memd.admin.parts import DaemonParts
 from memd.admin.routes import OwnRoutes
-from memd.admin.status import ClusterHealth, LiveRoutes, StatusRoutes, TopicRoutes, UpstreamHealth
-from memd.admin.tokens import ProofRoutes, TokenRoutes
+from memd.admin.status import UpstreamHealth
+from memd.admin.token_watch import TokenWatch
 from memd.admin.topics import NamedTopics
-from memd.admin.turns import TurnRoutes
-from memd.admin.usage import FigureRoutes, UsageRoutes
-from memd.admin.writes import BackupRoutes, CorrectionRoutes, ErasingRoutes, NoteRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
 from memd.daemon.routing import Entrance, Router
-from memd.daemon.token_watch import TokenWatch
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
@@ -47,7 +41,6 @@ from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.tending import SourceTender
 from memd.ingest.topic import Topic
 from memd.ingest.topics import Topics
-from memd.principals import Principals
 from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.memory import Memory
@@ -63,7 +56,6 @@ from memd.receipts import Receipts
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech
-from memd.store.bucket.writing import BucketTender
 from memd.store.disk_trouble import KINDS
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import bytes_read_before
@@ -76,53 +68,38 @@ from memd.telemetry.metrics import Gauge, Metrics, encode, gauge
 from memd.telemetry.tasks import Tasks
 
 
-class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+class Daemon(DaemonParts, frozen=True, kw_only=True):
     """A daemon that listens."""
 
-    addresses: Addresses
-    config: Config
-    token_watch: TokenWatch
-    store: Store
-    topics: Topics
-    redactor: Redactor
-    encoder: Encoder
-    counter: TokenCounter
-    retriever: Retriever
     upstream: UpstreamPool
-    archiver: Archiver
-    taker: DocumentTaker
-    sources: SourceTender
     indexer: Indexer
-    retention: Retention
-    receipts: Receipts
-    auditor: Auditor
     reader: RequestReader
-    speech: Speech
-    events: Events
     metrics: Metrics
-    tasks: Tasks
     writer: ThreadPoolExecutor
-    backup: BucketTender | None = None
-
-    @property
-    def principals(self) -> Principals:
-        """Who may use it."""
-        return self.token_watch.principals
-
-    @property
-    def base_url(self) -> str:
-        """Where clients find the model."""
-        return self.addresses.model
-
-    @property
-    def own_url(self) -> str:
-        """Where memd's own page and routes are."""
-        return self.addresses.own
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes in the caches of parsed messages, their token counts, and entries that were read."""
+        """See DaemonParts."""
         return self.reader.cache_bytes + self.counter.cache_bytes + bytes_read_before()
+
+    def upstreams(self) -> list[UpstreamHealth]:
+        """See DaemonParts."""
+        return [
+            UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
+            for one in self.upstream.servers
+        ]
+
+    async def budget(self) -> Budget:
+        """See DaemonParts."""
+        facts, drift = await self.upstream.refresh(wait=False), self.counter.drift
+        model = facts.model if drift.is_known(facts.model) else drift.latest_model
+        return Budget(injection_budget(self.config.injection.budget_tokens, facts.window), drift.factor(model))
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """See DaemonParts; first asks the upstream whether it is there, unless that was asked lately."""
+        await self.upstream.refresh(wait=True)
+        await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
+        return encode(self.metrics, _gauges(self), accept)
 
 
 async def make_parts(
@@ -154,11 +131,15 @@ async def make_parts(
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     return Daemon(
         retention=_retention(config, store, topics, indexer, events, receipts, auditor),
-        addresses=addresses,
         config=config,
+        base_url=addresses.model,
+        own_url=addresses.own,
+        local_url=addresses.local,
         token_watch=watch,
+        ledger=_ledger(config, store, watch),
         store=store,
         topics=topics,
+        named=NamedTopics(topics, store.topic_ids),
         redactor=redactor,
         encoder=encoder,
         counter=counter,
@@ -291,94 +272,21 @@ def _log_gauges(logs: Sequence[TopicStats]) -> Iterator[Gauge]:
     yield gauge("memd_memory_bytes", "Memory that logs and indexes take", sum(one.memory_bytes for one in logs))
 
 
-async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
-    """See `telemetry.metrics.encode`; first asks the upstream whether it is there, unless that was asked lately."""
-    await daemon.upstream.refresh(wait=True)
-    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
-    return encode(daemon.metrics, _gauges(daemon), accept)
-
-
-def _status_of(daemon: Daemon) -> StatusRoutes:
-    return StatusRoutes(
-        daemon.config,
-        daemon.topics,
-        partial(_upstreams_of, daemon),
-        daemon.redactor,
-        daemon.tasks,
-        lambda: daemon.cache_bytes,
-        lambda: daemon.encoder.backlog,
-        daemon.backup,
-        partial(_cluster_health, daemon),
-        model_url=daemon.base_url,
-        own_url=daemon.own_url,
-    )
-
-
-def _upstreams_of(daemon: Daemon) -> list[UpstreamHealth]:
-    """The model servers as they are seen now."""
-    return [
-        UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
-        for one in daemon.upstream.servers
-    ]
-
-
-def _cluster_health(daemon: Daemon) -> ClusterHealth | None:
-    kept = daemon.store.kept
-    return None if kept is None else ClusterHealth(kept.place, kept.trouble, kept.trouble_seconds)
+def _ledger(config: Config, store: Store, watch: TokenWatch) -> Ledger:
+    """The grants of OAuth, which all daemons of a cluster have."""
+    shared = None if store.kept is None else SharedGrants(SharedBook(store.kept, "grants"))
+    ledger = Ledger(GrantFile(store.files, config.data_dir / GRANTS_NAME), watch.principals.known, shared=shared)
+    if shared is not None:
+        watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
+    return ledger
 
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
-    config, topics, files = daemon.config, daemon.topics, daemon.store.files
-    named, principals = NamedTopics(topics, daemon.store.topic_ids), daemon.principals
-    shared = None if daemon.store.kept is None else SharedGrants(SharedBook(daemon.store.kept, "grants"))
-    ledger = Ledger(GrantFile(files, config.data_dir / GRANTS_NAME), principals.known, shared=shared)
-    if shared is not None:
-        daemon.token_watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
-    oauth = OAuthEndpoint(ledger, principals, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
-    name = "" if daemon.store.kept is None else daemon.own_url
-    return OwnRoutes(
-        config,
-        daemon.base_url,
-        daemon.own_url,
-        daemon.principals,
-        wrong_tokens,
-        daemon.auditor,
-        (
-            _status_of(daemon),
-            TopicRoutes(config.data_dir, topics, files),
-            SearchRoutes(named, daemon.retriever, partial(_budget, daemon)),
-            LogRoutes(named, daemon.receipts, config.data_dir, files),
-            ViewRoutes(named),
-            TurnRoutes(daemon.receipts, named, daemon.retriever, daemon.counter),
-            ConversationRoutes(named, daemon.receipts),
-            UsageRoutes(daemon.receipts),
-            AuditRoutes(daemon.auditor, daemon.receipts, config.data_dir, files, name),
-            FigureRoutes(named, daemon.receipts),
-            LiveRoutes(daemon.events, partial(_exposition, daemon)),
-            NoteRoutes(named, daemon.archiver),
-            DocumentRoutes(named, daemon.taker, daemon.sources),
-            SourceRoutes(named, daemon.sources, name),
-            ImportRoutes(named, daemon.archiver, daemon.speech, daemon.store.observe_canonical_id),
-            CorrectionRoutes(named, daemon.encoder, daemon.archiver),
-            BackupRoutes(config.data_dir, files),
-            ErasingRoutes(
-                daemon.store, named, daemon.archiver, daemon.retention, daemon.auditor.name_of, config.backup.bucket
-            ),
-            TokenRoutes(daemon.token_watch.reload),
-            ProofRoutes(daemon.token_watch.secret, daemon.addresses.local),
-            GrantRoutes(ledger),
-        ),
-        oauth,
-        McpEndpoint(daemon.addresses.local, principals, config.limits.idle_seconds, oauth.leading_on).answer,
-    )
-
-
-async def _budget(daemon: Daemon) -> Budget:
-    """The budget that a prompt to the present upstream model would get."""
-    facts, drift = await daemon.upstream.refresh(wait=False), daemon.counter.drift
-    model = facts.model if drift.is_known(facts.model) else drift.latest_model
-    return Budget(injection_budget(daemon.config.injection.budget_tokens, facts.window), drift.factor(model))
+    principals, idle_seconds = daemon.principals, daemon.config.limits.idle_seconds
+    oauth = OAuthEndpoint(daemon.ledger, principals, wrong_tokens, idle_seconds, daemon.auditor.record_token)
+    mcp = McpEndpoint(daemon.local_url, principals, idle_seconds, oauth.leading_on)
+    return OwnRoutes(daemon, wrong_tokens, oauth, mcp.answer)
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:

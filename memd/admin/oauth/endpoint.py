@@ -34,6 +34,7 @@ from memd.admin.oauth.protocol import (
     token_asked,
     token_to_revoke,
 )
+from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body
 from memd.admin.routing import get, post
 from memd.admin.wrong_tokens import WrongTokens
@@ -249,23 +250,18 @@ class GrantEnded(msgspec.Struct, frozen=True):
     id: str
 
 
-class GrantRoutes:
-    """The grants that programs have."""
+@get("/memd/grants", "admin")
+async def grants(parts: DaemonParts) -> GivenGrants:
+    """The programs that may use memory over OAuth, in whose name, and what each may do."""
+    return GivenGrants(tuple(one.given for one in parts.ledger.live()))
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
 
-    @get("/memd/grants", "admin")
-    async def grants(self) -> GivenGrants:
-        """The programs that may use memory over OAuth, in whose name, and what each may do."""
-        return GivenGrants(tuple(one.given for one in self._ledger.live()))
-
-    @post("/memd/grants/end", "admin", act="token")
-    async def end_grant(self, body: GrantEnd) -> GrantEnded:
-        """End what a program was allowed over OAuth; it has to ask again."""
-        if not await self._ledger.end(body.id):
-            raise NotFound(f"there is no grant {body.id[:80]!r}; `memd token list` shows them")
-        return GrantEnded(body.id)
+@post("/memd/grants/end", "admin", act="token")
+async def end_grant(parts: DaemonParts, body: GrantEnd) -> GrantEnded:
+    """End what a program was allowed over OAuth; it has to ask again."""
+    if not await parts.ledger.end(body.id):
+        raise NotFound(f"there is no grant {body.id[:80]!r}; `memd token list` shows them")
+    return GrantEnded(body.id)
 
 
 def _methods(path: str) -> tuple[str, ...]:
