@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from memd.admin.oauth.ledger import GrantFile, LedgerState, SharedGrants
+from memd.admin.oauth.grants import LedgerState
+from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings

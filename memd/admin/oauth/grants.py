@@ -8,7 +8,7 @@ section 4.3.1).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -19,6 +19,8 @@ from memd.errors import OAuthRefused
 from memd.principals import Right
 from memd.shares import Held, surplus
 
+NewSecret = Callable[[], str]
+"""Returns another secret of 256 bits each time."""
 CODE_SECONDS = 60
 ACCESS_SECONDS = 3_600
 REFRESH_SECONDS = 30 * 86_400
@@ -114,133 +116,121 @@ class GivenCode(msgspec.Struct, frozen=True):
     """The grant that it became; empty as long as it has not served."""
 
 
-class Grants:
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """All grants and the codes on their way."""
 
-    def __init__(
-        self, new_secret: Callable[[], str], kept: Iterable[Grant] = (), codes: Mapping[str, GivenCode] | None = None
-    ) -> None:
-        """
-        Args:
-            new_secret: returns another secret of 256 bits each time.
-            kept: the grants of before.
-            codes: by their SHA-256.
-        """
-        self._new_secret = new_secret
-        self._grants = {one.id: one for one in kept}
-        self._codes = dict(codes or {})
-        self.made_room: dict[str, str] = {}
-        """By the ids of grants that had to make room for others: why."""
-
-    def all(self) -> tuple[Grant, ...]:
-        """Return the grants, oldest first."""
-        return tuple(self._grants.values())
-
-    @property
-    def codes(self) -> Mapping[str, GivenCode]:
-        """The codes by their SHA-256, the oldest first."""
-        return self._codes
-
-    def allow(self, permission: Permission, allowed: Allowed, now: int) -> str:
-        """Return the code for a client that a person allowed to go on."""
-        self._codes = {digest: code for digest, code in self._codes.items() if now < code.until}
-        code = self._new_secret()
-        self._codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
-        digests = list(self._codes)
-        for leaving in surplus((Held(one.allowed.principal) for one in self._codes.values()), CODES_MAX):
-            del self._codes[digests[leaving.place]]
-        return code
-
-    def tokens_for(self, asked: TokenRequest, now: int) -> Tokens:
-        """Return tokens for a code or a refresh token, which has served with that.
-
-        Raises:
-            OAuthRefused: it is not known, not this client's, or has served before.
-        """
-        return self._exchanged(asked, now) if asked.verifier is not None else self._refreshed(asked, now)
+    key: bytes = b""
+    """Seals the ids of clients; empty before the first one registered."""
+    grants: tuple[Grant, ...] = ()
+    """Oldest first."""
+    codes: Mapping[str, GivenCode] = {}
+    """By their SHA-256, the oldest first. A file has none: they are not kept over a restart."""
+    changes: int = 0
+    """How often the book was changed."""
+    made_room: Mapping[str, str] = {}
+    """By the ids of grants that had to make room for others with the last change: why."""
 
     def acting(self, access_token: str, now: int) -> Grant | None:
         """Return the grant for which an access token stands now; None if it stands for none."""
         digest = sha256_of(access_token)
-        found = next((one for one in self._grants.values() if one.access_sha256 == digest), None)
+        found = next((one for one in self.grants if one.access_sha256 == digest), None)
         return found if found is not None and now < found.access_until else None
 
-    def revoke(self, token: str) -> None:
-        """End the grant of an access or refresh token, if it is one (RFC 7009 section 2.1)."""
+    def without(self, is_over: Callable[[Grant], bool]) -> LedgerState:
+        """The state after some grants have ended."""
+        return msgspec.structs.replace(self, grants=tuple(one for one in self.grants if not is_over(one)))
+
+    def ended(self, grant_id: str) -> LedgerState:
+        """The state after a grant has ended."""
+        return self.without(lambda one: one.id == grant_id)
+
+    def revoked(self, token: str) -> LedgerState:
+        """The state without the grant of an access or refresh token, if it is one (RFC 7009 section 2.1)."""
         digest = sha256_of(token)
-        for one in self.all():
-            if digest in (one.access_sha256, one.refresh_sha256):
-                self.end(one.id)
+        return self.without(lambda one: digest in (one.access_sha256, one.refresh_sha256))
 
-    def end(self, grant_id: str) -> bool:
-        """End a grant; whether there was one."""
-        return self._grants.pop(grant_id, None) is not None
+    def allowed(self, permission: Permission, allowed: Allowed, code: str, now: int) -> LedgerState:
+        """The state with a code for a client that a person allowed to go on."""
+        codes = {digest: one for digest, one in self.codes.items() if now < one.until}
+        codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
+        digests = list(codes)
+        for leaving in surplus((Held(one.allowed.principal) for one in codes.values()), CODES_MAX):
+            del codes[digests[leaving.place]]
+        return msgspec.structs.replace(self, codes=codes)
 
-    def _exchanged(self, asked: TokenRequest, now: int) -> Tokens:
+    def asked(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> tuple[LedgerState, Tokens | OAuthRefused]:
+        """The state after a request for tokens, and the answer: tokens for a code or a refresh token, which has served
+        with that; a refusal if it is not known, not this client's, or has served before, which ends its grant."""
+        return (self._exchanged if asked.verifier is not None else self._refreshed)(asked, new_secret, now)
+
+    def _exchanged(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> _Answer:
         digest = sha256_of(asked.secret)
-        code = self._codes.get(digest)
+        code = self.codes.get(digest)
         if code is None or code.permission.client_id != asked.client_id or now >= code.until:
-            told = f"the code is not known: it is another program's, or older than {CODE_SECONDS} s"
-            raise OAuthRefused("invalid_grant", told)
-        if code.grant_id:
-            self.end(code.grant_id)  # somebody else may have had the code too (RFC 6749 section 4.1.2)
-            raise OAuthRefused("invalid_grant", "the code has served before, so its tokens are void; ask again")
-        grant_id = sha256_of(self._new_secret())[:8]
-        self._codes[digest] = msgspec.structs.replace(code, grant_id=grant_id)
+            return self, _void(f"the code is not known: it is another program's, or older than {CODE_SECONDS} s")
+        if code.grant_id:  # somebody else may have had the code too (RFC 6749 section 4.1.2)
+            return self.ended(code.grant_id), _void("the code has served before, so its tokens are void; ask again")
+        grant_id = sha256_of(new_secret())[:8]
+        served = {**self.codes, digest: msgspec.structs.replace(code, grant_id=grant_id)}
+        state = msgspec.structs.replace(self, codes=served)
         assert asked.verifier is not None
         if not is_answer_to(code.permission.challenge, asked.verifier):
-            raise OAuthRefused("invalid_grant", "code_verifier does not belong to the code_challenge; ask again")
+            return state, _void("code_verifier does not belong to the code_challenge; ask again")
         if asked.redirect_uri not in (None, code.permission.redirect_uri):
-            raise OAuthRefused("invalid_grant", "redirect_uri is another one than before; ask again")
-        allowed = code.allowed
-        self._make_room(now, allowed.principal)
+            return state, _void("redirect_uri is another one than before; ask again")
         grant = Grant(
             id=grant_id,
             client_name=code.permission.client.name,
             client_sha256=sha256_of(asked.client_id),
-            principal_sha256=allowed.principal_sha256,
-            principal=allowed.principal,
-            rights=allowed.rights,
-            topics=allowed.topics,
             created_at=now,
             access_sha256="",
             access_until=0,
             refresh_sha256="",
             refresh_until=0,
+            **msgspec.structs.asdict(code.allowed),
         )
-        return self._given(grant, now)
+        return state._with_room(now, code.allowed.principal)._given(grant, new_secret, now)
 
-    def _refreshed(self, asked: TokenRequest, now: int) -> Tokens:
+    def _refreshed(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> _Answer:
         digest, client = sha256_of(asked.secret), sha256_of(asked.client_id)
-        for grant in self.all():
+        for grant in self.grants:
             if digest in grant.spent:
-                self.end(grant.id)
-                raise OAuthRefused("invalid_grant", "the refresh token has served before; its grant is void, ask again")
+                told = "the refresh token has served before; its grant is void, ask again"
+                return self.ended(grant.id), _void(told)
             if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.refresh_until:
                 spent = (*grant.spent, digest)[-SPENT_MAX:]
-                return self._given(msgspec.structs.replace(grant, spent=spent), now)
-        raise OAuthRefused("invalid_grant", REFRESH_UNKNOWN)
+                return self._given(msgspec.structs.replace(grant, spent=spent), new_secret, now)
+        return self, _void(REFRESH_UNKNOWN)
 
-    def _given(self, grant: Grant, now: int) -> Tokens:
-        access, refresh = self._new_secret(), self._new_secret()
-        self._grants[grant.id] = msgspec.structs.replace(
+    def _given(self, grant: Grant, new_secret: NewSecret, now: int) -> _Answer:
+        access, refresh = new_secret(), new_secret()
+        grant = msgspec.structs.replace(
             grant,
             access_sha256=sha256_of(access),
             access_until=now + ACCESS_SECONDS,
             refresh_sha256=sha256_of(refresh),
             refresh_until=now + REFRESH_SECONDS,
         )
-        return Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
+        grants = {one.id: one for one in self.grants} | {grant.id: grant}
+        tokens = Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
+        return msgspec.structs.replace(self, grants=tuple(grants.values())), tokens
 
-    def _make_room(self, now: int, principal: str) -> None:
-        """Forget the grants that are over, and of too many, with one more of this principal's, those of whoever allowed
-        the most that have not been used for longest."""
-        live = [one for one in self.all() if now < one.refresh_until]
-        live.sort(key=lambda one: one.refresh_until)
+    def _with_room(self, now: int, principal: str) -> LedgerState:
+        """Without the grants that are over, and of too many, with one more of this principal's, those of whoever
+        allowed the most that have not been used for longest."""
+        live = sorted((one for one in self.grants if now < one.refresh_until), key=lambda one: one.refresh_until)
         held = [*(Held(one.principal) for one in live), Held(principal)]
         leaving = {one.place: one.why(GRANTS_MAX, "programs") for one in surplus(held, GRANTS_MAX)}
-        self.made_room = {live[place].id: why for place, why in leaving.items()}
-        self._grants = {one.id: one for place, one in enumerate(live) if place not in leaving}
+        made_room = {live[place].id: why for place, why in leaving.items()}
+        grants = tuple(one for place, one in enumerate(live) if place not in leaving)
+        return msgspec.structs.replace(self, grants=grants, made_room=made_room)
+
+
+_Answer = tuple[LedgerState, Tokens | OAuthRefused]
+
+
+def _void(why: str) -> OAuthRefused:
+    return OAuthRefused("invalid_grant", why)
 
 
 def sha256_of(secret: str) -> str:

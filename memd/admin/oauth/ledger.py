@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from memd.admin.oauth.grants import Allowed, GivenCode, Grant, Grants, Tokens
+from memd.admin.oauth.grants import Allowed, GivenCode, Grant, LedgerState, Tokens
 from memd.admin.oauth.protocol import Permission, TokenRequest
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
@@ -34,23 +34,6 @@ SECRET_BYTES = 32
 GONE = "the token with which the program was allowed this is gone; ask again"
 _KEY, _GRANT, _CODE = "key", "grant/", "code/"
 Result = TypeVar("Result")
-
-
-class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is in a list of grants."""
-
-    key: bytes = b""
-    """Seals the ids of clients; empty before the first one registered."""
-    grants: tuple[Grant, ...] = ()
-    """Oldest first."""
-    codes: Mapping[str, GivenCode] = {}
-    """By their SHA-256, the oldest first. A file has none: they are not kept over a restart."""
-    changes: int = 0
-    """How often the book was changed."""
-
-    def without(self, is_over: Callable[[Grant], bool]) -> LedgerState:
-        """The state after some grants have ended."""
-        return msgspec.structs.replace(self, grants=tuple(one for one in self.grants if not is_over(one)))
 
 
 class GrantList(Protocol):
@@ -155,7 +138,6 @@ class Ledger:
             self._state = file.read()
         except StoreError as error:
             log.warning("the programs that were allowed to use memory have to ask again", extra={"error": error})
-        self._grants = Grants(new_secret, self._state.grants)
 
     @property
     def key(self) -> bytes:
@@ -178,7 +160,7 @@ class Ledger:
 
     def live(self) -> tuple[Grant, ...]:
         """Return the grants that are not over, oldest first."""
-        return tuple(one for one in self._grants.all() if self._now() < one.refresh_until and self._is_somebodys(one))
+        return tuple(one for one in self._state.grants if self._now() < one.refresh_until and self._is_somebodys(one))
 
     async def key_to_register(self) -> bytes:
         """Return that key, made and kept when it is first needed; in a cluster with the first look at the book, so that
@@ -189,7 +171,7 @@ class Ledger:
         """
         if not self.key:
             key = secrets.token_bytes(SECRET_BYTES)
-            await self._change(lambda state: msgspec.structs.replace(state, key=state.key or key))
+            await self._change(lambda state: (msgspec.structs.replace(state, key=state.key or key), None))
         return self.key
 
     async def allow(self, permission: Permission, allowed: Allowed) -> str:
@@ -198,7 +180,9 @@ class Ledger:
         Raises:
             StoreError: it cannot be told to the other daemons.
         """
-        return await self._changed(lambda grants: grants.allow(permission, allowed, self._now()))
+        code = new_secret()
+        await self._change(lambda state: (state.allowed(permission, allowed, code, self._now()), None))
+        return code
 
     async def tokens_for(self, asked: TokenRequest) -> Tokens:
         """Return tokens for a code or a refresh token.
@@ -207,11 +191,11 @@ class Ledger:
             OAuthRefused: there are none for it.
             StoreError: they cannot be kept, so they are not given.
         """
-        return await self._changed(lambda grants: grants.tokens_for(asked, self._now()))
+        return await self._change(lambda state: state.asked(asked, new_secret, self._now()))
 
     def acting(self, access_token: str) -> Grant | None:
         """Return the grant for which an access token stands now; None if it stands for none."""
-        found = self._grants.acting(access_token, self._now())
+        found = self._state.acting(access_token, self._now())
         return found if found is not None and self._is_somebodys(found) else None
 
     async def revoke(self, token: str) -> None:
@@ -220,7 +204,7 @@ class Ledger:
         Raises:
             StoreError: it has ended, but may be back after a restart.
         """
-        await self._changed(lambda grants: grants.revoke(token))
+        await self._change(lambda state: (state.revoked(token), None))
 
     async def end(self, grant_id: str) -> bool:
         """End a grant; whether there was one.
@@ -228,34 +212,25 @@ class Ledger:
         Raises:
             StoreError: it has ended, but may be back after a restart.
         """
-        return await self._changed(lambda grants: grants.end(grant_id))
+        return await self._change(
+            lambda state: (state.ended(grant_id), any(one.id == grant_id for one in state.grants))
+        )
 
-    async def _changed(self, change: Callable[[Grants], Result]) -> Result:
+    async def _change(self, change: Callable[[LedgerState], tuple[LedgerState, Result | OAuthRefused]]) -> Result:
+        """Make a change, and return or raise its outcome."""
         outcome: list[Result | OAuthRefused] = []
         reasons: dict[str, str] = {}
 
         def work(state: LedgerState) -> LedgerState:
             if self._shared is None:  # elsewhere a token may be known that is not known here yet
                 state = state.without(lambda one: not self._is_somebodys(one))
-            grants = Grants(new_secret, state.grants, state.codes)
-            try:
-                result: Result | OAuthRefused = change(grants)
-                if not all(map(self._is_somebodys, set(grants.all()).difference(state.grants))):
-                    grants, result = Grants(new_secret, state.grants, state.codes), OAuthRefused("invalid_grant", GONE)
-            except OAuthRefused as refusal:  # it may have ended a grant
-                result = refusal
+            after, result = change(state)  # a refusal may have ended a grant
+            if not all(map(self._is_somebodys, set(after.grants).difference(state.grants))):
+                after, result = state, OAuthRefused("invalid_grant", GONE)
             outcome[:] = [result]
-            reasons.update(grants.made_room)
-            return msgspec.structs.replace(state, grants=grants.all(), codes=grants.codes)
+            reasons.update(after.made_room)
+            return msgspec.structs.replace(after, made_room={})
 
-        await self._change(work, reasons)
-        if isinstance(outcome[0], OAuthRefused):
-            raise outcome[0]
-        return outcome[0]
-
-    async def _change(
-        self, work: Callable[[LedgerState], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
         async with self._turn:
             try:
                 await asyncio.to_thread(self._adopt, lambda: (self._shared or self._file).change(work), reasons)
@@ -263,11 +238,13 @@ class Ledger:
                 if self._shared is None:
                     await asyncio.to_thread(self._adopt, self._file.read)  # what has ended
                 raise
+        if isinstance(outcome[0], OAuthRefused):
+            raise outcome[0]
+        return outcome[0]
 
     def _adopt(self, read: Callable[[], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})) -> None:
         with self._changing:
             before, self._state = self._state, read()
-            self._grants = Grants(new_secret, self._state.grants)
             _tell_changes(before.grants, self._state.grants, reasons)
             if self._shared is not None:
                 with suppress(StoreError):  # the copy is written with the next change
@@ -289,7 +266,7 @@ def new_secret() -> str:
 def _tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapping[str, str]) -> None:
     """Log which programs may use the memory now and could not before, and the other way round.
 
-    `reasons`: see `Grants.made_room`.
+    `reasons`: see `LedgerState.made_room`.
     """
     old, new = {one.id: one for one in before}, {one.id: one for one in after}
     for told, grants, others in (
