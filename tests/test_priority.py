@@ -93,7 +93,7 @@ def test_topics_take_turns_at_the_model() -> None:
         book = encoder.ingestion.submit(encoder.embed_texts, ["book"] * 50)
         assert begun.wait(30)
         talk = encoder.ingestion.submit(encoder.embed_texts, ["talk"])
-        while len(encoder._turns._waiting) == 0:
+        while encoder._batches._work_queue.empty():
             pass
         assert encoder.backlog == 51
         let.set()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
-from memd.embedding.priority import Priority, Turns
+from memd.embedding.priority import Priority
 from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, ModelLoading
@@ -42,12 +42,12 @@ class Encoder:
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
         self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
-        self._turns = Turns()
+        self._batches = ThreadPoolExecutor(1, "memd-texts")  # which are embedded in the order in which they come
         self._waiting = 0
         self.priority = Priority()
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
-        self._background = self.priority.for_background()
-        self._is_closing = False
+        ended = "memd ends; what is not stored yet is in the journal, and stored after the next start"
+        self._background = self.priority.for_background(lambda: EmbeddingError(ended))
         self._trouble: EmbeddingError | None = None
         self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
         self._questions_lock = threading.Lock()
@@ -140,7 +140,7 @@ class Encoder:
         self._count_waiting(len(texts))
         try:
             for batch in batches:
-                found.append(self._embed_batch(batch))
+                found.append(self._batches.submit(self._embed_batch, batch).result())
                 self._count_waiting(-len(batch))
         finally:
             self._count_waiting(-sum(map(len, batches[len(found) :])))
@@ -157,10 +157,10 @@ class Encoder:
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
-        self._is_closing = True
+        self._background.end()
         self.embedder.close()
-        self._asking.shutdown(wait=True, cancel_futures=True)
-        self._ingestion.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._asking, self._ingestion, self._batches):
+            threads.shutdown(wait=True, cancel_futures=True)
 
     def give_way(self) -> None:
         """Wait while requests are being answered; called between two steps of what is done in the ingesting thread.
@@ -168,15 +168,12 @@ class Encoder:
         Raises:
             EmbeddingError: the daemon ends, which does not wait for the book that is being stored.
         """
-        if self._is_closing:
-            raise EmbeddingError("memd ends; what is not stored yet is in the journal, and stored after the next start")
         self._background.give_way()
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        with self._turns.taken():
-            self.give_way()
-            with self._noting():
-                return self.embedder.embed_many(texts)
+        self.give_way()
+        with self._noting():
+            return self.embedder.embed_many(texts)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:

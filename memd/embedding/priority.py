@@ -1,8 +1,8 @@
 """Requests go before background work that needs the same processor, and so do other programs.
 
 Rule: background work goes in small steps and gives way between them: to requests, which it waits for, and to whatever
-else wants the processor, for as long as that kept it waiting. Several works that need the same thing take turns, one
-step each. Under a load without gaps it goes on all the same, with a share of the time, so that everything is stored.
+else wants the processor, for as long as that kept it waiting. Under a load without gaps it goes on all the same, with a
+share of the time, so that everything is stored. Between two steps it also hears that the daemon ends.
 
 The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
 seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -51,9 +50,9 @@ class Priority:
                 self._holders -= 1
                 self._released.notify_all()
 
-    def for_background(self) -> Background:
-        """Return what one background work gives way with."""
-        return Background(self)
+    def for_background(self, given_up: Callable[[], Exception] | None = None) -> Background:
+        """Return what one background work gives way with; see `Background`."""
+        return Background(self, given_up or GivenUp)
 
     def wait(self, seconds: float) -> None:
         """Wait until no request holds it, at most so long. Never called on the event loop."""
@@ -61,52 +60,40 @@ class Priority:
             self._released.wait_for(lambda: self._holders == 0, seconds)
 
 
-class Background:
-    """One work that gives way, in threads that take turns."""
+class GivenUp(Exception):
+    """Work that may take minutes is given up, because the daemon ends."""
 
-    def __init__(self, priority: Priority) -> None:
+
+class Background:
+    """One work that gives way, in any threads, until it is given up."""
+
+    def __init__(self, priority: Priority, given_up: Callable[[], Exception]) -> None:
+        """`given_up`: the error with which it then ends."""
         self._priority = priority
+        self._given_up = given_up
+        self.has_ended = False
         self._resumed_at = time.monotonic()
         self._thread = threading.local()
 
+    def end(self) -> None:
+        """Give it up at its next step; it begins nothing any more."""
+        self.has_ended = True
+
+    def go_on(self) -> None:
+        """Raise the error of work that was given up, if it was."""
+        if self.has_ended:
+            raise self._given_up()
+
     def give_way(self) -> None:
-        """Wait while requests are being answered, or others want the processor; called between two steps."""
+        """Wait while requests are being answered, or others want the processor; called between two steps. See
+        `go_on`."""
+        self.go_on()
         worked, delayed = time.monotonic() - self._resumed_at, _delayed_seconds()
         delay = delayed - getattr(self._thread, "delayed", delayed)
         if rest := min(WAIT_SECONDS_MAX, DELAYS * delay):
             time.sleep(rest)
         self._priority.wait(min(WAIT_SECONDS_MAX, WAITS_MAX * worked))
         self._resumed_at, self._thread.delayed = time.monotonic(), _delayed_seconds()
-
-
-class Turns:
-    """A lock for threads that take it again and again: who has waited longest gets it next."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()
-        self._is_taken = False
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold the lock while the block runs."""
-        mine = threading.Lock()
-        mine.acquire()
-        with self._guard:
-            if self._is_taken:
-                self._waiting.append(mine)
-            else:
-                self._is_taken = True
-                mine.release()
-        mine.acquire()
-        try:
-            yield
-        finally:
-            with self._guard:
-                if self._waiting:
-                    self._waiting.popleft().release()
-                else:
-                    self._is_taken = False
 
 
 def yield_to_others() -> None:

@@ -2,7 +2,9 @@
 
 Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable. They leave the
 prompt only when they are durable, in the log or, for the time until they are embedded, in the journal. A failed append
-of messages changes nothing but the time of the next attempt.
+of messages changes nothing but the time of the next attempt. Whatever embeds and appends holds `Topic.storing`, so that
+nothing but corrections is appended to the topic meanwhile; it is embedded in an ingesting thread and written in the
+topic's.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -24,18 +26,19 @@ from memd.conversation.conversation import Conversation, Line
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
-from memd.errors import EmbeddingError, ErasedForGood, MemdError, StoreError
-from memd.ingest.appending import BATCH_CHARACTERS, TopicAppender
+from memd.errors import EmbeddingError, ErasedForGood, MadeAnew, MemdError, StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import (
+    Batch,
     Part,
     each_part,
     first_batch,
     has_changed,
     lacks,
+    newly_said,
     note_parts,
     owed_parts,
     repeated,
@@ -46,10 +49,13 @@ from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-from memd.wording import erased_for_good
+from memd.wording import erased_for_good, tallied
 
 log = logging.getLogger("memd")
 
+MADE_TRIES = 5
+BATCH_CHARACTERS = 8_000
+"""Text that is embedded and appended at once, if a part is not longer: about a second's work."""
 BACKOFF_SECONDS_MAX = 30.0
 """The longest pause after a failure."""
 FRACTION = 0.5
@@ -84,15 +90,16 @@ class Archiver:
         self._config = config
         self._redactor = redactor
         self._encoder = encoder
-        self._appender = TopicAppender(config, encoder, counter, redactor, metrics, events)
+        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.embedder.same_cosine, redactor=redactor)
         self._counter = counter
         self._tasks = tasks
         self._indexer = indexer
         self._metrics = metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
-        self._turn = encoder.priority.for_background()  # of that thread
-        self._is_closing = False
+        self._turn = encoder.priority.for_background(
+            lambda: StoreError("memd ends; what was being cut is in the journal")
+        )  # of that thread: a book takes a minute
         self._under_way: set[str] = set()
         self._waiting: dict[str, dict[Conversation, int]] = {}
         """By topic: the conversations that are to be stored in the background, each up to where."""
@@ -100,7 +107,7 @@ class Archiver:
 
     def close(self) -> None:
         """End the thread; what is or waits to be cut is cut when it is asked for."""
-        self._is_closing = True
+        self._turn.end()
         self._cutting.shutdown(wait=True, cancel_futures=True)
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
@@ -188,7 +195,7 @@ class Archiver:
                     part = await self._part_with(topic, uuid, whole=whole)
                     named = () if whole else wanted
                     # The marks follow when its conversation is stored.
-                    if part is None or await self._appender.append_parts(topic, [part], named=named) or not whole:
+                    if part is None or await self._append_parts(topic, [part], named=named) or not whole:
                         break
 
     def store_notes_later(self, topic: Topic) -> None:
@@ -201,7 +208,7 @@ class Archiver:
 
         async def cut(parts: Sequence[Part]) -> None:
             with topic.held():
-                cutting = partial(topic.cutter.cut, parts, step=self._step)
+                cutting = partial(topic.cutter.cut, parts, step=self._turn.give_way)
                 await asyncio.get_running_loop().run_in_executor(self._cutting, cutting)
 
         if parts := topic.listed_parts.of(conversation):
@@ -217,9 +224,14 @@ class Archiver:
         Raises:
             EmbeddingError, StoreError: nothing was written.
         """
+
+        def made() -> tuple[Sequence[Draft], int]:
+            drafts = make(self._drafter)
+            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
+
         with topic.used():
             async with topic.storing:
-                entries = await self._appender.append_made(topic, make)
+                entries = await self._append(topic, made)
         self._indexer.look_after(topic)
         return entries
 
@@ -299,12 +311,6 @@ class Archiver:
 
     # -- private ------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        """Between two pieces of what is cut in the background: a book takes a minute."""
-        if self._is_closing:
-            raise StoreError("memd ends; what was being cut is in the journal")
-        self._turn.give_way()
-
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
         """Take what is durable out of the prompt.
 
@@ -366,11 +372,11 @@ class Archiver:
             if self._attempts.are_waiting(topic):
                 return False
             try:
-                is_whole = await self._appender.append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
+                is_whole = await self._append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
                 if not is_whole and batch:
                     behind = each_part(conversation, upto, begin=batch[-1].end, closing=closing)
                     short = (one for one in behind if one.characters <= BATCH_CHARACTERS and lacks(topic.log, one))
-                    await self._appender.append_parts(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation)
+                    await self._append_parts(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
                 return False
@@ -396,13 +402,86 @@ class Archiver:
                     if self._attempts.are_waiting(topic):
                         return
                     try:
-                        is_stored = await self._appender.append_parts(topic, [part])
+                        is_stored = await self._append_parts(topic, [part])
                     except MemdError as error:
                         self._attempts.failed(topic, error)
                         return
                     self._attempts.succeeded(topic)
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
+
+    async def _append_parts(
+        self,
+        topic: Topic,
+        parts: Sequence[Part],
+        conversation: Conversation | None = None,
+        named: Collection[bytes] = (),
+    ) -> bool:
+        """Append the next chunks of parts of a conversation, of a part of any, or of a note; True if that was the last.
+
+        `named`: the uuids of chunks that go before all others of a long part.
+        """
+        named = named if sum(part.characters for part in parts) > BATCH_CHARACTERS else ()
+        shown = topic.buffer.injected_uuids()
+        talks = topic.buffer.conversations()
+        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
+        lines_named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+        is_note = any(part.note is not None for part in parts)
+        messages = [] if conversation is None else conversation.messages[:]
+        new = cache(lambda: newly_said(topic.log, messages))
+
+        def is_shown(uuid: bytes) -> bool:
+            return is_note or uuid in shown or uuid.hex().startswith(lines_named)
+
+        def is_new(digest: bytes) -> bool:
+            return conversation is None or digest in new()
+
+        batch: Batch | None = None
+
+        def made() -> tuple[Sequence[Draft], int]:
+            nonlocal batch
+            give_way = self._encoder.give_way
+            batch = topic.cutter.next_batch(parts, is_shown, BATCH_CHARACTERS, named, give_way)
+            digests = batch.digests if batch.is_first else ()
+            drafts = self._drafter.embedded(topic.log, batch.drafts, digests, is_shown=is_shown, is_new=is_new)
+            return batch.completing(drafts), sum(self._counter.count(draft.content) for draft in batch.new)
+
+        topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
+        try:
+            topic.note_chunks(await self._append(topic, made))
+        finally:
+            topic.being_stored = frozenset()
+        assert batch is not None, "it was made"
+        batch.done()
+        if batch.is_last:
+            for note_id, _ in (part.note for part in parts if part.note is not None):
+                topic.buffer.settle_note(note_id)
+        return batch.is_last
+
+    async def _append(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
+        """Append the drafts that `make` returns, with the tokens they came from."""
+        started = time.perf_counter()
+        loop, entries = asyncio.get_running_loop(), list[Entry]()
+        for left in reversed(range(MADE_TRIES)):
+            made_at = topic.log.head
+            drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, make)
+            try:
+                entries = await topic.append(drafts, made_at) if drafts else []
+                break
+            except MadeAnew:  # another daemon has stored some of the same: it is made anew, without that
+                if not left:
+                    raise
+        if drafts:
+            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
+        if redacted := self._redactor.marks([draft.content for draft in drafts]):
+            self._redactor.count(redacted)
+            log.info(
+                "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
+            )
+        self._metrics.ingestions.add(time.perf_counter() - started)
+        self._metrics.ingested_tokens.add(count=tokens)
+        self._metrics.ingested_chunks.add(count=len(drafts))
+        return entries
 
     async def _part_with(self, topic: Topic, uuid: bytes, *, whole: bool) -> Part | None:
         """The part that is to be stored and has the chunk with this uuid; None if nobody has it, or the log has it
@@ -453,7 +532,7 @@ class Archiver:
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = each_part(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
             try:
-                is_whole = await self._appender.append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
+                is_whole = await self._append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
             except MemdError as error:
                 self._attempts.failed(topic, error)
                 return False

@@ -10,11 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from memd.clock import pause_before_retry
-from memd.embedding.priority import Background, Priority, yield_to_others
+from memd.embedding.priority import GivenUp, Priority, yield_to_others
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
@@ -44,7 +43,6 @@ class Indexer:
         self._merger = background_thread("memd-merge")
         self._under_way: set[str] = set()
         self._failures: dict[str, int] = {}  # in a row, of each work whose last attempt failed
-        self._closing = False
         self._metrics = metrics
 
     @property
@@ -62,7 +60,7 @@ class Indexer:
 
     def close(self) -> None:
         """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
-        self._closing = True
+        self._mergers_turn.end()
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
@@ -79,7 +77,7 @@ class Indexer:
                 self._failures.pop(name, None)
             except StoreError as error:
                 self._note_failure(name, error)
-            except _ClosingError:
+            except GivenUp:
                 return
             finally:
                 topic.release()
@@ -104,17 +102,8 @@ class Indexer:
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):
             log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
-            give_way = partial(self._give_way, self._mergers_turn)
+            give_way = self._mergers_turn.give_way
             await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, give_way)
-
-    def _give_way(self, work: Background) -> None:
-        if self._closing:
-            raise _ClosingError
-        work.give_way()
-
-
-class _ClosingError(Exception):
-    """The daemon ends: a merge, which may take minutes, is abandoned."""
 
 
 def background_thread(name: str) -> ThreadPoolExecutor:

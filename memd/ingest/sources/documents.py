@@ -235,8 +235,8 @@ class DocumentTaker:
         self._encoder = encoder
         self._cutter = cutter
         self._cutting = background_thread("memd-documents")
-        self._turn = encoder.priority.for_background()
-        self._is_stopping = False
+        ended = "memd ends; nothing of this document is stored yet, hand it over again"
+        self._turn = encoder.priority.for_background(lambda: StoreError(ended))
 
     async def take(
         self,
@@ -259,7 +259,7 @@ class DocumentTaker:
             EmbeddingError, StoreError: nothing was written.
         """
         own = self._cutter.redactor.identifier(author) if is_apart else None
-        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._step, author, own))
+        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._turn.give_way, author, own))
         if len(cut.drafts) > CHUNKS_MAX:
             raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
         fingerprint, forbidden = self._encoder.fingerprint, topic.log.forbidden
@@ -277,7 +277,7 @@ class DocumentTaker:
         vectors: dict[str, bytes] = {}
         texts = without_vectors(drafts)
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
-            self._go_on()
+            self._turn.go_on()
             some = texts[start : start + EMBEDDED_AT_ONCE]
             vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some))
 
@@ -314,19 +314,11 @@ class DocumentTaker:
 
     def stop(self) -> None:
         """Take nothing more: a document that is being embedded is given up."""
-        self._is_stopping = True
+        self._turn.end()
 
     def close(self) -> None:
         """End the thread."""
         self._cutting.shutdown(wait=True, cancel_futures=True)
-
-    def _step(self) -> None:
-        self._go_on()
-        self._turn.give_way()
-
-    def _go_on(self) -> None:
-        if self._is_stopping:
-            raise StoreError("memd ends; nothing of this document is stored yet, hand it over again")
 
     def _embedded(self, texts: Sequence[str]) -> dict[str, bytes]:
         vectors = self._encoder.embed_texts(texts) if texts else ()

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from memd.documents import GivenDocument
-from memd.embedding.priority import Priority
+from memd.embedding.priority import GivenUp, Priority
 from memd.entries import topic_called
 from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
@@ -150,7 +150,6 @@ class SourceTender:
         self._thread = background_thread("memd-sources")
         self._turn = priority.for_background()
         self._working = asyncio.Lock()
-        self._is_closing = False
 
     def states(self) -> tuple[SourceState, ...]:
         """The sources, as they stand."""
@@ -188,7 +187,7 @@ class SourceTender:
 
     def stop(self) -> None:
         """End a look under way before its next file, or in the middle of a long one, and begin none."""
-        self._is_closing = True
+        self._turn.end()
         self._taker.stop()
 
     async def close(self) -> None:
@@ -201,7 +200,7 @@ class SourceTender:
 
     async def _look(self) -> None:
         async with self._working:
-            while not self._is_closing and (due := next((one for one in self._tended if one.is_due), None)):
+            while not self._turn.has_ended and (due := next((one for one in self._tended if one.is_due), None)):
                 await self._look_at(due)
 
     async def _look_at(self, one: _Tended) -> None:
@@ -211,16 +210,16 @@ class SourceTender:
         keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one)
 
         def work() -> None:
-            look(one.source, keeper, one.seen, one.told, force=force, step=self._step)
+            look(one.source, keeper, one.seen, one.told, force=force, step=self._turn.give_way)
 
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, work)
             one.error = ""
-        except _StoppedError:
+        except GivenUp:
             return
         except MemdError as error:
             one.error = str(error)
-            if self._is_closing:
+            if self._turn.has_ended:
                 return
             if not isinstance(error, BadSource):
                 one.is_forced = force
@@ -236,14 +235,9 @@ class SourceTender:
         self._events.publish("source", {"path": str(one.source.path), "topic_id": one.topic_id})
 
     def _again(self, one: _Tended) -> None:
-        if not self._is_closing:
+        if not self._turn.has_ended:
             one.is_due = True
             self._look_later()
-
-    def _step(self) -> None:
-        if self._is_closing:
-            raise _StoppedError
-        self._turn.give_way()
 
     async def _watch(self) -> None:
         """Look at what the file system tells has changed; watch anew when a folder has come, gone or been replaced."""
@@ -342,10 +336,6 @@ class _TopicKeeper:
                 return await work(topic)
 
         return asyncio.run_coroutine_threadsafe(done(), self._loop).result()
-
-
-class _StoppedError(Exception):
-    """The daemon ends."""
 
 
 def topic_of(folder: Path) -> str:
