@@ -13,6 +13,7 @@ from memd.clock import pause_before_retry
 from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
+from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
 from memd.recall.retrieve import Budget, Retriever
@@ -282,7 +283,7 @@ NOTE = "The office coffee comes from the roaster in Mill Lane."
 
 async def noted(stage: Stage, topic: Topic, *texts: str, source: str = "notes/office.md") -> list[Entry]:
     def make(drafter: Drafter) -> list[Draft]:
-        return drafter.passages(topic.log, texts, kind="note", source=source)
+        return drafter.drafts(topic.log, [[Utterance(text)] for text in texts], kind="note", source=source)
 
     return await stage.archiver.append_drafts(topic, make)
 

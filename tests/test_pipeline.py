@@ -9,6 +9,7 @@ from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from crash_files import CrashFiles
 from histories import said
 
+from memd.documents import GivenDocument, GivenSection
 from memd.entries import Draft
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
@@ -73,7 +74,7 @@ def test_the_chunks_of_a_file_are_found_in_all_segments_as_they_are_now(
     make = drafter(embedder)
     for number in range(8):
         source = "a.md" if number % 2 else "b.md"
-        topic.append(make.passages(topic, [f"Paragraph {number}."], kind="document", source=source))
+        topic.append(make.drafts(topic, [[Utterance(f"Paragraph {number}.")]], kind="document", source=source))
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
     first, *_ = found = list(topic.snapshot().live_entries_from("a.md"))
@@ -90,7 +91,8 @@ def test_text_without_a_speaker_has_no_role_and_no_digest_and_is_shown_as_it_is(
 ) -> None:
     make = drafter(embedder)
     long = "\n\n".join(f"Paragraph {number} of the manual. " + "word " * 60 for number in range(8))
-    drafts = make.passages(topic, [SENTENCE, " \n", long], kind="document", source="a.md")
+    runs = [[Utterance(SENTENCE)], [Utterance(long)]]
+    drafts = make.drafts(topic, runs, kind="document", source="a.md")
     assert "".join(draft.content for draft in drafts) == SENTENCE + long, "no chunk crosses two texts"
     assert len(drafts) > 2
     for draft in drafts:
@@ -98,14 +100,15 @@ def test_text_without_a_speaker_has_no_role_and_no_digest_and_is_shown_as_it_is(
         assert (draft.speakers, draft.roles, draft.digests) == ((), (), ())
         assert draft.displayed == draft.spoken == draft.content
     topic.append(drafts)
-    assert make.passages(topic, [long, SENTENCE], kind="document", source="a.md") == []
+    assert make.drafts(topic, runs[::-1], kind="document", source="a.md") == []
 
 
-def test_text_without_a_speaker_is_redacted_before_it_is_cut(topic: TopicLog, embedder: HashEmbedder) -> None:
+def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None:
     pem = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQ\n" * 60 + "-----END PRIVATE KEY-----"
-    (draft,) = drafter(embedder).passages(topic, [f"The key:\n{pem}"], kind="note", source="keys.md")
+    sections = (GivenSection(text=f"The key:\n{pem}"), GivenSection(text=" \n"))
+    document = GivenDocument(source="keys.md", hash="0" * 64, sections=sections)
+    (draft,) = drafter(embedder).cutter.cut_document(document)
     assert draft.content == "The key:\n[redacted:private_key]"
-    assert not any("MIIE" in text for text in embedder.texts)
 
 
 def test_messages_and_text_without_a_speaker_do_not_share_a_run(topic: TopicLog, embedder: HashEmbedder) -> None:

@@ -130,7 +130,6 @@ class Drafter:
         self._dedupe_cosine = config.dedupe.cosine
         self.embed_many = embed_many
         self._same_cosine = same_cosine
-        self._redactor = redactor
 
     def drafts(
         self,
@@ -141,7 +140,7 @@ class Drafter:
         source: str | None = None,
         is_apart: bool = False,
     ) -> list[Draft]:
-        """Cut, redact and embed one batch; a chunk never crosses two runs.
+        """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses two runs.
 
         Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say.
 
@@ -225,18 +224,6 @@ class Drafter:
         texts = [text for text in dict.fromkeys(one.draft.embedded_text for one in batch) if text not in known]
         known.update(zip(texts, self.embed_many(texts) if texts else (), strict=True))
         return np.array([known[one.draft.embedded_text] for one in batch], dtype=np.float32)
-
-    def passages(self, topic: TopicLog, texts: Sequence[str], *, kind: str, source: str | None = None) -> list[Draft]:
-        """Redact, cut and embed texts without a speaker, such as a note or the sections of a document, as one batch.
-
-        Args:
-            texts: of one source; a chunk never crosses two texts, and a blank one is left out.
-
-        Raises:
-            EmbeddingError: the model failed on a text.
-        """
-        runs = [[Utterance(self._redactor.text(text))] for text in texts if text.strip()]
-        return self.drafts(topic, runs, kind=kind, source=source)
 
 
 def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
