@@ -38,7 +38,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
-payload_lists = st.lists(st.binary(min_size=1, max_size=60), max_size=6)
+payload_lists = st.lists(
+    st.binary(max_size=60).map(lambda data: msgspec.msgpack.encode({"type": "said", "data": data})), max_size=6
+)
 
 
 @st.composite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from crash_files import CrashFiles
 from drafts import open_journal
@@ -63,11 +64,12 @@ def test_a_torn_tail_is_moved_aside_and_reported() -> None:
 def test_damage_in_the_middle_keeps_a_copy_and_the_readable_rest(in_header: bool) -> None:
     files = disk()
     journal, _ = open_journal(HOT, files)
-    journal.append([b"one", b"two", b"three"])
+    one, two, three = (msgspec.msgpack.encode({"type": name}) for name in ("one", "two", "three"))
+    journal.append([one, two, three])
     files.flip(HOT, 3 if in_header else scan_records(files.read(HOT)).spans[1].offset + 8)
     image = files.read(HOT)
     journal, payloads = open_journal(HOT, files)
-    assert payloads == ([b"one", b"two", b"three"] if in_header else [b"one", b"three"])
+    assert payloads == ([one, two, three] if in_header else [one, three])
     assert [finding.kind for finding in journal.findings] == ["damaged"]
     assert files.read(Path("/talk/hot.log.torn")) == image
     again, same = open_journal(HOT, files)

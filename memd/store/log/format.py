@@ -31,14 +31,12 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 import struct
 import zlib
-from functools import cache
 
 import msgspec
-import numpy as np
 from msgspec import UNSET
-from numpy.typing import NDArray
 
 from memd.entries import PUBLIC_ID_DIGITS_MIN, Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
@@ -62,11 +60,13 @@ PAYLOAD_BYTES_MAX = 128 << 20
 """Above any request body (100 MiB), so only damage claims more."""
 FINGERPRINT_BYTES = 32
 
-_SEARCH_BYTES_MIN = 4 << 10
-_SEARCH_BYTES_MAX = 1 << 20
-"""Offsets at which a record is looked for at once, in the first and in later steps of a search."""
-_CANDIDATES_MAX = 8 << 10
-"""Of these offsets, those whose checksums are computed at once."""
+_FIRST_MEMBER = re.compile(rb"\xa4uuid\xc4\x10|\xa4type[\xa1-\xbf]")
+"""Of every payload that is searched for: a map begins with the uuid of an entry or with the type of an event. These
+bytes are no UTF-8, so no text has them, and no record has another one inside."""
+_MAP_HEADS = (1, 3)
+"""The bytes of a map's head, up to its first member: of a few members, or of more than fifteen."""
+_LONG_BYTES = 1 << 16
+"""A length up to this is believed before it is checked; damaged lengths may all claim the rest of the file."""
 _HEADER = struct.Struct("<8sIIII32s8s12x")
 _CRC = struct.Struct("<I")
 _FRAME = struct.Struct("<II")
@@ -77,13 +77,6 @@ _OPTIONAL = tuple(field.name for field in msgspec.structs.fields(Entry) if field
 _optional_values = operator.attrgetter(*_OPTIONAL)
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(Entry)
-
-Words = NDArray[np.uint32]
-
-_STEP_BYTES = 128
-"""Between two places whose CRC is kept; up to so many bytes are read again for the end of a range."""
-_DIGITS = 7
-"""Lengths are taken apart into so many hexadecimal digits: up to 256 MiB."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,19 +221,33 @@ def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
     spans: list[Span] = []
     gaps: list[tuple[int, int]] = []
     at = end = start
-    search = _Search(data)
     while at < len(data):
-        length = search.record_length(at)
-        if not length:
-            following = search.next_record(at + 1)
+        if (payload := _payload_alone(data, at)) is None:
+            following = _next_record(data, at + 1)
             if following is None:
                 break
             gaps.append((at, following))
             at = following
             continue
-        spans.append(Span(at, length))
-        at = end = at + FRAME_BYTES + length
+        spans.append(Span(at, len(payload)))
+        at = end = at + FRAME_BYTES + len(payload)
     return Scan(spans, gaps, end)
+
+
+def _payload_alone(data: bytes, at: int) -> bytes | None:
+    """The payload of the record at `at`, unless another record begins in it: so each byte is checked about once."""
+    length = int.from_bytes(data[at : at + 4], "little")
+    inside = at + FRAME_BYTES + max(_MAP_HEADS) + 1
+    if _LONG_BYTES < length <= len(data) - at and _FIRST_MEMBER.search(data, inside, at + length):
+        return None
+    return payload_at(data, at)
+
+
+def _next_record(data: bytes, start: int) -> int | None:
+    """The offset of the first readable record at or after `start`."""
+    members = (found.start() for found in _FIRST_MEMBER.finditer(data, start + FRAME_BYTES))
+    places = (member - head - FRAME_BYTES for member in members for head in _MAP_HEADS)
+    return next((at for at in places if at >= start and _payload_alone(data, at) is not None), None)
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -292,126 +299,3 @@ def _count(payload: bytes) -> int:
 def _written_count(entry: Entry) -> int:
     """How many fields the payload of an entry without unknown ones has."""
     return len(_FIELDS) - _optional_values(entry).count(UNSET)
-
-
-class _Search:
-    """Finds readable records after unreadable bytes, in time and memory that grow with the bytes alone.
-
-    Every offset with a possible length field is tried. Text and float32 vectors hardly ever look like one, random bytes
-    often do, and then each would be a checksum over half of the file: `RangeChecksums` has those at hand.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._checksums = RangeChecksums(data)
-
-    def record_length(self, at: int) -> int:
-        """The length of the payload of the record at `at`; 0 if there is no readable one."""
-        length = int.from_bytes(self._data[at : at + 4], "little")
-        if _SEARCH_BYTES_MAX < length <= len(self._data) - at - FRAME_BYTES:  # damaged lengths may all claim the rest
-            return length if self._first_between(at, at + 1) is not None else 0
-        payload = payload_at(self._data, at)
-        return 0 if payload is None else len(payload)
-
-    def next_record(self, start: int) -> int | None:
-        """The offset of the first readable record at or after `start`."""
-        step = _SEARCH_BYTES_MIN  # small at first: damage is mostly short, and there may be much of it
-        while start < len(self._data) - FRAME_BYTES:
-            stop = min(start + step, len(self._data) - FRAME_BYTES)
-            found = self._first_between(start, stop)
-            if found is not None:
-                return found
-            start, step = stop, min(2 * step, _SEARCH_BYTES_MAX)
-        return None
-
-    def _first_between(self, start: int, stop: int) -> int | None:
-        words = _words_at(self._data, start, stop + FRAME_BYTES // 2)
-        lengths, crcs = words[: stop - start], words[FRAME_BYTES // 2 :]
-        room = len(self._data) - FRAME_BYTES - np.arange(start, stop)  # bytes after the frame at each offset
-        [places] = np.nonzero((lengths > 0) & (lengths <= np.minimum(room, PAYLOAD_BYTES_MAX)))
-        for some in np.array_split(places, len(places) // _CANDIDATES_MAX + 1):
-            payloads, claimed = start + some + FRAME_BYTES, lengths[some]
-            found = self._checksums.of(payloads, claimed.astype(np.int64), crc_of_words(claimed))
-            if (right := np.flatnonzero(found == crcs[some])).size:
-                return start + int(some[right[0]])
-        return None
-
-
-def _words_at(data: bytes, start: int, stop: int) -> NDArray[np.uint32]:
-    """The four bytes at each offset from `start` to before `stop` as one number: four interleaved views."""
-    words = np.empty(stop - start, dtype="<u4")
-    for lane in range(min(4, stop - start)):
-        size = len(words[lane::4])
-        words[lane::4] = np.frombuffer(data, dtype="<u4", count=size, offset=start + lane)
-    return words
-
-
-class RangeChecksums:
-    """Checksums of ranges of `data`. The first one reads all of it, once."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self._kept: list[int] = []
-
-    def of(self, starts: NDArray[np.int64], lengths: NDArray[np.int64], before: Words) -> Words:
-        """Return for each range zlib.crc32 of its bytes, begun with the CRC `before` of what comes before it."""
-        begun, ended = self._up_to(starts), self._up_to(starts + lengths)
-        return ended ^ _shifted(begun ^ before, lengths)
-
-    def _up_to(self, places: NDArray[np.int64]) -> Words:
-        kept, data, step, crc32 = self._kept, self._data, _STEP_BYTES, zlib.crc32
-        if not kept:
-            crc = 0
-            for start in range(0, len(data) + 1, step):
-                kept.append(crc)
-                crc = crc32(data[start : start + step], crc)
-        crcs = [crc32(data[at - at % step : at], kept[at // step]) for at in places.tolist()]
-        return np.array(crcs, dtype=np.uint32)
-
-
-def crc_of_words(words: Words) -> Words:
-    """Return zlib.crc32 of the four little-endian bytes of each word."""
-    return ~_shifted(~words, np.full(len(words), 4))
-
-
-def _shifted(crcs: Words, lengths: NDArray[np.int64]) -> Words:
-    """Each CRC as it is changed by that many bytes, whatever they are."""
-    for digit in range((int(lengths.max(initial=0)).bit_length() + 3) // 4):
-        tables, value = _shift_tables()[digit], (lengths >> (4 * digit)) & 15
-        crcs = (
-            tables[value, 0, crcs & 0xFF]
-            ^ tables[value, 1, (crcs >> 8) & 0xFF]
-            ^ tables[value, 2, (crcs >> 16) & 0xFF]
-            ^ tables[value, 3, crcs >> 24]
-        )
-    return crcs
-
-
-@cache
-def _shift_tables() -> NDArray[np.uint32]:
-    """By digit, its value, the byte of a CRC and that byte's value: the CRC after so many bytes. Linear over xor."""
-    tables = np.zeros((_DIGITS, 16, 4, 256), dtype=np.uint32)
-    bits = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32))
-    by_one = np.array([zlib.crc32(b"\0", bit) ^ zlib.crc32(b"\0") for bit in bits.tolist()], dtype=np.uint32)
-    for digit in range(_DIGITS):
-        images = bits
-        for value in range(16):
-            tables[digit, value] = _table(images)
-            images = _looked_up(_table(by_one), images)
-        by_one = images  # of the next digit: sixteen times as many bytes
-    return tables
-
-
-def _table(images: Words) -> Words:
-    """The images of all values of each byte, shape (4, 256), from those of the 32 single bits."""
-    table = np.zeros((4, 256), dtype=np.uint32)
-    for number, image in enumerate(images):
-        table[number // 8, np.arange(256) >> (number % 8) & 1 == 1] ^= image
-    return table
-
-
-def _looked_up(table: Words, crcs: Words) -> Words:
-    changed: Words = table[0][crcs & 0xFF] ^ table[1][(crcs >> 8) & 0xFF]
-    changed ^= table[2][(crcs >> 16) & 0xFF]
-    changed ^= table[3][crcs >> 24]
-    return changed
