@@ -173,14 +173,6 @@ class Rewritten(StoreError):
     """The rows of a shared topic were rewritten, or removed: the copy of them here is dropped and read anew."""
 
 
-class TopicMoving(StoreError):
-    """The topic is not whole here: it is being moved, or that was interrupted."""
-
-    def __init__(self, topic_id: str, mover: str) -> None:
-        """`mover`: who moves it, in words."""
-        super().__init__(f"topic {topic_id}: is being moved by {mover}; wait for that, or run it again until it ends")
-
-
 class MoveRefused(StoreError):
     """A topic that is not moved, because something would be lost; others may be."""
 

@@ -227,8 +227,8 @@ main(sys.argv[3:])
 @pytest.mark.parametrize(
     ("what", "event", "path"),
     [
-        (["--chunk"], "open", "active.bin.erased.tmp"),  # it is written down, and nothing is done yet
-        (["--chunk"], "os.rename", "active.bin.erased.tmp"),  # the new file is whole, beside the old one
+        (["--chunk"], "open", "seg_0001.bin.tmp"),  # it is written down, and nothing is done yet
+        (["--chunk"], "os.rename", "seg_0001.bin.tmp"),  # the new file is whole, beside the old one
         (["team"], "os.rename", ".topic"),
         (["team"], "os.remove", "topic.key"),  # put aside, and overwritten is the key alone
     ],

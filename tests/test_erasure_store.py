@@ -133,7 +133,7 @@ def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
 
 
 class AppendingDisk(LocalDisk):
-    """Does something just before the file that is appended to is written anew without a text."""
+    """Does something just before a file of the log is written anew without a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class AppendingDisk(LocalDisk):
 
     def create(self, path: Path) -> Appender:
         appender = super().create(path)
-        if path.name.startswith("active.bin") and self.meanwhile:
+        if path.name.endswith(".bin.tmp") and path.name != "active.bin.tmp" and self.meanwhile:
             self.meanwhile.pop()()
         return appender
 

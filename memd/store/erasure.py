@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -35,13 +35,12 @@ from memd.entries import Entry, Erased, Status
 from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, Wiper, only_whole, replace_file, write_beside
+from memd.store.disk import LocalDisk, replace_file, write_beside
 from memd.store.index.meta import own_index_file
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import (
-    HEADER_BYTES,
     Span,
     decode_entry,
     encode_entry,
@@ -49,9 +48,7 @@ from memd.store.log.format import (
     payload_at,
     scan_records,
 )
-from memd.store.log.recovery import Finding, read_log_file
-from memd.store.log.segment import GrowingSegment
-from memd.store.opening import extended
+from memd.store.log.recovery import Finding
 from memd.store.snapshot import Snapshot
 from memd.wording import counted, day_and_time
 
@@ -432,52 +429,6 @@ def indexes_without(
             index.load()
         made.append(index)
     return made
-
-
-class ActiveRewriting:
-    """The rewriting of the file that is appended to. What is appended after it began follows in `finish`."""
-
-    def __init__(
-        self, claim: Claim, end: int, active: GrowingSegment, uuids: Collection[bytes], mark: Erased, wiper: Wiper
-    ) -> None:
-        """Write the new file, up to `end`, beside the old one.
-
-        Raises:
-            StoreError: nothing has changed.
-        """
-        self._claim, self._end, self._uuids, self._mark, self._wiper = claim, end, uuids, mark, wiper
-        path = claim.layout.active
-        found = without_text(claim.files.read_at(path, 0, end), uuids, mark, HEADER_BYTES)
-        self.count = found.entries
-        """Entries that were erased."""
-        log_file = read_log_file(found.data, name=str(path), dimension=active.header.dimension)
-        self._segment = extended(active.emptied(), log_file)
-        # Not the name under which an append, meanwhile, begins the next file.
-        self._temporary = write_beside(claim.files, path.with_name(f"{path.name}.erased"), found.data)
-
-    def finish(self, end: int) -> GrowingSegment:
-        """Add what the file has up to `end` by now, and put the new one in its place; return it as it is in memory.
-
-        Raises:
-            StoreError: the old file is still in place.
-        """
-        files = self._claim.files
-        with only_whole(files, self._temporary):
-            added = files.read_at(self._claim.layout.active, self._end, end - self._end)
-            found = without_text(added, self._uuids, self._mark, 0)
-            if found.data:
-                with closing(files.append_to(self._temporary)) as appender:
-                    appender.write(found.data)
-                    appender.sync()
-            self._claim.roll("log", self._temporary, self._wiper)
-        self.count += found.entries
-        self._segment.extend(*records_in(found.data, self._end))
-        return self._segment
-
-    def give_up(self) -> None:
-        """Remove the new file; the old one stays."""
-        with suppress(StoreError):
-            self._claim.files.remove(self._temporary)
 
 
 def records_in(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:

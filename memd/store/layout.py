@@ -121,8 +121,6 @@ class TopicLayout:
         self.data_dir = data_dir
         self.directory = data_dir / topic_id
         self.segments = self.directory / _SEGMENTS
-        self.moving = self.segments / "moving"
-        """As long as the topic is moved to here and is not whole: by whom, in words."""
         self.active = self.directory / "active.bin"
         self.hot = self.directory / "hot.log"
         self.former_names = self.directory / FORMER_NAMES

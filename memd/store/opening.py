@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, TopicMoving
+from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
 from memd.store.index.building import with_all_columns
@@ -65,12 +65,9 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
 
     Raises:
         ForeignFile: `active.bin` has a newer format, is not memd's or is another topic's.
-        TopicMoving: it is not whole yet.
         StoreError: a file cannot be read, or a torn tail cannot be moved.
     """
     files, layout = claim.files, claim.layout
-    if files.size(layout.moving) is not None:
-        raise TopicMoving(layout.topic_id, files.read(layout.moving).decode(errors="replace"))
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
     header = read_header(files, layout.active)
@@ -245,22 +242,16 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
     claim.resume("log", opened.active_end)
 
 
-def extended(segment: GrowingSegment, log_file: LogFile, count: int | None = None) -> GrowingSegment:
+def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:
     """Add the first `count` entries of a file to an empty segment; the messages of an append with a gap do not count
     as stored."""
-    entries = log_file.entries[:count]
     is_complete = in_complete_appends(log_file)[:count]
     segment.extend(
         [
             entry if complete else msgspec.structs.replace(entry, digests=())
-            for entry, complete in zip(entries, is_complete, strict=True)
+            for entry, complete in zip(log_file.entries[:count], is_complete, strict=True)
         ],
         log_file.spans[:count],
     )
-    return segment
-
-
-def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:
-    extended(segment, log_file, count)
     opened.segments[segment.segment_id] = segment
     opened.gaps[segment.segment_id] = log_file.gaps

@@ -20,7 +20,6 @@ from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
 from memd.store.erasure import (
-    ActiveRewriting,
     ForbiddenText,
     holds,
     indexes_without,
@@ -99,7 +98,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PASSES = 2
-"""Of an erasure: during the first one the file that is appended to may become full, and one of the others."""
+"""Of an erasure: during the first one a chunk may be corrected, by an entry in the file that is begun then."""
 _COMPLETED_AT_ONCE = 50
 """Rows of an old log that get their words between two appends."""
 
@@ -415,8 +414,8 @@ class TopicLog:
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
 
-        Slow, and done again it goes on where it ended. Appends and searches go on meanwhile. A sealed segment of which
-        something was erased is scanned until `seal`.
+        Slow, and done again it goes on where it ended. Appends and searches go on meanwhile, in another file where the
+        present one is rewritten. A segment of which something was erased is scanned until `seal`.
 
         Raises:
             StoreError: a file could not be read or written; what was erased by then is erased.
@@ -425,10 +424,10 @@ class TopicLog:
         with self._merging, self._sealing:
             self._wipe_leftovers(wiper)
             for _ in range(_PASSES):
+                self._rotate_with(uuids)
                 views = {n: one for n, one in self._snapshot.views.items() if one.segment is not self._active}
                 full = [number for number, view in views.items() if holds(view.rows, uuids)]
                 count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
-                count += self._erase_in_active(uuids, mark, wiper)
             if self._files.is_directory(self._layout.lexical):
                 wiper.wipe_folder(self._layout.lexical)
         forget_entries()
@@ -470,20 +469,14 @@ class TopicLog:
             self._snapshot = after_erasure(self._snapshot, segments, uuid_index, indexes)
         return count
 
-    def _erase_in_active(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
-        """Erase in the file that is appended to: all of it but its last bytes without holding up an append."""
-        active = self._active
-        if active is None or not holds(active.rows, uuids):
-            return 0
-        rewriting = ActiveRewriting(self.claim, self._end, active, uuids, mark, wiper)
+    def _rotate_with(self, uuids: Collection[bytes]) -> None:
+        """Rotate the file that is appended to if it has a chunk that is to be erased: appends go on in another one."""
         with self._state:
-            if self._active is not active:
-                rewriting.give_up()
-                return 0  # it is full now, and among the others
-            self._active = rewriting.finish(self._end)
-            segments = {active.segment_id: self._active}
-            self._snapshot = after_erasure(self._snapshot, segments, self._snapshot.uuid_index, [])
-        return rewriting.count
+            active = self._active
+            if active is not None and holds(active.rows, uuids):
+                self._rotate(active)
+                if self._active is active:
+                    raise StoreWriteFailed(f"{self._layout.active}: cannot be renamed; erase again, and it goes on")
 
     def stats(self) -> TopicStats:
         """Return the figures of the topic as it is now; nothing is read from disk."""

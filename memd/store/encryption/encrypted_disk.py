@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
-from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, replace_file, write_pieces
+from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file, write_pieces
 from memd.store.encryption.frames import (
     FRAME_BYTES_MAX,
     FRAME_OVERHEAD,
@@ -32,7 +33,6 @@ from memd.store.encryption.frames import (
     frame_at,
     last_frame,
     opened,
-    opened_into,
 )
 from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
 from memd.store.layout import (
@@ -61,9 +61,6 @@ from memd.store.syscalls import WRITE_REMEDY, anonymous_file, reading, writing
 
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 _MEMO_FRAMES = 8
-_FRAMES_AT_ONCE = 64
-_END_BYTES = 96 << 10
-"""Read from the end of a file whose end is asked for: as much as the search for the last entry of a log needs."""
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
@@ -98,8 +95,6 @@ class EncryptedFile(msgspec.Struct):
         memo: dict[int, bytes] = {}
         found, all_opened = [], True
         for offset, length in pieces:
-            if len(pieces) == 1 and self.table.end <= offset and (last := self._from_end(files, raw_size, offset)):
-                return [last[:length]], True
             with self.table.lock:
                 self._cover(files, raw_size, offset + length)
                 end = self.table.end + (tail_of(self.table, raw_size) if self.table.end < offset + length else 0)
@@ -107,19 +102,6 @@ class EncryptedFile(msgspec.Struct):
             found.append(plain)
             all_opened = all_opened and is_whole
         return found, all_opened
-
-    def read_covered(self, files: LocalDisk, pieces: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Read pieces whose frames are known, without looking at the file's size; None if any is not as it was."""
-        memo: dict[int, bytes] = {}
-        found = []
-        if self.table.end < max((offset + length for offset, length in pieces), default=0):
-            return None
-        for offset, length in pieces:
-            plain, is_whole = self._piece(files, offset, length, memo)
-            if not is_whole:
-                return None
-            found.append(plain)
-        return found
 
     def _piece(self, files: LocalDisk, offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
         """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
@@ -146,45 +128,6 @@ class EncryptedFile(msgspec.Struct):
         if len(memo) > _MEMO_FRAMES:
             memo.clear()
         return bytes(plain), all_opened
-
-    def read_into(self, files: LocalDisk, raw_size: int, target: memoryview) -> bool:
-        """Read the whole file into `target`; False: it is longer or shorter, or cannot be read as it was written."""
-        with self.table.lock:
-            self._cover(files, raw_size, None)
-            frames = self.table.overlapping(0, self.table.end)
-            is_whole = self.table.place == raw_size and self.table.end == len(target)
-        done = 0
-        for at in range(0, len(frames) if is_whole else 0, _FRAMES_AT_ONCE):
-            some = frames[at : at + _FRAMES_AT_ONCE]
-            first, last = some[0][2], some[-1][2] + some[-1][3] + FRAME_OVERHEAD
-            data = files.read_at(self.path, first, last - first)
-            for start, end, place, length in some:
-                frame = frame_at(data, place - first)
-                if frame is None or (frame.start, frame.length, frame.salt) != (start, length, self.table.salt):
-                    return False
-                if start != done or not opened_into(self.key, data, place - first, length, target[start:end]):
-                    return False
-                done = end
-        return is_whole
-
-    def _from_end(self, files: LocalDisk, raw_size: int, offset: int) -> bytes | None:
-        """The plain bytes from `offset` to the end, if they are few and whole, without looking for all frames before.
-
-        None: they are not, and all frames have to be found.
-        """
-        length = min(_END_BYTES, raw_size - HEADER_BYTES)
-        data = files.read_at(self.path, raw_size - length, length) if length > 0 else b""
-        parts: list[bytes] = []
-        stop = None
-        while (frame := last_frame(data)) is not None and (stop is None or frame.start + frame.length == stop):
-            contents = opened(self.key, data, frame.place, frame.length)
-            if contents is None:
-                return None
-            parts.append(contents)
-            if frame.start <= offset:
-                return b"".join(reversed(parts))[offset - frame.start :]
-            data, stop = data[: frame.place], frame.start
-        return None
 
     def _cover(self, files: LocalDisk, raw_size: int, upto: int | None) -> None:
         self.table.cover(lambda offset, length: files.read_at(self.path, offset, length), raw_size, upto)
@@ -437,13 +380,6 @@ class EncryptedDisk(LocalDisk):
         key = self._key(path)
         if key is None:
             return self.plain_files.read_pieces(path, pieces)
-        file = self._files.get(path)
-        if (
-            file is not None
-            and file.key is key
-            and (covered := file.read_covered(self.plain_files, pieces)) is not None
-        ):
-            return covered
         found: list[bytes] = []
         for _ in range(2):  # again where the file was replaced, or cut and written anew by another process, meanwhile
             raw_size = self.plain_files.size(path)
@@ -533,19 +469,21 @@ class EncryptedDisk(LocalDisk):
             write_pieces(self, path, memory.pieces(_PIECE_BYTES))
 
     def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
-        """See LocalDisk. The library reads anonymous memory; the tags of the frames vouch for it."""
-        key = self._key(path)
-        if key is None:
+        """See LocalDisk. The library reads anonymous memory."""
+        if self._key(path) is None:
             self.plain_files.load_native(path, expected, load)
             return
         problem = CorruptFile(f"{path}: is missing or does not match its checksum")
-        raw_size = self.plain_files.size(path)
-        if not raw_size or expected.bytes <= 0:
+        if expected.bytes <= 0 or self.size(path) != expected.bytes:
             raise problem
         with anonymous_file() as memory, reading(path):
             with memory.filled(expected.bytes) as view:
-                if not self._file(path, key).read_into(self.plain_files, raw_size, view):
-                    raise problem
+                end = crc = 0
+                for piece in pieces_of(self, path):
+                    view[end : end + len(piece)] = piece
+                    end, crc = end + len(piece), zlib.crc32(piece, crc)
+            if FileChecksum(end, crc) != expected:
+                raise problem
             load(memory.name)
 
     def damage_of(self, path: Path) -> str | None:

@@ -140,18 +140,6 @@ def opened(key: DataKey, data: bytes, at: int, length: int) -> bytes | None:
         return None
 
 
-def opened_into(key: DataKey, data: bytes, at: int, length: int, target: memoryview) -> bool:
-    """Like `opened`, into `target`, which is as long; False: it holds nothing of use."""
-    _, _, _, _, salt, nonce = _HEAD.unpack_from(data, at)
-    body = at + _HEAD.size
-    try:
-        sealed = memoryview(data)[body : body + length + 16]
-        key.cipher(salt).decrypt_into(nonce, sealed, data[at : at + _BOUND_BYTES], target)
-    except InvalidTag:
-        return False
-    return True
-
-
 class FrameTable:
     """The frames of a file, found from its beginning as far as somebody asked. Hold `lock` to use it."""
 

@@ -160,10 +160,6 @@ class GrowingSegment(LogSegment):
         self.columns = GrowingColumns()
         """Words, tokens and neighbours of its rows."""
 
-    def emptied(self) -> GrowingSegment:
-        """Return a segment of the same file without rows."""
-        return GrowingSegment(self._files, self._paths, self.header, searchable=self.searchable)
-
     def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> range:
         """Append a row for each entry and return their numbers."""
         added = range(self.count, self.count + len(entries))
