@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import hashlib
 import json
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -216,6 +217,9 @@ def test_a_command_without_a_daemon_is_the_act_of_whoever_ran_it(team: Team) -> 
         (getpass.getuser(), "memd search"),
         (getpass.getuser(), "memd export"),
     ]
+    said, *rows = team.run("audit").stdout.splitlines()
+    shown = {int(number) for row in rows for number in re.findall(r"\d+", row[:8].partition("  20")[0])}
+    assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
 
 
 def test_where_nobody_else_has_a_token_nothing_is_recorded(
@@ -226,7 +230,12 @@ def test_where_nobody_else_has_a_token_nothing_is_recorded(
     assert daemon.run("export").returncode == 0
     assert not (daemon.data_dir / "memd.audit").exists()
     shown = daemon.run("audit")
-    assert shown.stdout.startswith("There is no audit in") and "write" in shown.stdout and shown.returncode == 0
+    assert (
+        shown.stdout.startswith("No audit is kept in")
+        and "memd token add" in shown.stdout
+        and "write" in shown.stdout
+        and shown.returncode == 0
+    )
 
 
 # -- in one process ---------------------------------------------------------------------------------------------------

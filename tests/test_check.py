@@ -487,6 +487,7 @@ def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: Ma
     done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
     assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok", "ok"], done.stdout
+    assert [line.partition(" …")[0].split()[1] for line in done.stderr.splitlines()] == ["asking", "telling", "holding"]
     assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
     assert "the model was shown it" in live[1]["said"] and "was held" in live[2]["said"]
     assert contents(daemon.data_dir) == before

@@ -245,12 +245,23 @@ def test_a_token_of_memd_s_own_is_given_to_the_agent(home: Path, run: Run, monke
 
 
 def test_a_running_model_server_is_named_and_its_model_is_taken(
-    home: Path, run: Run, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, address: str, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "No model server answers" in run().output
+    monkeypatch.setenv("MEMD_UPSTREAM_URL", f"{upstream.url}/v1")
+    upstream.answer = lambda _: Response((b"{}",), 401)
+    at_another_port = run().output
+    assert f"A model server answers at {upstream.url}; upstream.url is set to it" in at_another_port
+    assert "No model server" not in at_another_port
+    monkeypatch.setenv("MEMD_UPSTREAM_URL", address)
     (home / ".claude").mkdir()
     upstream.answer = lambda _: Response((b'{"data": [{"id": "qwen3"}]}',))
     monkeypatch.setattr(setup, "SERVERS", {"LM Studio": int(upstream.url.rpartition(":")[2])})
     told = run("--yes").output
     assert f"A model server answers at {upstream.url}" in told and f"upstream.url: {upstream.url}" in told
     assert read(home / ".claude/settings.json")["env"]["ANTHROPIC_DEFAULT_OPUS_MODEL"] == "qwen3"
+
+
+def test_a_question_that_is_left_open_ends_its_line(home: Path, run: Run) -> None:
+    (home / ".codex").mkdir()
+    assert run("codex", "--model", "tiny").stderr == "\nAborted!\n"

@@ -78,8 +78,9 @@ def _answer(config: Config, asked: dict[str, object]) -> AuditAnswer:
 
 def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
     if chain is None:
-        hint = "it is kept as audit.record says (docs/audit.md)"
-        return [f"There is no audit in {config.data_dir}: {hint}. What receipts tell is below."]
+        begins = "the first token for others begins one (`memd token add`), and so does audit.record: always"
+        why = "audit.record is never" if config.audit.record == "never" else begins
+        return [f"No audit is kept in {config.data_dir}: {why}. Only requests to a model are known, by their receipts."]
     lines = counted(chain.lines, "line")
     if chain.is_whole:
         told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {chain.head}"]
@@ -101,7 +102,8 @@ def _table(answer: AuditAnswer) -> list[RenderableType]:
         at = f"at {act.daemon}" if act.daemon else ""
         source = " ".join(filter(None, (act.source, act.what, at)))
         cells = (act.who or "nobody", act.act, topics, _extent(act), source)
-        table.add_row(str(act.n or ""), time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
+        lines = f"{act.ends}, {act.n}" if act.ends else str(act.n or "")  # of its beginning and of its end
+        table.add_row(lines, time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
     told: list[RenderableType] = [table]
     if answer.receipts_since is not None:
         since = time_of(answer.receipts_since)

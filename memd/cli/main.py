@@ -106,6 +106,9 @@ class CommandGroup(click.Group):
         os.umask(0o077)  # whatever a command writes is its user's alone
         try:
             ctx.exit(super().invoke(ctx))
+        except click.Abort:
+            click.echo(err=True)  # ends the line of the question
+            raise
         except MemdError as error:
             click.echo(f"memd: {error}", err=True)
             is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)

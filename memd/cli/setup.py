@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -145,6 +146,8 @@ AGENTS = (
 NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
 """Model servers and their usual ports."""
+NOT_NOW = (401, 403, 503)
+"""What a model server answers that wants a key, or that is not ready."""
 
 
 class Change(NamedTuple):
@@ -253,26 +256,29 @@ def _base_url(config: Config) -> str:
 
 def _tell_servers(config: Config, own: str) -> str:
     """Say which model servers run, and return the model that memd's own lists first; empty: none is known."""
-    places = {name: f"http://127.0.0.1:{port}" for name, port in SERVERS.items()}
-    found = {name: models for name, url in places.items() if url != own and (models := _models(url)) is not None}
     upstream = base_of(config.upstream.each()[0].url)
-    for name, models in found.items():
+    places = {f"http://127.0.0.1:{port}": f", the usual place of {name}" for name, port in SERVERS.items()}
+    places = {upstream: "", **places}
+    found = {url: models for url in places if url != own and (models := _models(url)) is not None}
+    for url, models in found.items():
         has = f" with {for_terminal(models[0])}" if models else ""
-        here = places[name] == upstream
-        to_do = "upstream.url is set to it" if here else f"for memd: upstream.url: {places[name]}"
-        click.echo(f"A model server answers at {places[name]}{has}, the usual place of {name}; {to_do}.")
+        to_do = "upstream.url is set to it" if url == upstream else f"for memd: upstream.url: {url}"
+        click.echo(f"A model server answers at {url}{has}{places[url]}; {to_do}.")
     if not found:
-        click.echo(f"No model server answers at its usual port ({', '.join(f'{n} {p}' for n, p in SERVERS.items())}).")
-    return next((models[0] for models in (_models(own), _models(upstream), *found.values()) if models), "")
+        ports = ", ".join(f"{name} {port}" for name, port in SERVERS.items())
+        click.echo(f"No model server answers at {upstream} (upstream.url) or at a usual port ({ports}).")
+    return next((models[0] for models in (_models(own), *found.values()) if models), "")
 
 
 def _models(url: str) -> list[str] | None:
-    """The models that a server lists; None: no model server answers there."""
+    """The models that a server lists, none where it wants a key or loads its model; None: none answers there."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/v1/models", timeout=GLANCE_SECONDS_MAX) as answer:
             told = json.loads(answer.read(1_000_000))
         return [str(one["id"]) for one in told["data"]]
+    except urllib.error.HTTPError as refusal:
+        return [] if refusal.code in NOT_NOW else None
     except (OSError, ValueError, http.client.HTTPException, LookupError, TypeError):
         return None
 

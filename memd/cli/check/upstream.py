@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import click
 import msgspec
 
 from memd.access import TOKEN_HEADER
@@ -139,11 +140,19 @@ def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> 
     """Hold a conversation; of a running daemon check what leaves no trace in it."""
     if daemon is not None:
         url = daemon.model_url
+        _tell("asking the running daemon")
         yield _judge_forwarding(config, daemon, url, asyncio.run(ask_without_memory(config, url, probe.model or "any")))
+    _tell("telling the model a fact, and asking for it in a new conversation")
     recalled = recall_a_fact(config, probe.model or "any")
     yield _judge_recall(config, recalled)
     if not recalled.problem and recalled.status == 200:
+        _tell("holding a tool loop that is longer than the window")
         yield _judge_loop(hold_a_loop(config, probe.model or "any", probe.window))
+
+
+def _tell(what: str) -> None:
+    """Say what is being done: the results come when all is done."""
+    click.echo(f"live: {what} …", err=True)
 
 
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
