@@ -147,7 +147,7 @@ NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
 """Model servers and their usual ports."""
 NOT_NOW = (401, 403, 503)
-"""What a model server answers that wants a key, or that is not ready."""
+"""The answers of a model server that wants a key, or that is not ready."""
 
 
 class Change(NamedTuple):
