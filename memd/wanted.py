@@ -120,4 +120,4 @@ def _time(text: str, days: int = 0) -> WallTime:
         return WallTime(then.timestamp() * 1e6)
     except (ValueError, OverflowError):  # OverflowError: the end of the year 9999
         how = "write it like 2026-11-20 or 2026-11-20T14:30"
-        raise ValueError(f"{text[:60]!r} is no canonical_id and no time; {how}") from None
+        raise ValueError(f"{text[:60]!r} is no time; {how}") from None

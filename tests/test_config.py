@@ -208,6 +208,7 @@ WRONG = {
     "listn:\n  port: 1": "config.yaml, line 2: there is no setting listn.port; did you mean listen.port?",
     "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
+    "store: {bucket: mine}": "there is no setting store.bucket any more; a cluster's log is in PostgreSQL",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
     "qqq: 1": "config.yaml, line 1: there is no setting qqq; there are data_dir, sources, retention, admin, audit,",
     "cluster:\n  database: http://me:1": "cluster.database is not the address of a database; give ",
@@ -312,6 +313,7 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
     ("name", "value", "expected"),
     [
         ("MEMD_LISTEN_PROT", "1", "MEMD_LISTEN_PROT: there is no such setting; did you mean MEMD_LISTEN_PORT?"),
+        ("MEMD_STORE_URL", "x", "MEMD_STORE_URL: there is no setting store.url any more; a cluster's log is in"),
         ("MEMD_FOO", "1", "MEMD_FOO: there is no such setting; docs/settings.md lists them all"),
         ("MEMD_QQQ", "1", "MEMD_QQQ: there is no such setting; docs/settings.md lists them all"),
         ("MEMD_LISTEN_PORT", "x", "MEMD_LISTEN_PORT: listen.port is 'x'; give a whole number from 0 to 65535"),

@@ -53,11 +53,12 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
 def _candidate_lines(answer: SearchAnswer, given: Set[str], *, explain: bool) -> list[RenderableType]:
     """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
-    shown: list[RenderableType] = [
-        _candidate(chunk, explain=explain) for chunk in (answer.chunks if explain else injected)
-    ]
+    listed = answer.chunks if explain else injected
+    names = ("id", "topic"), *((one.id, one.topic_id) for one in listed)
+    widths = [max(map(len, column)) for column in zip(*names, strict=True)]
+    shown: list[RenderableType] = [_candidate(chunk, *widths, explain=explain) for chunk in listed]
     if shown:
-        shown.insert(0, Text("score  id    topic  said", "dim"))
+        shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said", "dim"))
     if not answer.chunks:
         where = (
             "found"
@@ -79,9 +80,10 @@ def _candidate_lines(answer: SearchAnswer, given: Set[str], *, explain: bool) ->
     return shown
 
 
-def _candidate(chunk: FoundChunk, *, explain: bool) -> RenderableType:
+def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: bool) -> RenderableType:
     said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    head = Text.assemble((f"{chunk.score:.3f}", "bold"), f"  {chunk.id}  ", (chunk.topic_id, "cyan"), f"  {said}")
+    topic = f"{chunk.topic_id:{topic_width}}", "cyan"
+    head = Text.assemble((f"{chunk.score:.3f}", "bold"), f"  {chunk.id:{id_width}}  ", topic, f"  {said}")
     head.append(origin_words(chunk), "magenta")
     head.append(warning_words(chunk), "yellow")
     if explain:

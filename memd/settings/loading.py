@@ -51,9 +51,13 @@ REMOVED = {
     "limits.corrections_max": "one request corrects 1,000 chunks at most",
     "limits.related_topics_max": "one request has 64 related topics at most",
     "rerank.candidates": "the reranker is asked about the 32 best chunks",
+    "processor.one_core": "threads take the cores that there are",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
 }
 """Settings of earlier versions, and why they are gone. They stop nobody from starting."""
+_FORMER_CLUSTER = ("url", "bucket", "endpoint", "region", "access_key", "secret_key", "own_url", "lease_seconds")
+FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" for name in _FORMER_CLUSTER}
+"""Settings of earlier versions without which the memory would be another one, and what has taken their place."""
 
 
 def known_keys() -> dict[str, Any]:
@@ -188,8 +192,10 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
     for name in sorted(env):
         if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
             continue
+        if former := {variable_of(key): key for key in FORMER}.get(name):
+            raise ConfigError(f"{name}: {_unknown(former)} (or unset the variable)")
         if name not in key_of:
-            known = [one.removeprefix(ENVIRONMENT_PREFIX) for one in (*key_of, CONFIG_VARIABLE)]
+            known = [one.removeprefix(ENVIRONMENT_PREFIX) for one in (*map(variable_of, _KEYS), CONFIG_VARIABLE)]
             near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
             remedy = f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
@@ -243,6 +249,8 @@ def _checked(setting: Setting) -> Any:
 
 def _unknown(key: str) -> str:
     """Say why a key is not accepted, and what to write instead."""
+    if key in FORMER:
+        return f"there is no setting {key} any more; {FORMER[key]}"
     if key in _GROUPS:
         inner = ", ".join(known.removeprefix(f"{key}.") for known in _KEYS if known.startswith(f"{key}."))
         return f"{key} is a group of settings; write them indented below it: {inner}"

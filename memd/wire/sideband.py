@@ -243,7 +243,7 @@ def _time(given: str | int, read: Callable[[str], Moment], field: str) -> int:
         return int(read(str(given)))
     except ValueError:
         raise BadMemoryIn(
-            f"memory_in.filter.{field} is no canonical_id and no time; write it like 2026-11-20 or 2026-11-20T14:30"
+            f"memory_in.filter.{field} is no time; write it like 2026-11-20 or 2026-11-20T14:30"
         ) from None
 
 
