@@ -37,6 +37,13 @@ SHOWN_MAX = 64
 AHEAD_US = 1_000_000
 """Entries of one append are some microseconds ahead of the clock."""
 CORRECTION_STEPS_MAX = 10
+UTILITY_STEPS_LIMIT = 100
+"""No entry is more steps above or below none: earlier settings allowed as many, and the log has a byte for them."""
+UTILITY_RATIO = 1.5
+"""Each step of Helpful multiplies a chunk's score by this, each of Unhelpful divides it."""
+HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX = 10, 4
+"""Further corrections change nothing: at most 1.5^10 = 57.7 times the score, and at least 1.5^-4 = 0.198, so that with
+the default `retrieval.min_score` not even a perfect match is shown."""
 
 WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
 """The roles in the content of an entry without `speakers`, and whatever else begins a line like that."""
@@ -47,6 +54,17 @@ class Status(enum.IntEnum):
 
     ACTIVE = 0
     DEPRECATED = 1
+
+
+def clamped_steps(steps: int) -> int:
+    """The net Helpful corrections that count of so many (negative: Unhelpful)."""
+    return max(-UNHELPFUL_STEPS_MAX, min(HELPFUL_STEPS_MAX, steps))
+
+
+def multiplier_of(steps: int) -> float:
+    """The factor on a chunk's score after so many; steps beyond the bounds, from when those were wider, count as the
+    bounds."""
+    return UTILITY_RATIO ** clamped_steps(steps)
 
 
 class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

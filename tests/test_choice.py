@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.entries import Draft, Entry, Moment, WallTime
+from memd.entries import Draft, Entry, Moment, WallTime, multiplier_of
 from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings
+from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import read_segment_meta
@@ -124,8 +124,7 @@ def admitted(entries: list[Entry], wanted: Wanted) -> dict[bytes, float]:
     question = unit_vector("question", DIMENSION)
     found = [entry for entry in entries if wanted.admits_entry(entry)]
     return {
-        entry.uuid: max(0.0, float(entry.embedding @ question)) * DEFAULT_UTILITY.multiplier(entry.utility_steps)
-        for entry in found
+        entry.uuid: max(0.0, float(entry.embedding @ question)) * multiplier_of(entry.utility_steps) for entry in found
     }
 
 

@@ -10,9 +10,8 @@ from candidates import entry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.entries import Action, Correction, Draft, Entry, Status
+from memd.entries import HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX, Action, Correction, Draft, Entry, Status, clamped_steps
 from memd.recall.corrections import Plan, plan
-from memd.settings.model import DEFAULT_UTILITY
 
 NOW_US = 1_700_000_000_000_000
 FIRST, SECOND, THIRD = (entry(name, f"user: {name}", at=at) for at, name in enumerate(("aaaa", "bbbb", "cccc"), 1))
@@ -98,8 +97,8 @@ def test_separate_corrections_of_one_request_each_count() -> None:
 @pytest.mark.parametrize(
     ("action", "opposite", "bound"),
     [
-        ("Helpful", "Unhelpful", DEFAULT_UTILITY.max_helpful_steps),
-        ("Unhelpful", "Helpful", -DEFAULT_UTILITY.max_unhelpful_steps),
+        ("Helpful", "Unhelpful", HELPFUL_STEPS_MAX),
+        ("Unhelpful", "Helpful", -UNHELPFUL_STEPS_MAX),
     ],
 )
 def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing(
@@ -258,6 +257,6 @@ def test_corrections_have_the_same_effect_in_one_request_or_in_several(
 @given(st.lists(CORRECTIONS, max_size=25))
 def test_no_entry_breaks_the_rules_of_the_log(corrections: Sequence[Correction]) -> None:
     for draft in Topic(FIRST, SECOND, THIRD).plan(*corrections).drafts:
-        assert draft.utility_steps == DEFAULT_UTILITY.clamped(draft.utility_steps)
+        assert draft.utility_steps == clamped_steps(draft.utility_steps)
         assert (draft.status is Status.DEPRECATED) == (draft.vector == b"") == (draft.content == "")
         assert draft.action in ("Helpful", "Unhelpful", "Update") and draft.reason == "because"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask
+from daemon_process import DaemonProcess
 
 from memd.store.tools.export import shown_text
 
@@ -96,28 +96,6 @@ def test_a_number_of_steps_that_makes_no_sense_is_refused_and_named(
     answer = daemon.chat([said("Well?")], memory_in={"corrections": [wrong]})
     assert answer.headers["X-Memory-Status"] == "bad-memory-in"
     assert "corrections[0].steps" in daemon.log.read_text() and because in daemon.log.read_text()
-
-
-def test_the_settings_say_what_a_step_weighs_and_from_where_on_it_changes_nothing(
-    make_daemon: MakeDaemon, llama: str
-) -> None:
-    def multiplier() -> float:
-        found = ask(f"{daemon.own_url}/memd/search?topic=default&q=deploy%20key").json["chunks"]
-        return next(float(chunk["multiplier"]) for chunk in found if KEY in chunk["content"])
-
-    daemon = make_daemon(llama, {"utility": {"step_ratio": 2, "max_helpful_steps": 3}}).start()
-    daemon.chat([said(KEY)])
-    daemon.wait_stored(KEY)
-    [chunk_id] = ids(asked(daemon, WHERE))
-    asked(daemon, "Important.", corrections=[correction("Helpful", chunk_id, steps=10)])
-    assert multiplier() == 8.0
-    daemon.config.write_text(
-        daemon.config.read_text().replace("step_ratio: 2", "step_ratio: 3").replace("steps: 3", "steps: 2")
-    )
-    daemon.restart()
-    assert multiplier() == 9.0, "what was corrected before counts as the settings say now"
-    asked(daemon, "Less.", corrections=[correction("Unhelpful", chunk_id)])
-    assert multiplier() == 3.0, "what is beyond the bound is not owed"
 
 
 def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry, Speaker, Status
+from memd.entries import Draft, Entry, Speaker, Status, multiplier_of
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of, render
 from memd.recall.question import PARTS_MAX, parts_of
 from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever, Verdict
-from memd.settings.model import DEFAULT_UTILITY, EmbeddingSettings, RetrievalSettings
+from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog
 from memd.wanted import Wanted
 
@@ -73,9 +73,7 @@ async def asked(
 ) -> Retrieved:
     """The answer to a question; a token is a word."""
     encoder = Encoder(embedder or load_embedder(EmbeddingSettings()))
-    retriever = Retriever(
-        encoder, RetrievalSettings(**settings), header="Excerpts.", dates=False, count=_words, utility=DEFAULT_UTILITY
-    )
+    retriever = Retriever(encoder, RetrievalSettings(**settings), header="Excerpts.", dates=False, count=_words)
     try:
         return await retriever.retrieve(question, [topics] if isinstance(topics, TopicLog) else topics, budget, filters)
     finally:
@@ -219,7 +217,7 @@ async def test_with_all_weights_at_0_recall_is_the_plain_formula(
     plain = []
     for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
         cosine = max(float(np.dot(embedder.embed(text), embedder.embed(part))) for part in parts)
-        plain.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(steps), text))
+        plain.append((max(0.0, cosine) * multiplier_of(steps), text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
     weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
     found = await asked(topic, question, EVERYTHING, question="model", recall_budget_ms=60_000, **weights)

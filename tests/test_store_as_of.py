@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
 
-from memd.entries import Entry, Status, WallTime
+from memd.entries import Entry, Status, WallTime, multiplier_of
 from memd.recall.columns import TopicColumns
-from memd.settings.model import DEFAULT_UTILITY
 from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import LocalDisk
 from memd.store.pending import PendingRun
@@ -69,7 +68,7 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
         past = snapshot_as_of(told.log.snapshot(), canonical_id)
         live = {uuid: entry for uuid, entry in state.items() if entry.status is Status.ACTIVE}
         expected = {
-            uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * DEFAULT_UTILITY.multiplier(entry.utility_steps)
+            uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * multiplier_of(entry.utility_steps)
             for uuid, entry in live.items()
         }
         hits = past.search(QUERIES, 100)
@@ -85,16 +84,14 @@ def test_recall_has_the_vectors_and_corrections_of_then(told: Told) -> None:
     told.log.load()
     for canonical_id, state in told.states.items():
         columns = TopicColumns(TopicAsOf(told.log, canonical_id), ["a question"], PendingRun(), EVERYTHING, (), ())
-        columns.find(QUERIES, DEFAULT_UTILITY)
+        columns.find(QUERIES)
         scores: dict[bytes, float] = {}
-        for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
+        for pool in columns.pools(DIMENSION):
             entries = columns.entries(list(zip(pool.segment.tolist(), pool.row.tolist(), strict=True)))
             score = (pool.vectors @ QUERIES[0]) * pool.multiplier
             scores |= dict(zip((one.uuid for one in entries.values()), score.tolist(), strict=True))
         live = [entry for entry in state.values() if entry.status is Status.ACTIVE]
-        then = {
-            one.uuid: float(one.embedding @ QUERIES[0]) * DEFAULT_UTILITY.multiplier(one.utility_steps) for one in live
-        }
+        then = {one.uuid: float(one.embedding @ QUERIES[0]) * multiplier_of(one.utility_steps) for one in live}
         assert scores == pytest.approx(then, abs=1e-3)
 
 
@@ -118,8 +115,8 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     past = TopicAsOf(told.log, moments[10])
     columns = TopicColumns(past, ["chunk"], PendingRun(), EVERYTHING, (), ())
     found: list[int] = []
-    columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
-    for one in columns.pools(DIMENSION, DEFAULT_UTILITY):
+    columns.find(np.zeros((0, DIMENSION), np.float32))
+    for one in columns.pools(DIMENSION):
         has = one.counts & (one.words[:, 0] > 0)
         found += columns.records(one.segment[has], one.row[has])["canonical_id"].tolist()
     assert sorted(found) == sorted(

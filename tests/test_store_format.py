@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from memd.entries import Entry, Status
+from memd.entries import UTILITY_STEPS_LIMIT, Entry, Status
 from memd.errors import CorruptFile, ForeignFile
-from memd.settings.model import UTILITY_STEPS_LIMIT
 from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,

@@ -133,7 +133,7 @@ def test_the_time_of_searching_all_indexes_is_known_whoever_searches_them() -> N
     topic = open_store(filled(3, 5), segment_entries_max=10).topic("talk")
     snapshot = topic.snapshot()
     for view in snapshot.indexes:  # as recall does
-        view.search(unit_vector("q")[None], 5, snapshot.utility)
+        view.search(unit_vector("q")[None], 5)
     assert (topic.stats().fan_out_ms or 0.0) > 0
     assert topic.due_merge(budget_ms=0.0) == (1, 2, 3), "it takes longer than it may"
 

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from memd.entries import Draft, Entry, Status
+from memd.entries import Draft, Entry, Status, multiplier_of
 from memd.errors import StoreWriteFailed
-from memd.settings.model import DEFAULT_UTILITY
 from memd.store.snapshot import Hit, Snapshot
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -144,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
             for hit in hits:
                 entry = live[hit.canonical_id]
                 assert hit.score == pytest.approx(
-                    max(0.0, float(query @ entry.embedding)) * DEFAULT_UTILITY.multiplier(entry.utility_steps), abs=1e-4
+                    max(0.0, float(query @ entry.embedding)) * multiplier_of(entry.utility_steps), abs=1e-4
                 )
             best = [hit.canonical_id for hit in snapshot.search(query[None], 3) if hit.score > 0]
             assert best == [hit.canonical_id for hit in hits[:3] if hit.score > 0]

@@ -9,8 +9,7 @@ from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from numpy.typing import NDArray
 
-from memd.entries import Draft, Entry
-from memd.settings.model import DEFAULT_UTILITY
+from memd.entries import Draft, Entry, multiplier_of
 from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows
 from memd.store.log.columns import Floats
 from memd.store.store import TopicLog
@@ -44,7 +43,7 @@ def expected(state: dict[bytes, Entry], queries: NDArray[np.float32], k: int) ->
     scored = []
     for entry in state.values():
         cosine = max(float(np.dot(query.astype(np.float64), entry.embedding.astype(np.float64))) for query in queries)
-        scored.append((max(0.0, cosine) * DEFAULT_UTILITY.multiplier(entry.utility_steps), entry.canonical_id))
+        scored.append((max(0.0, cosine) * multiplier_of(entry.utility_steps), entry.canonical_id))
     return sorted(scored, key=lambda pair: (-pair[0], -pair[1]))[:k]
 
 

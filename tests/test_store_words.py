@@ -16,7 +16,6 @@ from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 from memd.entries import Draft, Entry, Erased
 from memd.errors import StoreWriteFailed
 from memd.recall.columns import TopicColumns
-from memd.settings.model import DEFAULT_UTILITY
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze, analyze_query
 from memd.store.lexical.postings import ChunkTerms
@@ -72,8 +71,8 @@ def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
     columns = TopicColumns(topic, [text], PendingRun(), EVERYTHING, (), ())
     found: dict[str, float] = {}
-    columns.find(np.zeros((0, DIMENSION), np.float32), DEFAULT_UTILITY)
-    for pool in columns.pools(DIMENSION, DEFAULT_UTILITY):
+    columns.find(np.zeros((0, DIMENSION), np.float32))
+    for pool in columns.pools(DIMENSION):
         has = pool.counts & (pool.words[:, 0] > 0)
         places = list(zip(pool.segment[has].tolist(), pool.row[has].tolist(), strict=True))
         entries = columns.entries(places)
@@ -246,9 +245,7 @@ def test_an_append_goes_through_while_its_words_are_asked_for(tmp_path: Path) ->
 
     def ask() -> None:
         while not ended.is_set():
-            TopicColumns(topic, ["a lamp for the boat house"], PendingRun(), EVERYTHING, (), ()).find(
-                nothing, DEFAULT_UTILITY
-            )
+            TopicColumns(topic, ["a lamp for the boat house"], PendingRun(), EVERYTHING, (), ()).find(nothing)
 
     nothing = np.zeros((0, DIMENSION), np.float32)
     asking = [threading.Thread(target=ask) for _ in range(2)]

@@ -50,7 +50,6 @@ async def recalled(
         header="Excerpts.",
         dates=False,
         count=lambda text: len(text.split()),
-        utility=stage.config.utility,
     )
     try:
         return list((await retriever.retrieve(question, logs, Budget(2000, seconds=seconds), filters)).shown)

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import ConversationsQuery, Extent, TranscriptQuery, chunks_in
 from memd.admin.routing import get
-from memd.entries import Entry, Erased, Status, digits_of_id
+from memd.entries import Entry, Erased, Status, digits_of_id, multiplier_of
 from memd.errors import BadQuestion, NotFound, StoreError
 from memd.principals import Principal
 from memd.recall.corrections import STEPS, replacement_of
@@ -358,7 +358,7 @@ def _event(snapshot: Snapshot, place: Place) -> LogEvent:
         roles=entry.roles,
         **origin_fields(entry),
         by=entry.written_by,
-        multiplier=snapshot.utility.multiplier(entry.utility_steps),
+        multiplier=multiplier_of(entry.utility_steps),
         live=snapshot.is_live(place),
         supersedes=tuple(one.hex() for one in entry.supersedes),
         shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown),

@@ -203,7 +203,6 @@ async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request
                 [correction],
                 find=lambda one: (snapshot, named[one]) if one in named else None,
                 encoder=parts.encoder,
-                utility=snapshot.utility,
                 append=partial(parts.archiver.append_corrections, topic, log_, made_at=made_at),
                 by=who.author,
                 asked_by=mark,

@@ -441,7 +441,6 @@ def _opened(
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        utility=config.utility,
         draft_filter=last_look(redactor),
         line_tokens=lambda entry: counter.count(line_of(entry)),
         files=files,

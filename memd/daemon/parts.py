@@ -176,9 +176,7 @@ def _retention(
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
     header, dates = config.injection.header, config.injection.dates == "day"
-    retriever = Retriever(
-        encoder, config.retrieval, header=header, dates=dates, count=counter.count_again, utility=config.utility
-    )
+    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
     retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
     return retriever
 

@@ -54,7 +54,6 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
-        utility=config.utility,
         draft_filter=last_look(redactor),
         files=files,
     )

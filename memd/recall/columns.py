@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from memd.entries import Entry
 from memd.errors import StoreError
 from memd.recall.times import Span
-from memd.settings.model import UtilitySettings
 from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers, products
 from memd.store.lexical.analyzer import is_stopword
@@ -147,7 +146,7 @@ class ChunkSource:
         """The segments and rows of chunks."""
         raise NotImplementedError
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """Of their corrections."""
         raise NotImplementedError
 
@@ -155,23 +154,23 @@ class ChunkSource:
         """The vectors of chunks, of any model's dimension."""
         return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
 
-    def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
+    def nearest(self, vectors: Floats) -> list[Rows]:
         """The labels nearest by meaning to some vectors, at any time and at those spoken of. Corrections count,
         so that what was unhelpful keeps nothing else from being found."""
         if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
             return []
-        weighed = products(matrix, vectors) * self.multipliers(np.arange(len(matrix)), utility)
+        weighed = products(matrix, vectors) * self.multipliers(np.arange(len(matrix)))
         found = itertools.product(weighed, self._choices)
         return [_best(np.where(bits, cosine, -np.inf), FOUND_MAX) for cosine, bits in found]
 
-    def worded(self, terms: Terms, utility: UtilitySettings) -> list[Rows]:
+    def worded(self, terms: Terms) -> list[Rows]:
         """The labels that words find; corrections count."""
         if self.columns is None or not len(terms.keys):
             return []
         postings = self.columns.postings(terms.keys, len(self.counts), POSTINGS_MAX)
         words = self._words = WordScores(postings, terms.weights, len(self.counts))
         self._common = postings.left_out
-        weighed = words.scores * self.multipliers(words.rows, utility)
+        weighed = words.scores * self.multipliers(words.rows)
         found = []
         for score, bits in itertools.product(weighed, [one[words.rows] for one in self._choices]):
             best = _best(kept := np.where(bits, score, 0), FOUND_MAX)
@@ -226,9 +225,9 @@ class GrowingSource(ChunkSource):
         """See `ChunkSource`."""
         return np.full(len(labels), self._view.segment.segment_id), labels
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
-        return multipliers(self._view.rows["utility_steps"][labels], utility).astype(np.float32)
+        return multipliers(self._view.rows["utility_steps"][labels]).astype(np.float32)
 
 
 class IndexSource(ChunkSource):
@@ -244,11 +243,11 @@ class IndexSource(ChunkSource):
         """None: it is too large to be scanned."""
         return self._views[0].matrix
 
-    def nearest(self, vectors: Floats, utility: UtilitySettings) -> list[Rows]:
+    def nearest(self, vectors: Floats) -> list[Rows]:
         """See `ChunkSource`."""
         if self.matrix is not None or not len(vectors):
-            return super().nearest(vectors, utility)
-        hits = [hit for view in self._views for hit in view.search(vectors, FOUND_MAX * len(vectors), utility)]
+            return super().nearest(vectors)
+        hits = [hit for view in self._views for hit in view.search(vectors, FOUND_MAX * len(vectors))]
         return [self._index.labels_of(hit.segment_ids, hit.rows) for hit in hits]
 
     def vectors(self, labels: Rows) -> Floats:
@@ -259,9 +258,9 @@ class IndexSource(ChunkSource):
         """See `ChunkSource`."""
         return self._index.places_of(labels)
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
-        return self._views[0].multipliers(labels, utility)
+        return self._views[0].multipliers(labels)
 
 
 class PendingSource(ChunkSource):
@@ -281,7 +280,7 @@ class PendingSource(ChunkSource):
         """See `ChunkSource`."""
         return np.full(len(labels), PENDING_SEGMENT), labels
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
         return np.ones(len(labels), np.float32)
 
@@ -410,20 +409,20 @@ class TopicColumns:
         words = {word.capitalize() for word in _WORD.findall(self._parts[part]) if not is_stopword(word.lower())}
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
-    def find(self, vectors: Floats, utility: UtilitySettings) -> None:
+    def find(self, vectors: Floats) -> None:
         """Find what competes by these vectors, (n, dimension), beside what was found before; at first also by words."""
         if not self._found:
-            self._found = [source.worded(self.terms, utility) for source in self._sources]
+            self._found = [source.worded(self.terms) for source in self._sources]
         for source, labels in zip(self._sources, self._found, strict=True):
-            labels += source.nearest(vectors, utility)
+            labels += source.nearest(vectors)
 
-    def pools(self, dimension: int, utility: UtilitySettings) -> list[Pool]:
+    def pools(self, dimension: int) -> list[Pool]:
         """The columns of all that was found."""
         found = zip(self._sources, self._found, strict=True)
         nothing = np.empty(0, np.intp)
-        return [self._pool(source, np.concatenate([nothing, *some]), dimension, utility) for source, some in found]
+        return [self._pool(source, np.concatenate([nothing, *some]), dimension) for source, some in found]
 
-    def _pool(self, source: ChunkSource, labels: Rows, dimension: int, utility: UtilitySettings) -> Pool:
+    def _pool(self, source: ChunkSource, labels: Rows, dimension: int) -> Pool:
         labels = source.beside(labels)
         vectors, (segment, row) = source.vectors(labels), source.places(labels)
         tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(
@@ -443,7 +442,7 @@ class TopicColumns:
             source.words(self.terms, labels),
             source.competes[labels],
             source.counts[labels],
-            source.multipliers(labels, utility),
+            source.multipliers(labels),
             tokens,
             source.follows(labels),
         )

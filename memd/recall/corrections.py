@@ -16,10 +16,9 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from memd.entries import Correction, Draft, Entry, Status, Vector
+from memd.entries import Correction, Draft, Entry, Status, Vector, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
-from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.snapshot import Place, beside, live_copies, next_active
 from memd.store.store import Snapshot
 
@@ -65,7 +64,6 @@ async def correct(
     *,
     find: Find,
     encoder: Embeds,
-    utility: UtilitySettings,
     append: Append,
     by: str = "",
     asked_by: bytes,
@@ -103,7 +101,6 @@ async def correct(
             embed=lambda text: _embedded(encoder, text),
             new_uuid=lambda: uuid.uuid4().bytes,
             now_us=time.time_ns() // 1000,
-            utility=utility,
         )
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
@@ -141,9 +138,7 @@ async def correct_shown(
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
         return next(((one, chunk.uuid) for one in known), None)
 
-    return await correct(
-        asked, find=find, encoder=encoder, utility=own.utility, append=append, by=by, asked_by=asked_by
-    )
+    return await correct(asked, find=find, encoder=encoder, append=append, by=by, asked_by=asked_by)
 
 
 async def undo(
@@ -178,7 +173,6 @@ def plan(
     embed: Callable[[str], bytes],
     new_uuid: Callable[[], bytes],
     now_us: int,
-    utility: UtilitySettings = DEFAULT_UTILITY,
     copies: Callable[[Entry], Iterable[Entry]] = lambda _: (),
 ) -> Plan:
     """Turn corrections into entries; a decision from values alone.
@@ -207,7 +201,7 @@ def plan(
                 others = (present.get(one.uuid, one.as_draft()) for one in copies(entry))
                 named |= {one.uuid: one for one in others if one.status is Status.ACTIVE and one.uuid not in named}
         for state in named.values():
-            changed = _corrected(state, correction, utility)
+            changed = _corrected(state, correction)
             present[changed.uuid] = changed
             drafts.append(changed)
         content = correction.content or ""
@@ -331,12 +325,12 @@ def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | 
     return entry
 
 
-def _corrected(state: Draft, correction: Correction, utility: UtilitySettings) -> Draft:
+def _corrected(state: Draft, correction: Correction) -> Draft:
     why = {"action": correction.action, "reason": correction.reason, "action_steps": UNSET}
     if correction.action == "Update":
         return msgspec.structs.replace(state, status=Status.DEPRECATED, vector=b"", content="", **why)
-    before = utility.clamped(state.utility_steps)
-    steps = utility.clamped(before + STEPS[correction.action] * correction.steps)
+    before = clamped_steps(state.utility_steps)
+    steps = clamped_steps(before + STEPS[correction.action] * correction.steps)
     if (changed := abs(steps - before)) != 1:
         why["action_steps"] = changed
     return msgspec.structs.replace(state, utility_steps=steps, **why)

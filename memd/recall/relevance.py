@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.recall.columns import PENDING_SEGMENT, TABLE_COSINE, Pool, TopicColumns
-from memd.settings.model import RetrievalSettings, UtilitySettings
+from memd.settings.model import RetrievalSettings
 from memd.store.log.columns import uuid_bytes
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
@@ -101,7 +101,6 @@ class Field:
         topics: Sequence[TopicColumns],
         weights: Sequence[float],
         vectors: Floats,
-        utility: UtilitySettings,
         scale: tuple[float, float],
     ) -> None:
         """
@@ -110,7 +109,7 @@ class Field:
             vectors: of the parts, (p, dimension); a row of zeros: unknown.
             scale: see `Embedder.scale`.
         """
-        self._topics, self._utility, self._scale = topics, utility, scale
+        self._topics, self._scale = topics, scale
         self._weights = np.array(weights, np.float32)
         self.is_named = np.any([topic.named for topic in topics], axis=0)
         """Whether a part has an identifier that some chunk has: a witness by itself."""
@@ -127,8 +126,8 @@ class Field:
     def _find(self, asked: Floats, new: Floats) -> None:
         self._asked = asked
         for topic in self._topics:
-            topic.find(new[new.any(axis=1)], self._utility)
-        found = [(topic, topic.pools(asked.shape[1], self._utility)) for topic in self._topics]
+            topic.find(new[new.any(axis=1)])
+        found = [(topic, topic.pools(asked.shape[1])) for topic in self._topics]
         self._pools = [pool for _, pools in found for pool in pools]
         self._owners = [topic for topic, pools in found for _ in pools]
         self._starts = np.cumsum([0, *(len(pool.row) for pool in self._pools)])

@@ -38,7 +38,7 @@ from memd.recall.question import PART_TOKENS, parts_of
 from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
 from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
-from memd.settings.model import DEFAULT_UTILITY, RetrievalSettings, UtilitySettings
+from memd.settings.model import RetrievalSettings
 from memd.store.choice import TopicAsOf
 from memd.store.store import TopicLog
 from memd.wanted import EVERYTHING, Wanted
@@ -160,7 +160,6 @@ class Retriever:
         header: str,
         dates: bool,
         count: Callable[[str], int],
-        utility: UtilitySettings = DEFAULT_UTILITY,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """
@@ -172,7 +171,6 @@ class Retriever:
         """
         self._encoder = encoder
         self._settings = settings
-        self._utility = utility
         self._header, self._dates, self._now_us = header, dates, now_us
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
@@ -287,7 +285,7 @@ class Retriever:
         if not parts:
             return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
-        field = Field(filled, list(weights.values()), vectors, self._utility, self._encoder.embedder.scale)
+        field = Field(filled, list(weights.values()), vectors, self._encoder.embedder.scale)
         unclear = self._unclear(field, parts)
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()

@@ -52,6 +52,9 @@ REMOVED = {
     "limits.related_topics_max": "one request has 64 related topics at most",
     "rerank.candidates": "the reranker is asked about the 32 best chunks",
     "processor.one_core": "threads take the cores that there are",
+    "utility.step_ratio": "a step of Helpful counts 1.5 times, one of Unhelpful 1 / 1.5",
+    "utility.max_helpful_steps": "more than 10 steps of Helpful change nothing",
+    "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
 }
 """Settings of earlier versions, and why they are gone. They stop nobody from starting."""

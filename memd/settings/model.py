@@ -89,8 +89,6 @@ Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1
 
 
 UPSTREAMS_MAX = 64
-UTILITY_STEPS_LIMIT = 100
-"""No chunk is more steps than this above or below none, whatever the settings allow: the log has a byte for them."""
 TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """As `entries.TOPIC_ID_PATTERN`."""
 AUTO_TOPIC = "auto"
@@ -242,33 +240,6 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The words after `[memory]` in the block's first line; one line without square brackets."""
     dates: Literal["day", "off"] = "day"
     """With `day` the block says what day is today, and on which day each chunk was said."""
-
-
-class UtilitySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much Helpful and Unhelpful corrections change a chunk's score."""
-
-    step_ratio: Annotated[float, Meta(ge=1, le=10)] = 1.5
-    """Each step of Helpful multiplies the score by this, each of Unhelpful divides it. The log keeps steps, so another
-    ratio holds for all that was corrected before too."""
-    max_helpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 10
-    """Further Helpful corrections change nothing: at most 1.5^10 = 57.7 times the score."""
-    max_unhelpful_steps: Annotated[int, Meta(ge=0, le=UTILITY_STEPS_LIMIT)] = 4
-    """Further Unhelpful corrections change nothing: 1.5^-4 = 0.198, so that with the default `retrieval.min_score` not
-    even a perfect match is shown."""
-
-    def clamped(self, steps: int) -> int:
-        """`steps` within the bounds."""
-        return max(-self.max_unhelpful_steps, min(self.max_helpful_steps, steps))
-
-    def multiplier(self, steps: int) -> float:
-        """The factor on a chunk's score after `steps` net Helpful corrections (negative: Unhelpful).
-
-        Steps beyond the bounds, from when those were wider, count as the bounds.
-        """
-        return float(self.step_ratio ** self.clamped(steps))
-
-
-DEFAULT_UTILITY = UtilitySettings()
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -449,7 +420,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSettings = ClusterSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     injection: InjectionSettings = InjectionSettings()
-    utility: UtilitySettings = DEFAULT_UTILITY
     topics: TopicsSettings = TopicsSettings()
     conversation: ConversationSettings = ConversationSettings()
     ingest: IngestSettings = IngestSettings()

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from memd.entries import Entry
-from memd.settings.model import UtilitySettings
 from memd.store.index.sealed_index import Candidates
 from memd.store.index.vectors import multipliers
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
@@ -44,7 +43,7 @@ def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
         for number, start in zip(view.index.segment_ids, view.index.starts, strict=True):
             dead[start : start + len(views[number].dead)] = views[number].dead
         indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, snapshot.utility)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:
@@ -127,7 +126,7 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
             for number in index.segment_ids
         ]
         indexes.append(_ScannedIndexView(index, np.concatenate(labels)))
-    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes, snapshot.utility)
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -139,9 +138,9 @@ class _ScannedIndexView(IndexView):
         """See `IndexView.matrix`."""
         return None
 
-    def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
+    def search(self, queries: Floats, k: int) -> list[Candidates]:
         """See `IndexView.search`."""
-        return self.index.scan(queries, k, self.dead, utility)
+        return self.index.scan(queries, k, self.dead)
 
     def vectors(self, labels: Rows) -> Floats:
         """See `IndexView.vectors`; zeros for one that cannot be read."""
@@ -150,6 +149,6 @@ class _ScannedIndexView(IndexView):
         found[labels.searchsorted(known)] = vectors
         return found
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """See `IndexView.multipliers`."""
-        return multipliers(self.index.steps(labels), utility).astype(np.float32)
+        return multipliers(self.index.steps(labels)).astype(np.float32)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
-from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import Candidates, SealedIndex
@@ -182,10 +181,10 @@ class SegmentView:
             self.segment.scanned_per_second = smoothed(self.segment.scanned_per_second, rate)
         return found
 
-    def best(self, cosine: NDArray[np.float64], k: int, utility: UtilitySettings) -> Candidates:
+    def best(self, cosine: NDArray[np.float64], k: int) -> Candidates:
         """Return the best `k` live rows by score, given the cosine of each row."""
         live = np.flatnonzero(~self.dead)
-        cosine, multiplier = cosine[live], multipliers(self.rows["utility_steps"][live], utility)
+        cosine, multiplier = cosine[live], multipliers(self.rows["utility_steps"][live])
         best = best_rows(scores_of(cosine, multiplier), k)
         return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
 
@@ -205,20 +204,20 @@ class IndexView:
         """The vectors of all rows, by label, where they are scanned; see `SealedIndex.matrix`."""
         return self.index.matrix
 
-    def search(self, queries: Floats, k: int, utility: UtilitySettings) -> list[Candidates]:
+    def search(self, queries: Floats, k: int) -> list[Candidates]:
         """Return chunks that include the best `k` live ones by score."""
         try:
-            return self.index.search(queries, k, self.dead, utility, is_choice=self.is_choice)
+            return self.index.search(queries, k, self.dead, is_choice=self.is_choice)
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
-            return self.index.scan(queries, k, self.dead, utility)
+            return self.index.scan(queries, k, self.dead)
 
     def vectors(self, labels: Rows) -> Floats:
         """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
         return self.index.vectors_of(labels)
 
-    def multipliers(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers(self, labels: Rows) -> Floats:
         """Return the utility multipliers of labels that count."""
-        return self.index.multipliers_of(labels, utility)
+        return self.index.multipliers_of(labels)
 
 
 Place = tuple[int, int]
@@ -248,10 +247,8 @@ class Snapshot:
         views: Mapping[int, SegmentView],
         uuid_index: UuidIndex,
         indexes: Sequence[IndexView],
-        utility: UtilitySettings,
     ) -> None:
         self.topic_id = topic_id
-        self.utility = utility
         self.views = views
         """By segment id, oldest first."""
         self.indexes = tuple(indexes)
@@ -311,8 +308,8 @@ class Snapshot:
         if k < 1 or not len(queries):
             return []
         growing = [view for _, view in self._growing if view.matrix is not None]
-        found = [view.best(view.cosines(queries), k, self.utility) for view in growing]
-        found += [part for view in self.indexes for part in view.search(queries, k, self.utility)]
+        found = [view.best(view.cosines(queries), k) for view in growing]
+        found += [part for view in self.indexes for part in view.search(queries, k)]
         return self._ranked(found, k)
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
@@ -418,7 +415,7 @@ class Snapshot:
             return {}
         cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places)
         records = self._records_at(at := np.array(places, dtype=np.intp))
-        multiplier = multipliers(records["utility_steps"], self.utility)
+        multiplier = multipliers(records["utility_steps"])
         known = np.flatnonzero(~np.isnan(cosine))
         hits = _hits(at[known], records[known], cosine[known], multiplier[known])
         return {(hit.segment, hit.row): hit for hit in hits}
@@ -614,7 +611,6 @@ def first_snapshot(
     topic_id: str,
     segments: Mapping[int, GrowingSegment | SealedSegment],
     index_files: Sequence[IndexFile],
-    utility: UtilitySettings,
 ) -> Snapshot:
     """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
     rows = [segment.rows for segment in segments.values()]
@@ -628,7 +624,7 @@ def first_snapshot(
         covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
         dead = dead_labels(views, file.segment_ids)
         indexes.append(IndexView(SealedIndex(files, file, covered, dead=dead), dead))
-    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes), utility)
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes))
 
 
 def after_append(
@@ -660,7 +656,7 @@ def after_append(
                 view.index.mark(segment_id, np.array(rows, dtype=np.intp))
     views[active.segment_id] = _view(active, dead)
     indexes = [IndexView(view.index, view.index.dead) for view in before.indexes]
-    return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes, before.utility)
+    return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes)
 
 
 def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, index: SealedIndex | None) -> Snapshot:
@@ -671,7 +667,7 @@ def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, i
     if index is not None:
         index.mark(sealed.segment_id, np.flatnonzero(dead))
         indexes = _in_order([*indexes, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, views, uuid_index, indexes, before.utility)
+    return Snapshot(before.topic_id, views, uuid_index, indexes)
 
 
 def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
@@ -680,7 +676,7 @@ def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
         index.mark(segment_id, np.flatnonzero(before.views[segment_id].dead))
     kept = [view for view in before.indexes if not set(view.index.segment_ids) <= set(index.segment_ids)]
     indexes = _in_order([*kept, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes, before.utility)
+    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes)
 
 
 def after_erasure(
@@ -705,7 +701,7 @@ def after_erasure(
         for segment_id in index.segment_ids:
             index.mark(segment_id, np.flatnonzero(views[segment_id].dead))
     added = [IndexView(index, index.dead) for index in indexes]
-    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]), before.utility)
+    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]))
 
 
 def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:

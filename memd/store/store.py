@@ -30,7 +30,6 @@ import msgspec
 
 from memd.entries import TOPIC_ID_PATTERN, Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
-from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import AppendFile, Claim
 from memd.store.disk import LocalDisk, Lock, Wiper, replace_file
 from memd.store.encryption.opening import check_disk
@@ -120,7 +119,6 @@ class Store:
         segment_entries_max: int,
         draft_filter: DraftFilter = keep_draft,
         line_tokens: Callable[[Entry], int] | None = None,
-        utility: UtilitySettings = DEFAULT_UTILITY,
         files: LocalDisk | None = None,
         kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
@@ -159,7 +157,6 @@ class Store:
             model=ModelId(dimension, fingerprint),
             clock=clock,
             segment_entries_max=segment_entries_max,
-            utility=utility,
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )

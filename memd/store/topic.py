@@ -16,7 +16,6 @@ from msgspec import UNSET, UnsetType
 
 from memd.entries import PUBLIC_ID_DIGITS_MIN, CanonicalClock, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
-from memd.settings.model import DEFAULT_UTILITY, UtilitySettings
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
 from memd.store.erasure import (
@@ -70,7 +69,6 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelId
     clock: SharedClock
     segment_entries_max: int
-    utility: UtilitySettings = DEFAULT_UTILITY
     draft_filter: DraftFilter = keep_draft
     """Applied to every draft of every topic: there is no other way into the log."""
     line_tokens: Callable[[Entry], int] | None = None
@@ -135,7 +133,7 @@ class TopicLog:
         """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
         self._gaps = opened.gaps
         self._active, self._end = opened.active, opened.active_end
-        self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files, shared.utility)
+        self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
         self._reserved: dict[bytes, str] = {}
@@ -574,7 +572,7 @@ class TopicLog:
                 self._gaps |= opened.gaps
                 self.findings += opened.findings
             # Rows may be lost to the damage, so that other entries count now: everything is computed anew.
-            self._snapshot = first_snapshot(self._files, self.topic_id, segments, files, self._snapshot.utility)
+            self._snapshot = first_snapshot(self._files, self.topic_id, segments, files)
 
 
 class SharedClock:

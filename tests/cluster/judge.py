@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from ledger import Fact, Ledger
 
+from memd.entries import UTILITY_RATIO
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.shared.moving import into_folder
 from memd.store.shared.seam import SharedLog
-from memd.store.tools.export import EXPORTED_RATIO, export
+from memd.store.tools.export import export
 
 NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")
 Line = dict[str, Any]
@@ -95,7 +96,7 @@ def state_of(fact: Fact, places: dict[str, list[Line]]) -> list[str]:
     wrong = []
     for name in fact.names:
         [*_, line] = places[name]
-        steps = round(math.log(line["utility_multiplier"], EXPORTED_RATIO))
+        steps = round(math.log(line["utility_multiplier"], UTILITY_RATIO))
         if line["topic_id"] != fact.topic:
             wrong.append(f"{name} is in {line['topic_id']}, not in {fact.topic}")
         if not any(word in line["content"] for word in fact.words):

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from memd.entries import Status
 from memd.errors import StoreError
-from memd.settings.model import UtilitySettings
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, cosines, multipliers, scores_of, smoothed
@@ -164,18 +163,16 @@ class SealedIndex:
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
 
-    def multipliers_of(self, labels: Rows, utility: UtilitySettings) -> Floats:
+    def multipliers_of(self, labels: Rows) -> Floats:
         """The utility multipliers of labels."""
         found = np.ones(len(labels), np.float32)
         if self._in_memory is not None and len(extras := self._in_memory.extras):
             at = np.minimum(extras.searchsorted(labels), len(extras) - 1)
             is_extra = extras[at] == labels
-            found[is_extra] = multipliers(self._in_memory.extra_steps[at[is_extra]], utility)
+            found[is_extra] = multipliers(self._in_memory.extra_steps[at[is_extra]])
         return found
 
-    def search(
-        self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings, *, is_choice: bool = False
-    ) -> list[Candidates]:
+    def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
         """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
 
         With `is_choice`, more are in `dead`: what is not wanted.
@@ -199,7 +196,7 @@ class SealedIndex:
         plain = self._candidates(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
         if not len(scanned):
             return [plain]
-        return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps, utility), queries, k, dead))]
+        return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps), queries, k, dead))]
 
     def vectors_of(self, labels: Rows) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
@@ -214,10 +211,10 @@ class SealedIndex:
             found[own] = loaded.extra_matrix[at[own]]
         return found
 
-    def scan(self, queries: Floats, k: int, dead: Bits, utility: UtilitySettings) -> list[Candidates]:
+    def scan(self, queries: Floats, k: int, dead: Bits) -> list[Candidates]:
         """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
         labels, matrix, _ = self.read_vectors(np.flatnonzero(self._is_active & ~dead))
-        multiplier = multipliers(self.steps(labels), utility)
+        multiplier = multipliers(self.steps(labels))
         return [self._candidates(*_scanned(labels, matrix, multiplier, queries, k, dead))]
 
     def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:

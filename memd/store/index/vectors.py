@@ -23,15 +23,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.entries import UTILITY_STEPS_LIMIT, multiplier_of
 from memd.errors import CorruptFile
-from memd.settings.model import UTILITY_STEPS_LIMIT, UtilitySettings
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.syscalls import map_native, write_native
@@ -66,9 +65,12 @@ _SIZES = struct.Struct("<8sIIII")
 _ALIGNED = 64
 
 
-def multipliers(steps: NDArray[np.int8], utility: UtilitySettings) -> NDArray[np.float64]:
+_MULTIPLIERS = np.array([multiplier_of(steps) for steps in range(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT + 1)])
+
+
+def multipliers(steps: NDArray[np.int8]) -> NDArray[np.float64]:
     """Return the utility multiplier of each step count."""
-    return _multiplier_table(utility)[steps.astype(np.intp) + UTILITY_STEPS_LIMIT]
+    return _MULTIPLIERS[steps.astype(np.intp) + UTILITY_STEPS_LIMIT]
 
 
 def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
@@ -227,11 +229,6 @@ def smoothed(before: float | None, latest: float) -> float:
 def rounded(products: Floats) -> NDArray[np.float64]:
     """Return cosines as they are compared."""
     return np.asarray(np.round(products.astype(np.float64), COSINE_DECIMALS), dtype=np.float64)
-
-
-@lru_cache(maxsize=8)
-def _multiplier_table(utility: UtilitySettings) -> NDArray[np.float64]:
-    return np.array([utility.multiplier(steps) for steps in range(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT + 1)])
 
 
 def sample_size(count: int) -> int:

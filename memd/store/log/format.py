@@ -38,9 +38,8 @@ import zlib
 import msgspec
 from msgspec import UNSET
 
-from memd.entries import PUBLIC_ID_DIGITS_MIN, Entry, Status
+from memd.entries import PUBLIC_ID_DIGITS_MIN, UTILITY_STEPS_LIMIT, Entry, Status
 from memd.errors import CorruptFile, ForeignFile, StoreError
-from memd.settings.model import UTILITY_STEPS_LIMIT
 
 MAGIC_LOG = b"memd.log"
 MAGIC_JOURNAL = b"memd.hot"

@@ -25,6 +25,8 @@ from msgspec import NODEFAULT, UNSET, Meta
 
 from memd.entries import (
     PUBLIC_ID_DIGITS_MIN,
+    UTILITY_RATIO,
+    UTILITY_STEPS_LIMIT,
     ChunkState,
     Draft,
     Entry,
@@ -34,7 +36,6 @@ from memd.entries import (
     text_with_roles,
 )
 from memd.errors import StoreError, UnknownTopic
-from memd.settings.model import UTILITY_STEPS_LIMIT
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, UInts, rows_from, superseded, uuid_halves
@@ -49,8 +50,6 @@ _ID_MAX = (1 << 53) - (1 << 40)
 """The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LEFT_OUT = {"vector", "digests", "completes", "group_left", "asked_by", "line_tokens", "terms", "erased", "unknown"}
-EXPORTED_RATIO = 1.5
-"""Of `utility_multiplier` in a line, whatever `utility.step_ratio` is: an import makes steps of it again."""
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
 """The members that every line begins with; the others follow as their fields are defined."""
 
@@ -221,14 +220,14 @@ def _microseconds(time: datetime) -> int:
 
 
 def _steps(multiplier: float) -> int:
-    steps = round(math.log(multiplier, EXPORTED_RATIO))
+    steps = round(math.log(multiplier, UTILITY_RATIO))
     if abs(steps) > UTILITY_STEPS_LIMIT or not math.isclose(_multiplier(steps), multiplier, rel_tol=1e-6):
-        raise ValueError(f"utility_multiplier {multiplier} is no power of {EXPORTED_RATIO}, or out of range")
+        raise ValueError(f"utility_multiplier {multiplier} is no power of {UTILITY_RATIO}, or out of range")
     return steps
 
 
 def _multiplier(steps: int) -> float:
-    return float(EXPORTED_RATIO**steps)
+    return float(UTILITY_RATIO**steps)
 
 
 _FORMS = {
