@@ -99,11 +99,8 @@ class LocalDisk:
         """Those that have one now."""
         self._locks: list[Lock] = []
 
-    def note(self, path: Path) -> None:
-        """Called after a file was made, replaced, cut or removed. Counterpart: memd/store/bucket/changes.py."""
-
-    def note_growth(self, path: Path, end: int) -> None:
-        """Called after a whole write to a file, which ends there now."""
+    def note(self, path: Path, *, grew: bool = False) -> None:
+        """Called after a file was appended to (`grew`), made, replaced, cut or removed; see bucket/changes.py."""
 
     def size(self, path: Path) -> int | None:
         """Size of a file in bytes; None if there is no such file."""
@@ -332,8 +329,7 @@ class _DiskAppender:
         self._is_closed = False
         with writing(path):
             self._descriptor: int | None = opened(path, flags | _APPENDING)
-            found = os.fstat(self._descriptor)
-            self._identity, self._end = _identity(found), found.st_size
+            self._identity = _identity(os.fstat(self._descriptor))
         disk.unsynced[self] = None
         if not flags & os.O_CREAT:
             self._let_go()
@@ -345,8 +341,7 @@ class _DiskAppender:
         with self._opened() as descriptor:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-        self._end += len(data)
-        self._disk.note_growth(self._path, self._end)
+        self._disk.note(self._path, grew=True)
         if len(self._disk.unsynced) > self._disk.unsynced_max:
             self.sync()
 
@@ -362,7 +357,6 @@ class _DiskAppender:
         self._disk.confirm_lock()
         with self._opened() as descriptor:
             os.ftruncate(descriptor, size)
-        self._end = size
         self._disk.note(self._path)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The changes of a data directory since a backup looked at it: noted as they are made, and found by comparing folders.
 
 Rule: a change is noted after it was made. Who takes a note and reads the file then has the change, or the note of one
-that came later. A file that only grew is known up to the end of a whole write, so that no append is read in halves.
+that came later. An append that is under way may be read in halves: its rest follows with the next round, and who
+restores this one gets an interrupted write, which the log recovers from.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
 file before the full ones are listed. Where a file was replaced or rotated meanwhile, all of it is done again. What is
@@ -30,13 +31,8 @@ PIECE_BYTES = 8 << 20
 _TRIES = 4
 
 
-class FileNote(msgspec.Struct, frozen=True):
-    """How a file has changed since it was last looked at."""
-
-    is_replaced: bool
-    """Whether more has changed than that it grew."""
-    end: int
-    """Its size after the last whole write; 0 where it is gone."""
+Notes = dict[str, bool]
+"""By name in a folder: whether more has changed than that the file grew."""
 
 
 class ChangedFiles:
@@ -45,7 +41,7 @@ class ChangedFiles:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._lock = threading.Lock()
-        self._notes: dict[str, dict[str, FileNote]] = {}
+        self._notes: dict[str, Notes] = {}
         self.place_of = lru_cache(_PLACES_KEPT)(self._place_of)
         """The folder and the name of a file; None: nothing that is ever backed up."""
 
@@ -57,29 +53,23 @@ class ChangedFiles:
             return topic_id, name[len(topic_id) + 1 :]
         return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
 
-    def grew(self, folder: str, name: str, end: int) -> None:
-        """Note that a file was appended to."""
+    def note(self, folder: str, name: str, *, grew: bool = False) -> None:
+        """Note that a file was appended to; or that it is another one now, was cut, or is gone."""
         with self._lock:
             notes = self._notes.setdefault(folder, {})
-            before = notes.get(name)
-            notes[name] = FileNote(before is not None and before.is_replaced, end)
-
-    def replaced(self, folder: str, name: str, end: int) -> None:
-        """Note that a file is another one now, was cut, or is gone."""
-        with self._lock:
-            self._notes.setdefault(folder, {})[name] = FileNote(True, end)
+            notes[name] = not grew or notes.get(name, False)
 
     def folders(self) -> list[str]:
         """The folders in which something has changed."""
         with self._lock:
             return list(self._notes)
 
-    def take(self, folder: str) -> dict[str, FileNote]:
+    def take(self, folder: str) -> Notes:
         """Return the notes of a folder, and forget them."""
         with self._lock:
             return self._notes.pop(folder, {})
 
-    def give_back(self, folder: str, taken: dict[str, FileNote]) -> None:
+    def give_back(self, folder: str, taken: Notes) -> None:
         """Note again what could not be backed up."""
         with self._lock:
             self._notes[folder] = merged(taken, self._notes.get(folder, {}))
@@ -88,12 +78,9 @@ class ChangedFiles:
         return bool(self._notes)
 
 
-def merged(earlier: dict[str, FileNote], later: dict[str, FileNote]) -> dict[str, FileNote]:
+def merged(earlier: Notes, later: Notes) -> Notes:
     """Return the notes of both times as one."""
-    both = earlier | later
-    for name in earlier.keys() & later.keys():
-        both[name] = FileNote(earlier[name].is_replaced or later[name].is_replaced, later[name].end)
-    return both
+    return {name: earlier.get(name, False) or later.get(name, False) for name in earlier | later}
 
 
 class NotingDisk(LocalDisk):
@@ -103,15 +90,10 @@ class NotingDisk(LocalDisk):
         super().__init__()
         self.changed = ChangedFiles(data_dir)
 
-    def note(self, path: Path) -> None:
+    def note(self, path: Path, *, grew: bool = False) -> None:
         """See LocalDisk."""
         if (place := self.changed.place_of(path)) is not None:
-            self.changed.replaced(*place, self.size(path) or 0)
-
-    def note_growth(self, path: Path, end: int) -> None:
-        """See LocalDisk."""
-        if (place := self.changed.place_of(path)) is not None:
-            self.changed.grew(*place, end)
+            self.changed.note(*place, grew=grew)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -135,7 +117,7 @@ class FolderChanges(msgspec.Struct, frozen=True):
 
     pieces: list[Piece]
     gone: list[str]
-    notes: dict[str, FileNote]
+    notes: Notes
     """The notes of it, which are taken."""
 
 
@@ -156,7 +138,7 @@ class Looker:
         Raises:
             StoreError: it cannot be read now; what was noted of it is noted again.
         """
-        notes: dict[str, FileNote] = {}
+        notes: Notes = {}
         try:
             for _ in range(_TRIES):
                 notes = merged(notes, self._disk.changed.take(folder))
@@ -168,9 +150,7 @@ class Looker:
         self._disk.changed.give_back(folder, notes)
         raise MovedMeanwhile(f"{self._data_dir / folder}: changes faster than it can be read; it is tried again")
 
-    def _once(
-        self, folder: str, known: dict[str, KnownFile], notes: dict[str, FileNote], every: bool
-    ) -> FolderChanges | None:
+    def _once(self, folder: str, known: dict[str, KnownFile], notes: Notes, every: bool) -> FolderChanges | None:
         """None: the folder was changed meanwhile."""
         pieces, there = [], set()
         every = every or "" in notes  # the folder itself was put in its place, or away
@@ -180,8 +160,6 @@ class Looker:
             if name == "active.bin":
                 before = self._disk.identity(path)  # one that takes its place later is noticed in the end
                 self._take_again(folder, notes)  # what the journal counts as stored is noted by now
-                if (note := notes.get(name)) is not None and note.end == 0 and self._disk.size(path):
-                    return None  # the former one went, and it is not noted yet how much this one has
                 if before is None:
                     continue  # it went since it was listed, and the next one begins with the next append
             there.add(name)
@@ -192,7 +170,7 @@ class Looker:
             return None
         return FolderChanges(pieces, [name for name in known if name not in there], notes)
 
-    def _take_again(self, folder: str, notes: dict[str, FileNote]) -> None:
+    def _take_again(self, folder: str, notes: Notes) -> None:
         """Take what was noted since of the log; of files that were looked at before it, the next look takes it."""
         newer = self._disk.changed.take(folder)
         of_the_log = {name: note for name, note in newer.items() if name == "active.bin" or "/" in name}
@@ -222,23 +200,19 @@ class Looker:
                         yield path.relative_to(layout.directory).as_posix(), path, True
 
     def _piece(
-        self, name: str, path: Path, is_final: bool, known: KnownFile | None, note: FileNote | None, every: bool
+        self, name: str, path: Path, is_final: bool, known: KnownFile | None, is_replaced: bool | None, every: bool
     ) -> Piece | None:
+        """`is_replaced`: as it was noted; None: it was not."""
         disk, size = self._disk, self._disk.size(path) or 0
-        if known is None:
-            return self._made(name, path, 0, min(size, note.end) if note is not None else size, is_final, None)
-        if note is not None and note.is_replaced:
-            return self._made(name, path, 0, min(size, note.end), is_final, None)
-        if note is None and not every:
-            is_audit = name.startswith(f"{AUDIT_NAME}/") and name.endswith(".jsonl")
-            # Of what another process appends to there are no notes.
-            return self._made(name, path, known.size, size, is_final, known) if is_audit and size > known.size else None
-        end = min(size, note.end) if note is not None else size
-        if every and end == known.size and disk.changed_at(path) == known.changed_at:
+        if known is None or is_replaced or size < known.size:
+            return self._made(name, path, 0, size, is_final, None)
+        # Of an audit, to which other processes append too, there are no notes.
+        may_have_grown = every or is_replaced is not None or (name.startswith(AUDIT_NAME) and name.endswith(".jsonl"))
+        if not may_have_grown or (size == known.size and (not every or disk.changed_at(path) == known.changed_at)):
             return None
-        if end < known.size or (every and checksum_of(disk, path, known.size).crc != known.crc):
-            return self._made(name, path, 0, end, is_final, None)
-        return self._made(name, path, known.size, end, is_final, known) if end > known.size else None
+        if every and checksum_of(disk, path, known.size).crc != known.crc:
+            return self._made(name, path, 0, size, is_final, None)
+        return self._made(name, path, known.size, size, is_final, known) if size > known.size else None
 
     def _made(self, name: str, path: Path, start: int, end: int, is_final: bool, known: KnownFile | None) -> Piece:
         disk = self._disk

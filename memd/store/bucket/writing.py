@@ -49,7 +49,7 @@ from memd.store.bucket.catalog import (
     generation_number,
     header_bytes,
 )
-from memd.store.bucket.changes import FileNote, Looker, MovedMeanwhile, NotingDisk, Piece
+from memd.store.bucket.changes import Looker, MovedMeanwhile, Notes, NotingDisk, Piece
 from memd.store.bucket.objects import Bucket
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import key_id_of
@@ -85,7 +85,7 @@ class _Batch:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
-        self.notes: dict[str, dict[str, FileNote]] = {}
+        self.notes: dict[str, Notes] = {}
         """By folder: what is noted again if it fails."""
 
     def add(self, data: list[bytes]) -> Stretch:
@@ -213,7 +213,7 @@ class BucketWriter:
             self._write_full()
         if is_cleaning_due:
             for folder, name in clean(self.bucket, self._catalog, at - self._keep_days * 86_400_000_000):
-                self._disk.changed.replaced(folder, name, self._disk.size(self._data_dir / folder / name) or 0)
+                self._disk.changed.note(folder, name)
             self._cleaned_at = at
 
     # -- a round ---------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class BucketWriter:
             self._told.add(folder)
             self._unread.add(folder)
             if every:
-                self._disk.changed.replaced(folder, "", 0)
+                self._disk.changed.note(folder, "")
             return
         self._told.discard(folder)
         self._may_erase |= not folder
@@ -242,7 +242,7 @@ class BucketWriter:
             self._batch.changes += [self._change(folder, piece) for piece in found.pieces]
         except MovedMeanwhile:  # none of it, as the journal must not be newer than the log
             self._disk.changed.give_back(folder, self._batch.notes.pop(folder))
-            self._disk.changed.replaced(folder, "", 0)
+            self._disk.changed.note(folder, "")
             self._unread.add(folder)
             return
         self._batch.changes += [FileChange(folder, name, "gone") for name in found.gone]
@@ -261,7 +261,7 @@ class BucketWriter:
                 crc = zlib.crc32(one, crc)
             file = KnownFile(piece.end, crc, piece.changed_at, (self._batch.add(data),))
         if known is not None and len(known.extents) >= EXTENTS_MAX:
-            self._disk.changed.replaced(folder, piece.name, piece.end)
+            self._disk.changed.note(folder, piece.name)
         return FileChange(folder, piece.name, "grown" if known is not None else "new", file)
 
     def _sent_alone(self, folder: str, piece: Piece) -> KnownFile:
