@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,6 @@ from memd.errors import CorruptFile, FileReplaced, ReadOnlyDisk, StoreError, Sto
 from memd.store.syscalls import (
     DIRECTORY_MODE,
     FILE_MODE,
-    WRITE_REMEDY,
     appended_max,
     close_descriptor,
     descriptors_limit,
@@ -83,7 +83,7 @@ class Appender(Protocol):
 
 
 class FileChecksum(msgspec.Struct, frozen=True):
-    """Size and CRC32 that a file must have before a native library may open it."""
+    """Size and CRC32 that a file has, or must have."""
 
     bytes: int
     crc: int
@@ -257,23 +257,12 @@ class LocalDisk:
                 if error.errno not in _NOTHING_TO_SYNC:
                     raise
 
-    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        """Let a native library write a file by its path, then make the contents (not the name) durable."""
-        self.confirm_lock()
-        with writing(path):
-            try:
-                save(str(path))
-            except RuntimeError as error:  # pybind11 turns C++ exceptions into this
-                raise StoreWriteFailed(f"{path}: the index could not be written ({error}); {WRITE_REMEDY}") from error
-            with open_descriptor(path, os.O_RDONLY) as descriptor:
-                sync_descriptor(descriptor)
-        self.note(path)
-
-    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
-        """Let a native library read a file by its path; raises CorruptFile before, unless it is the one expected."""
+    def map(self, path: Path, expected: FileChecksum) -> memoryview:
+        """Return the bytes of a file, for reading, in memory that they share with others if the disk has them as they
+        are; raises CorruptFile unless it is the one expected."""
         check_file(self, path, expected)
-        with reading(path):
-            load(str(path))
+        with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
+            return memoryview(mmap.mmap(descriptor, expected.bytes, access=mmap.ACCESS_READ))
 
     def lock(self, path: Path) -> Lock:
         """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.

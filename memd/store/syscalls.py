@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import resource
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -100,45 +99,6 @@ def sync_descriptor(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-class AnonymousFile:
-    """A file that exists in memory alone. See `anonymous_file`."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.name = f"/proc/self/fd/{descriptor}"
-        """A path for a library that wants one."""
-
-    @contextmanager
-    def filled(self, size: int) -> Iterator[memoryview]:
-        """Its contents, of so many bytes, to be written while the block runs."""
-        os.ftruncate(self._descriptor, size)
-        with mmap.mmap(self._descriptor, size) as memory, memoryview(memory) as view:
-            yield view
-
-    def pieces(self, size: int) -> Iterator[bytes]:
-        """Its contents in pieces of at most `size` bytes."""
-        offset = 0
-        while piece := os.pread(self._descriptor, size, offset):
-            yield piece
-            offset += len(piece)
-
-
-@contextmanager
-def anonymous_file() -> Iterator[AnonymousFile]:
-    """A file that is on no disk, for as long as the block runs.
-
-    Raises:
-        StoreError: this system has none.
-    """
-    if not hasattr(os, "memfd_create"):
-        raise StoreError("encryption needs files in memory (memfd_create), which only Linux has; run memd on Linux")
-    descriptor = os.memfd_create("memd", os.MFD_CLOEXEC)
-    try:
-        yield AnonymousFile(descriptor)
-    finally:
-        close_descriptor(descriptor)
-
-
 def read_private(path: Path, length: int) -> tuple[bytes, int]:
     """Return the first bytes of a file and its permissions: both of the same file, whatever the path names later."""
     with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
@@ -150,18 +110,6 @@ def create_private(path: Path, data: bytes) -> None:
     with writing(path), open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
         os.write(descriptor, data)
         sync_descriptor(descriptor)
-
-
-def map_native(name: str) -> memoryview:
-    """Map a file that `load_native` has named, for reading."""
-    with Path(name).open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def write_native(name: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that `save_native` has named."""
-    with Path(name).open("wb") as file:
-        file.writelines(pieces)
 
 
 def descriptors_limit() -> int:

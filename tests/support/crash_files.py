@@ -10,9 +10,8 @@ Every call that changes something is counted in `operations`. Counterpart of mem
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -214,19 +213,9 @@ class CrashFiles(LocalDisk):
             self._step(f"rmdir {path.name}", path)
             del self._live[path]
 
-    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            save(f"{folder}/native")
-            data = (Path(folder) / "native").read_bytes()
-        appender = self.create(path)
-        appender.write(data)
-        appender.sync()
-
-    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
+    def map(self, path: Path, expected: FileChecksum) -> memoryview:
         check_file(self, path, expected)
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "native").write_bytes(self.read(path))
-            load(f"{folder}/native")
+        return memoryview(self.read(path))
 
     def lock(self, path: Path) -> Lock:
         if path in self._locked:

@@ -1,9 +1,8 @@
 """A disk on which whatever holds text or vectors is encrypted: a `LocalDisk` over another; files are read and appended
 to by plain offsets.
 
-Rule: nothing of a topic reaches the disk below but as frames, temporary files included. Native libraries get their
-files in anonymous memory, or none at all. What is no topic's (the lock, addresses, key files, embedding models) passes
-as it is.
+Rule: nothing of a topic reaches the disk below but as frames, temporary files included. What is no topic's (the lock,
+addresses, key files, embedding models) passes as it is.
 
 What cannot be opened reads as zeros, never as other bytes. A file in which nothing can be opened, though there is
 something, is refused unless its header names the key: with the wrong one, all that follows would take it for lost.
@@ -11,6 +10,7 @@ something, is refused unless its header names the key: with the wrong one, all t
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import threading
 import zlib
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
-from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file, write_pieces
+from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
+from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
 from memd.store.encryption.frames import (
     FRAME_BYTES_MAX,
     FRAME_OVERHEAD,
@@ -57,7 +57,6 @@ from memd.store.log.format import (
     decode_any_header,
     encode_header,
 )
-from memd.store.syscalls import WRITE_REMEDY, anonymous_file, reading, writing
 
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 _MEMO_FRAMES = 8
@@ -71,7 +70,6 @@ _OF_THE_DISK_BELOW = (
 """Names, locks and the disk itself know nothing of encryption."""
 _FILES_KEPT = 1024
 _FOLDERS_KEPT = 65_536
-_PIECE_BYTES = 4 << 20
 
 
 class EncryptedFile(msgspec.Struct):
@@ -452,39 +450,20 @@ class EncryptedDisk(LocalDisk):
         self._forget(path)
         return is_gone
 
-    # Native libraries
-
-    def save_native(self, path: Path, save: Callable[[str], None]) -> None:
-        """See LocalDisk. The library writes to anonymous memory."""
-        if self._key(path, writing=True) is None:
-            self.plain_files.save_native(path, save)
-            return
-        self.plain_files.confirm_lock()
-        with anonymous_file() as memory:
-            with writing(path):
-                try:
-                    save(memory.name)
-                except RuntimeError as error:  # pybind11 turns C++ exceptions into this
-                    raise StoreWriteFailed(f"{path}: the index could not be made ({error}); {WRITE_REMEDY}") from error
-            write_pieces(self, path, memory.pieces(_PIECE_BYTES))
-
-    def load_native(self, path: Path, expected: FileChecksum, load: Callable[[str], None]) -> None:
-        """See LocalDisk. The library reads anonymous memory."""
+    def map(self, path: Path, expected: FileChecksum) -> memoryview:
+        """See LocalDisk."""
         if self._key(path) is None:
-            self.plain_files.load_native(path, expected, load)
-            return
+            return self.plain_files.map(path, expected)
         problem = CorruptFile(f"{path}: is missing or does not match its checksum")
         if expected.bytes <= 0 or self.size(path) != expected.bytes:
             raise problem
-        with anonymous_file() as memory, reading(path):
-            with memory.filled(expected.bytes) as view:
-                end = crc = 0
-                for piece in pieces_of(self, path):
-                    view[end : end + len(piece)] = piece
-                    end, crc = end + len(piece), zlib.crc32(piece, crc)
-            if FileChecksum(end, crc) != expected:
-                raise problem
-            load(memory.name)
+        memory, end, crc = memoryview(mmap.mmap(-1, expected.bytes)), 0, 0
+        for piece in pieces_of(self, path):
+            memory[end : end + len(piece)] = piece
+            end, crc = end + len(piece), zlib.crc32(piece, crc)
+        if FileChecksum(end, crc) != expected:
+            raise problem
+        return memory.toreadonly()
 
     def damage_of(self, path: Path) -> str | None:
         """See LocalDisk."""

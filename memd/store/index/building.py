@@ -23,7 +23,7 @@ import numpy as np
 from memd.entries import Status
 from memd.errors import CorruptFile, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, checksum_of, only_whole, write_beside
+from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
 from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.index.vectors import CompactIndex, VectorIndex, sample_size
@@ -99,14 +99,7 @@ def write_index(files: LocalDisk, path: Path, index: VectorIndex | CompactIndex)
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
-        expected_bytes = index.save(files, temporary)
-        saved_bytes = files.size(temporary) or 0
-        if saved_bytes != expected_bytes:  # not every library notices a full disk
-            raise StoreWriteFailed(
-                f"{path}: only {saved_bytes} of {expected_bytes} bytes could be written; free some space, it is tried"
-                " again"
-            )
-        return temporary, checksum_of(files, temporary, saved_bytes)
+        return temporary, write_pieces(files, temporary, index.pieces())
 
 
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,7 +33,6 @@ from memd.entries import UTILITY_STEPS_LIMIT, multiplier_of
 from memd.errors import CorruptFile
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
-from memd.store.syscalls import map_native, write_native
 
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 200
@@ -63,6 +62,7 @@ _BATCH = 10_000
 _MAGIC = b"memd.ivf"
 _SIZES = struct.Struct("<8sIIII")
 _ALIGNED = 64
+_PIECE_BYTES = 4 << 20
 
 
 _MULTIPLIERS = np.array([multiplier_of(steps) for steps in range(-UTILITY_STEPS_LIMIT, UTILITY_STEPS_LIMIT + 1)])
@@ -141,9 +141,7 @@ class VectorIndex:
         Raises:
             CorruptFile: the file is not as it was written, or no index over exactly `labels`.
         """
-        mapped: list[memoryview] = []
-        files.load_native(path, checksum, lambda name: mapped.append(map_native(name)))
-        data = mapped[0]
+        data = files.map(path, checksum)
         try:
             _, _, count, length, label_at, vector_at = _HNSW_OFFSETS.unpack_from(data)
             records = np.frombuffer(
@@ -162,11 +160,9 @@ class VectorIndex:
         """Size in memory."""
         return self.matrix.nbytes + self._marked.nbytes
 
-    def save(self, files: LocalDisk, path: Path) -> int:
-        """Write the index to `path` durably; returns the size in bytes that the file must have."""
-        data = _hnsw_file(self.matrix[self._labels], self._labels)
-        files.save_native(path, lambda name: write_native(name, [data]))
-        return len(data)
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of its file."""
+        yield _hnsw_file(self.matrix[self._labels], self._labels)
 
     def mark(self, rows: Rows) -> None:
         """Keep `rows` out of all searches from now on."""
@@ -298,24 +294,29 @@ class CompactIndex:
         Raises:
             CorruptFile: the file is not as it was written, or no index over exactly `labels`.
         """
-        mapped: list[_Arrays] = []
+        data = files.map(path, checksum)
         try:
-            files.load_native(path, checksum, lambda name: mapped.append(_mapped(name)))
+            arrays = _arrays_in(data)
         except (ValueError, struct.error) as error:
             raise CorruptFile(f"{path}: the index cannot be read ({error}); it is rebuilt from the log") from error
-        if not np.array_equal(np.sort(mapped[0].labels), labels):
+        if not np.array_equal(np.sort(arrays.labels), labels):
             raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
-        return cls(mapped[0], size)
+        return cls(arrays, size)
 
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory, as if all of the file were."""
         return sum(array.nbytes for array in (*_of(self._arrays), self._positions, self._hidden[0]))
 
-    def save(self, files: LocalDisk, path: Path) -> int:
-        """Write the index to `path` durably; returns the size in bytes that the file must have."""
-        files.save_native(path, self._write)
-        return sum(_padded(array.nbytes) for array in _of(self._arrays)) + _ALIGNED
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of its file."""
+        axes, centroids = self._arrays.axes, self._arrays.centroids
+        sizes = axes.shape[1], len(axes), len(centroids), len(self._arrays.labels)
+        yield _SIZES.pack(_MAGIC, *sizes).ljust(_ALIGNED, b"\0")
+        for array in _of(self._arrays):
+            data = array.reshape(-1).view(np.uint8).data
+            yield from (bytes(data[start : start + _PIECE_BYTES]) for start in range(0, len(data), _PIECE_BYTES))
+            yield bytes(_padded(array.nbytes) - array.nbytes)
 
     def mark(self, rows: Rows) -> None:
         """Keep these labels out of all searches from now on."""
@@ -380,21 +381,13 @@ class CompactIndex:
         best = best_rows(cosine, k)
         return at[best], cosine[best]
 
-    def _write(self, name: str) -> None:
-        axes, centroids = self._arrays.axes, self._arrays.centroids
-        sizes = axes.shape[1], len(axes), len(centroids), len(self._arrays.labels)
-        pieces: list[bytes | memoryview] = [_SIZES.pack(_MAGIC, *sizes).ljust(_ALIGNED, b"\0")]
-        for array in _of(self._arrays):
-            pieces += [array.reshape(-1).view(np.uint8).data, bytes(_padded(array.nbytes) - array.nbytes)]
-        write_native(name, pieces)
-
 
 def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:
     return msgspec.structs.astuple(arrays)
 
 
-def _mapped(name: str) -> _Arrays:
-    data = np.frombuffer(map_native(name), dtype=np.uint8)
+def _arrays_in(mapped: memoryview) -> _Arrays:
+    data = np.frombuffer(mapped, dtype=np.uint8)
     magic, dimension, head, lists, count = _SIZES.unpack(data[: _SIZES.size].tobytes())
     if magic != _MAGIC:
         raise ValueError("it is none")
