@@ -5,10 +5,12 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import daemon_process
 import pytest
 import yaml
 from aiohttp.test_utils import make_mocked_request
@@ -172,3 +174,16 @@ def test_a_command_may_have_the_token_of_anybody_in_its_variable(
     ):
         done = memd(*command)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_log_counts_what_waits_in_the_topics_that_a_token_may_read(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
+    ann, ben = (made(daemon, name, name, "read,write") for name in ("ann", "ben"))
+    for name, secret in (("ann", ann), ("ben", ben)):
+        said = [{"role": "user", "content": "The lamp is in the attic."}]
+        daemon.chat(said, {"Authorization": f"Bearer {secret}"}, memory_in={"topic_id": name})
+    monkeypatch.setattr(daemon_process, "clean_environment", lambda: {**os.environ, "MEMD_AUTH_TOKEN": ann})
+    wait_until(lambda: "2 messages are not in the log yet" in daemon.run("log").stdout, lambda: repr(daemon))
+    assert "4 messages" in daemon.run("stats").stdout, "who reads the files reads all of them"

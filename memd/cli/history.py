@@ -20,6 +20,7 @@ from rich.text import Text
 
 from memd.admin import reads
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
+from memd.admin.status import KnownTopics
 from memd.admin.turns import TurnReplay, TurnsPage
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
@@ -60,7 +61,8 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     if not lines:
         lines.append("Nothing is stored.")
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
-        topics = asked.given.get("topic", (None,))
+        known = msgspec.json.decode(asked.daemon.get("/memd/topics"), type=KnownTopics)  # those that may be read
+        topics = asked.given.get("topic", [one.topic_id for one in known.topics])
         waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics]
         if note := waiting_note(sum(waiting)):
             lines.append(note)

@@ -82,7 +82,11 @@ def _remembered(config: Config) -> tuple[list[str], bool]:
     named = [f"{one.topic_id} {one.chunks:,}" for one in topics[:TOPICS_NAMED]]
     named += [f"{counted(len(topics) - TOPICS_NAMED, 'topic')} more"] if len(topics) > TOPICS_NAMED else []
     told = [f"{where}: {counted(sum(one.chunks for one in topics), 'chunk')} ({', '.join(named)})."] if topics else []
-    told += [f"{counted(waiting, 'message')} said and not stored yet; `memd stats` tells more."] if waiting else []
+    if waiting:
+        until = (
+            f"answered ones in a moment, others when their conversation has rested for {config.buffer.idle_seconds:g} s"
+        )
+        told.append(f"{counted(waiting, 'message')} said and not stored yet: {until}.")
     return told or ["Nothing is stored yet."], not (told or config.cluster.is_on)
 
 
