@@ -169,7 +169,7 @@ def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | 
 def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     capture = captured(stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
     assert (capture.error, capture.finished) == ("slot died", False)
-    assert capture.message(interrupted=True) == Message("assistant", "He", interrupted=True)
+    assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
     assert CHAT.parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
 
 
@@ -177,13 +177,13 @@ def test_a_stream_that_breaks_off_keeps_what_came() -> None:
     broken = stream_of(chunk({"content": "Hello"}), chunk({"content": " there"}), done=False)[:-5]
     capture = captured(broken)
     assert not capture.finished
-    assert capture.message(interrupted=True) == Message("assistant", "Hello", interrupted=True)
+    assert capture.reply(interrupted=True).message == Message("assistant", "Hello", interrupted=True)
 
 
 def test_before_the_first_text_there_is_no_message_but_an_empty_reply_is_one() -> None:
     opening = chunk({"role": "assistant", "content": None})
     assert captured(b"").message() is None
-    assert captured(stream_of(opening, done=False)).message(interrupted=True) is None
+    assert captured(stream_of(opening, done=False)).reply(interrupted=True).message is None
     assert captured(stream_of(opening, chunk({}, "stop"))).message() == Message("assistant", "")
 
 

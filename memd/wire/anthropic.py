@@ -24,8 +24,8 @@ from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire import chat
 from memd.wire.api import Api, Changes
-from memd.wire.chat import with_content, with_text_in_front
-from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, text_or_empty
+from memd.wire.chat import with_text_in_front
+from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, text_or_empty, with_content
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, error_text
 from memd.wire.request import (
@@ -259,14 +259,13 @@ class AnthropicCapture(Capture):
         super().__init__(bytes_max)
         self._started = False
         self._stopped = False
-        self._stop_reason: str | None = None
         self._counts: dict[str, int] = {}
         self._blocks: dict[int, _PartialBlock] = {}
 
     @property
     def finished(self) -> bool:
         """See `Capture.finished`."""
-        return self.error is None and (self._stopped or self._stop_reason is not None)
+        return self.error is None and (self._stopped or self.finish_reason is not None)
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the first event, `message_start`."""
@@ -275,29 +274,30 @@ class AnthropicCapture(Capture):
             return False
         if decoded.type == "message_start" and isinstance(decoded.message, dict):
             self._started = True
-            self._counts |= _counts(decoded.message.get("usage"))
+            self._count(decoded.message.get("usage"))
         elif decoded.type == "content_block_start" and isinstance(decoded.content_block, dict):
             self._begin(decoded.index, decoded.content_block)
         elif decoded.type == "content_block_delta" and isinstance(decoded.delta, dict):
             self._grow(decoded.index, decoded.delta)
         elif decoded.type == "message_delta" and isinstance(decoded.delta, dict):
-            self._stop_reason = text_or_empty(decoded.delta.get("stop_reason")) or self._stop_reason
-            self._counts |= _counts(decoded.usage)
+            self.finish_reason = text_or_empty(decoded.delta.get("stop_reason")) or self.finish_reason
+            self._count(decoded.usage)
         elif decoded.type == "message_stop":
             self._stopped = True
         self.error = self.error or error_text(decoded.error)
         return bool(decoded.type == "message_start")
 
-    def reply(self, interrupted: bool = False) -> Reply:
-        """See `Capture.reply`."""
-        message = None
-        if self._started or self._blocks:
-            message = _message([_block_now(self._blocks[index]) for index in sorted(self._blocks)])
-        if message is not None and not (self.finished or message.text or message.tool_calls or message.attachments):
-            message = None
-        if message is not None and interrupted:
-            message = msgspec.structs.replace(message, interrupted=True)
-        return Reply(message, _usage(self._counts), self._stop_reason, self.error)
+    def message(self) -> Message | None:
+        """See `Capture.message`."""
+        if not (self._started or self._blocks):
+            return None
+        message = _message([_block_now(self._blocks[index]) for index in sorted(self._blocks)])
+        is_one = message is not None and (self.finished or message.text or message.tool_calls or message.attachments)
+        return message if is_one else None
+
+    def _count(self, usage: Any) -> None:
+        self._counts |= _counts(usage)
+        self.usage = _usage(self._counts)
 
     def _begin(self, index: Any, block: dict[str, Any]) -> None:
         kind = text_or_empty(block.get("type"))

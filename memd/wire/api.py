@@ -14,9 +14,9 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message
-from memd.wire.lenient_json import with_stand_ins
+from memd.wire.lenient_json import with_content, with_stand_ins
 from memd.wire.message_cache import MessageCache
-from memd.wire.reply import Capture, EventParser, Reply, ReplyStream
+from memd.wire.reply import Capture, Reply, ReplyStream
 from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest, encode_body, texts_by_position
 from memd.wire.sideband import MemoryOut
 from memd.wire.sse import SseParser
@@ -49,9 +49,13 @@ class Api:
     """The content type of a streamed reply."""
     list_name = "messages"
     """The member of a body that holds the messages."""
+    block: tuple[tuple[str, str], ...] = (("role", "developer"),)
+    """The members of a message that is a block of its own, but for its content."""
+    result_member = "content"
+    """The member of a tool's result that holds its text."""
     capture: type[Capture]
     """Captures a streamed reply."""
-    parser: type[EventParser] = SseParser
+    parser: type[SseParser] = SseParser
     """Splits it into events."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
@@ -84,8 +88,24 @@ class Api:
         return encode_body(request, self.list_name, self.elements(request, changes))
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
-        """Return the elements of the list to forward; a single one that is no object stands for itself."""
-        raise NotImplementedError
+        """Return the elements of the list to forward; a single one that is no object stands for itself.
+
+        'separate': a block is a message of its own; 'merged': it is put in front of the next one's content.
+        """
+        elements: list[Raw] = []
+        begin = 0
+        for position in sorted({*changes.left_out, *changes.blocks, *changes.replaced}):
+            elements += request.raw_messages[begin:position]
+            begin = position + 1
+            if position in changes.left_out:
+                continue
+            raw, blocks = request.raw_messages[position], changes.blocks.get(position, [])
+            if blocks and changes.placement == "merged" and self.may_lengthen(request.messages[position]):
+                raw, blocks = self.in_front(raw, "\n\n".join(blocks)), []
+            elif position in changes.replaced:
+                raw = with_content(raw, changes.replaced[position], self.result_member)
+            elements += [*(Raw(msgspec.json.encode(dict(self.block) | {"content": text})) for text in blocks), raw]
+        return elements + request.raw_messages[begin:]
 
     def encode_message(self, message: Message) -> Raw:
         """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""
@@ -94,6 +114,10 @@ class Api:
     def in_front(self, raw: Raw, text: str) -> Raw:
         """Put `text` and an empty line in front of the content of a user's message in the syntax of `raw_messages`."""
         raise NotImplementedError
+
+    def may_lengthen(self, message: Message) -> bool:
+        """Tell whether a block can be put in front of this message's content."""
+        return True
 
     def continues(self, message: Message, previous: Message | None) -> bool:
         """Tell whether a message must share one element of the list with the message before it."""

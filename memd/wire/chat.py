@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import DIGEST_BYTES, RESULT_ROLES, Message, ToolCall
-from memd.wire.api import Api, Changes
+from memd.wire.api import Api
 from memd.wire.lenient_json import (
     UNREADABLE,
     decode_or_none,
@@ -155,11 +155,6 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     elif content == b"null":
         members["content"] = Raw(msgspec.json.encode(text))
     return Raw(msgspec.json.encode(members))
-
-
-def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
-    """Put `text` in place of the content (or another `member`) of the message `raw`; all else keeps its bytes."""
-    return Raw(msgspec.json.encode(_object_decoder.decode(raw) | {member: text}))
 
 
 def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
@@ -366,8 +361,6 @@ class ChatCapture(Capture):
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self.usage: Usage | None = None
-        self.finish_reason: str | None = None
         self.done = False
         """Whether `[DONE]` has come."""
         self._role = ""
@@ -401,8 +394,8 @@ class ChatCapture(Capture):
                     self._take_delta(choice.delta)
         return bool(answer.choices)
 
-    def message(self, interrupted: bool = False) -> Message | None:
-        """Return the reply so far; None if nothing of it has come. `interrupted`: see `Capture.reply`."""
+    def message(self) -> Message | None:
+        """See `Capture.message`."""
         calls = [self._calls[index] for index in sorted(self._calls)]
         if self._function_call is not None:
             calls.append(self._function_call)
@@ -410,11 +403,7 @@ class ChatCapture(Capture):
         if not text and not calls and not (self.finished and self._role):
             return None
         tool_calls = tuple(ToolCall(call.id, call.name, mended(call.arguments.decode())) for call in calls)
-        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls, interrupted=interrupted)
-
-    def reply(self, interrupted: bool = False) -> Reply:
-        """See `Capture.reply`."""
-        return Reply(self.message(interrupted), self.usage, self.finish_reason, self.error)
+        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls)
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
         self._role = self._role or _text(delta.get("role")) or "assistant"
@@ -519,8 +508,6 @@ class ChatApi(Api):
     path = "/chat/completions"
     count_path = "/v1/chat/completions/input_tokens"
     capture = ChatCapture
-    block_role = "developer"
-    """The role of a block that is a message of its own."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
@@ -540,32 +527,14 @@ class ChatApi(Api):
             known=known if is_apart else None,
         )
 
-    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw]:
-        """See `Api.elements`. 'separate': a message of its own, of `block_role`. 'merged': in front of the content."""
-        raws, replaced = request.raw_messages, changes.replaced
-        messages: list[Raw] = []
-        begin = 0
-        for position in sorted({*changes.left_out, *changes.blocks, *replaced}):
-            messages += raws[begin:position]
-            begin = position + 1
-            if position in changes.left_out:
-                continue
-            blocks, raw = changes.blocks.get(position, []), raws[position]
-            if blocks and changes.placement == "merged":
-                first, *others = elements_of(raw)
-                messages += [with_text_in_front(first, "\n\n".join(blocks)), *others]
-                continue
-            messages += [Raw(msgspec.json.encode({"role": self.block_role, "content": text})) for text in blocks]
-            messages.append(with_content(raw, replaced[position]) if position in replaced else raw)
-        return messages + raws[begin:]
-
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
         return Raw(encode_message(message))
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""
-        return with_text_in_front(raw, text)
+        first, *others = elements_of(raw)
+        return Raw(b",".join([with_text_in_front(first, text), *others]))
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""

@@ -24,6 +24,7 @@ UNREADABLE = (ValueError, RecursionError)
 
 Decoded = TypeVar("Decoded")
 _string_decoder = msgspec.json.Decoder(str)
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 _REPLACEMENT = "\ufffd"
 _SURROGATES, _STAND_INS, _BYTES = 0xD800, 0x10F800, 0x10FC00
@@ -117,6 +118,11 @@ def lenient_text(raw: Raw) -> str:
 def text_or_empty(value: Any) -> str:
     """Return a decoded value if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
+
+
+def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
+    """Put `text` in place of the content (or another `member`) of the JSON object `raw`; all else keeps its bytes."""
+    return Raw(msgspec.json.encode(_object_decoder.decode(raw) | {member: text}))
 
 
 def is_string(raw: Raw | bytes) -> bool:

@@ -24,7 +24,7 @@ from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import Reply, Usage, count_of, error_text
 from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
-from memd.wire.sse import EVENT_BYTES_MAX, SseEvent
+from memd.wire.sse import SseEvent, SseParser
 
 
 class _OwnMembers(msgspec.Struct):
@@ -115,47 +115,25 @@ class OllamaCapture(ChatCapture):
 _FIELD = b"data:"
 
 
-class LineParser:
-    """Parses one stream as `SseParser` does. A line is an event; one that grows beyond `line_bytes_max` is skipped.
+class LineParser(SseParser):
+    """A line is an event; one that grows beyond the bound is skipped.
 
     The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
     """
 
-    def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
-        self.line_bytes_max = line_bytes_max
-        self.skipped = 0
-        self.held_from = 0
-        """Offset of the first byte of the unfinished line."""
-        self._fed = 0  # stream offset of the next byte to be fed
-        self._line: list[bytes] = []  # pieces of the unfinished line
-        self._skipping = False
-
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Parse the next bytes of the stream, split anywhere; return the lines that they complete, in order."""
+        """See `SseParser.feed`."""
         found: list[SseEvent] = []
-        start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            self._add(data[start:end], self._fed + end)
-            line = b"".join(self._line).rstrip()
-            trailing = self._fed + end - self.held_from - len(line)
-            self._line.clear()
-            if line:
-                found.append(SseEvent(line.removeprefix(_FIELD).lstrip(), b"", self._fed + end - trailing))
-            self._skipping = False
-            start = end + 1
-            self.held_from = self._fed + start
-        self._add(data[start:], self._fed + len(data))
+        self._read_lines(data, 0, len(data), found)
         self._fed += len(data)
         return found
 
-    def _add(self, piece: bytes, end: int) -> None:
-        """Append to the unfinished line, unless it has become too long."""
-        if not self._skipping and end - self.held_from > self.line_bytes_max:
-            self._skipping = True
-            self.skipped += 1
-            self._line.clear()
-        if piece and not self._skipping:
-            self._line.append(piece)
+    def _end_line(self, end: int) -> SseEvent | None:
+        whole = b"".join(self._line)
+        self._line.clear()
+        self._skipping = False
+        line = whole.rstrip()
+        return SseEvent(line.removeprefix(_FIELD).lstrip(), b"", end - len(whole) + len(line)) if line else None
 
 
 _options_decoder = msgspec.json.Decoder(dict[str, Raw])
@@ -171,7 +149,7 @@ class OllamaApi(ChatApi):
     stream_type = "application/x-ndjson"
     capture = OllamaCapture
     parser = LineParser
-    block_role = "system"
+    block = (("role", "system"),)
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""

@@ -12,7 +12,7 @@ much of it: a client waits for nothing that is done with its answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -79,6 +79,8 @@ class Capture:
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.error: str | None = None
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
         self._budget = ByteBudget(bytes_max)
 
     @property
@@ -95,9 +97,16 @@ class Capture:
         """Capture the next event; return whether `memory_out` belongs in it."""
         raise NotImplementedError
 
+    def message(self) -> Message | None:
+        """Return the assistant's message so far; None if nothing of it has come."""
+        raise NotImplementedError
+
     def reply(self, interrupted: bool = False) -> Reply:
         """Return the reply so far; `interrupted` marks one that did not come to its end."""
-        raise NotImplementedError
+        message = self.message()
+        if message is not None and interrupted:
+            message = msgspec.structs.replace(message, interrupted=True)
+        return Reply(message, self.usage, self.finish_reason, self.error)
 
 
 def count_of(value: Any) -> int | None:
@@ -120,16 +129,6 @@ UNPACKED_TIMES = 8
 """A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
 
 
-class EventParser(Protocol):
-    """A parser that splits a stream into events; see `SseParser`."""
-
-    held_from: int
-    skipped: int
-
-    def feed(self, data: bytes) -> Sequence[SseEvent]:
-        """Parse the next bytes; return the events that they complete."""
-
-
 class ReplyStream:
     """Reads one reply on its way from the upstream to the client."""
 
@@ -138,7 +137,7 @@ class ReplyStream:
         capture: Capture,
         out: MemoryOut | None = None,
         *,
-        parser: EventParser | None = None,
+        parser: SseParser | None = None,
         event_bytes_max: int = EVENT_BYTES_MAX,
         codings: Sequence[str] = (),
         bytes_max: int = CAPTURE_BYTES_MAX,

@@ -28,7 +28,6 @@ from memd.wire.chat import (
     joined_text,
     parse_message,
     parsed_or_none,
-    with_content,
     with_text_in_front,
 )
 from memd.wire.lenient_json import (
@@ -285,16 +284,13 @@ class ResponsesCapture(Capture):
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self.usage: Usage | None = None
-        self.status: str | None = None
-        """The final status of the response: `completed`, `incomplete` or `failed`; None before the end."""
         self._items: dict[int | str, _PartialItem] = {}
         self._last: _PartialItem | None = None
 
     @property
     def finished(self) -> bool:
         """See `Capture.finished`; a reply that ended at its bound on tokens counts."""
-        return self.error is None and self.status is not None
+        return self.error is None and self.finish_reason is not None
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the event that ends the stream, which clients keep."""
@@ -316,18 +312,15 @@ class ResponsesCapture(Capture):
             self.error = self.error or error_text(decoded.error)
         return kind in CONCLUSIONS
 
-    def reply(self, interrupted: bool = False) -> Reply:
-        """See `Capture.reply`."""
-        return Reply(self._message(interrupted), self.usage, self.status, self.error)
-
-    def _message(self, interrupted: bool) -> Message | None:
+    def message(self) -> Message | None:
+        """See `Capture.message`."""
         messages = [item.message() for item in self._items.values()]
         if not messages:
             return None
         message = joined_answer(messages)
         if not (message.text or message.tool_calls or self.finished):
             return None
-        return msgspec.structs.replace(message, role="assistant", interrupted=interrupted)
+        return msgspec.structs.replace(message, role="assistant")
 
     def _open(self, event: _ResponsesEvent) -> _PartialItem | None:
         """Return the item of an event, a new one if it is not known; None if the budget is spent."""
@@ -370,10 +363,10 @@ class ResponsesCapture(Capture):
             item.refusal.clear()
 
     def _conclude(self, event: _ResponsesEvent) -> None:
-        self.status = event.type.rpartition(".")[2]
+        self.finish_reason = event.type.rpartition(".")[2]  # `completed`, `incomplete` or `failed`
         response = decode_or_none(_response_decoder, event.response) or _Response()
         self.usage = _usage(response) or self.usage
-        self.error = self.error or _failure(response, self.status)
+        self.error = self.error or _failure(response, self.finish_reason)
         if not self._items:  # the server sent nothing but the whole response
             for place, raw in enumerate(_output_of(response)):
                 self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
@@ -414,6 +407,8 @@ class ResponsesApi(Api):
     path = "/responses"
     count_path = "/v1/responses/input_tokens"
     list_name = "input"
+    block = (("type", "message"), ("role", "developer"))
+    result_member = "output"
     capture = ResponsesCapture
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
@@ -436,22 +431,13 @@ class ResponsesApi(Api):
         )
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
-        """See `Api.elements`. 'separate' makes a developer message; 'merged' puts it in front of a user's content."""
-        is_alone = len(request.raw_messages) == 1 and is_string(request.raw_messages[0])
-        if is_alone and not changes.left_out and not changes.blocks:
-            return request.raw_messages[0]
-        elements: list[Raw] = []
-        for position, raw in enumerate(request.raw_messages):
-            if position in changes.left_out:
-                continue
-            items, blocks = _items(raw), changes.blocks.get(position, [])
-            if blocks and changes.placement == "merged" and request.messages[position].role == "user":
-                elements.append(with_text_in_front(items, "\n\n".join(blocks), part_type="input_text"))
-                continue
-            elements += [Raw(_encoded({"type": "message", "role": "developer", "content": text})) for text in blocks]
-            replaced = changes.replaced.get(position)
-            elements.append(items if replaced is None else with_content(items, replaced, "output"))
-        return elements
+        """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""
+        raws = request.raw_messages
+        if len(raws) == 1 and is_string(raws[0]):
+            if not changes.left_out and not changes.blocks:
+                return raws[0]
+            raws = [_items(raws[0])]
+        return super().elements(msgspec.structs.replace(request, raw_messages=raws), changes)
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
@@ -460,6 +446,10 @@ class ResponsesApi(Api):
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""
         return with_text_in_front(_items(raw), text, part_type="input_text")
+
+    def may_lengthen(self, message: Message) -> bool:
+        """See `Api.may_lengthen`: other items have no content of that kind."""
+        return message.role == "user"
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""
