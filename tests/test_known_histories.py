@@ -1,4 +1,4 @@
-"""Histories that come again: what is known of them changes nothing but the time that it takes (`Histories`)."""
+"""Histories that come again: what is known of them changes nothing but the time that it takes (`MessageCache`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from memd.errors import BadRequestBody
-from memd.wire import message_cache
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
 from memd.wire.ollama import OLLAMA
@@ -17,11 +15,6 @@ from memd.wire.request import ModelRequest
 
 APIS = [CHAT, OLLAMA]
 SPACES = ("", " ", "\n", "\t \r\n")
-
-
-@pytest.fixture(autouse=True)
-def short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_cache, "MESSAGES_MIN", 1)
 
 
 def listed(messages: list[dict[str, Any]], space: str = " ") -> bytes:
@@ -68,23 +61,11 @@ def test_of_a_history_that_goes_on_only_what_is_new_is_read(api: Any) -> None:
     cache = MessageCache()
     first = api.parse(body(listed(talk[:7])), cache)
     second = api.parse(body(listed(talk)), cache)
-    assert all(now is before for now, before in zip(second.raw_messages, first.raw_messages, strict=False))
+    assert all(now is before for now, before in zip(second.messages, first.messages, strict=False))
     assert (first.read_before, second.read_before) == (0, 7)
 
 
-@pytest.mark.parametrize("behind", [b",", b", ]", b",1", b",{", b" {}", b",,{}", b", {}, 1"])
-def test_what_is_wrong_behind_a_known_history_is_told_as_everywhere(behind: bytes) -> None:
-    cache, known = MessageCache(), listed([{"role": "user", "content": "a"}] * 3)
-    CHAT.parse(body(known), cache)
-    wrong = body(known[:-1] + behind + b"]")
-    with pytest.raises(BadRequestBody) as alone:
-        CHAT.parse(wrong)
-    with pytest.raises(BadRequestBody) as beside:
-        CHAT.parse(wrong, cache)
-    assert str(beside.value) == str(alone.value)
-
-
-def test_two_answers_that_are_one_are_joined_where_the_second_comes_behind_a_known_history() -> None:
+def test_two_answers_that_are_one_are_joined_where_the_second_comes_behind_a_known_one() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I look."}]
     more: list[dict[str, Any]] = [

@@ -255,7 +255,7 @@ class RequestReader:
     @property
     def cache_bytes(self) -> int:
         """Memory held by the parsed messages."""
-        return self._cache.bytes_held + self._cache.histories.bytes_held
+        return self._cache.bytes_held
 
     def mode(self, request: web.Request) -> tuple[Mode, str]:
         """The memory mode that a request asks for, and its status if memory has no part in it or it cannot be read.

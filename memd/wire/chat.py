@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 import msgspec
@@ -42,7 +42,7 @@ from memd.wire.message_cache import MessageCache
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
 from memd.wire.request import (
     ModelRequest,
-    elements_behind,
+    list_in,
     request_from,
     top_level,
 )
@@ -241,25 +241,15 @@ class _Part(msgspec.Struct, gc=False):
 
 _head_decoder = msgspec.json.Decoder(_Head)
 _answer_part_decoder = msgspec.json.Decoder(_Part)
-_ONE_BEHIND_ANOTHER = b"\1\1"
-
-
-def are_apart(elements: Sequence[Raw]) -> bool:
-    """Whether no two in a row can be one answer, whatever stands around them; quick: most clients have none."""
-    return _ONE_BEHIND_ANOTHER not in _marked(elements)
 
 
 def grouped(elements: Sequence[Raw]) -> list[Raw]:
     """Join the elements of one answer, their JSON texts separated by commas; all others stay alone."""
-    marked = _marked(elements)
-    if _ONE_BEHIND_ANOTHER not in marked:
-        return list(elements)
     groups: list[Raw] = []
     run: list[Raw] = []  # of the assistant's elements
+    roles = [_head(element).role for element in elements]
     for position, element in enumerate(elements):
-        if run and not (
-            marked[position - 1] and marked[position] and _head(run[-1]).role == _head(element).role == "assistant"
-        ):
+        if run and not roles[position - 1] == roles[position] == "assistant":
             groups += _with_answer_joined(run, elements, position)
             run = []
         run.append(element)
@@ -298,11 +288,6 @@ def joined_answer(parts: Sequence[Message]) -> Message:
         name=next((part.name for part in parts if part.name), ""),
         attachments=tuple(digest for part in parts for digest in part.attachments),
     )
-
-
-def _marked(elements: Sequence[Raw]) -> bytes:
-    """A byte for each: 1 where it may be an assistant's."""
-    return bytes([b'"assistant"' in bytes(element) for element in elements])
 
 
 def _head(element: Raw) -> _Head:
@@ -512,20 +497,23 @@ class ChatApi(Api):
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        known, new = elements_behind(members, self.list_name, parse_elements, cache)
-        raw_messages = [*known.raws, *new]
-        is_apart = are_apart([*known.raws[-1:], *new])
-        return request_from(
-            body,
-            members,
-            list_name=self.list_name,
-            raw_messages=raw_messages if is_apart else grouped(raw_messages),
-            parse=parse_elements,
-            cache=cache,
-            bounds=("max_completion_tokens", "max_tokens", "n_predict"),
-            standing=("tools", "functions"),
-            known=known if is_apart else None,
-        )
+
+        def read(raw_messages: list[Raw]) -> ModelRequest:
+            return request_from(
+                body,
+                members,
+                list_name=self.list_name,
+                raw_messages=raw_messages,
+                parse=parse_elements,
+                cache=cache,
+                bounds=("max_completion_tokens", "max_tokens", "n_predict"),
+                standing=("tools", "functions"),
+            )
+
+        elements = list_in(members, self.list_name)
+        request = read(elements)
+        are_apart = not any(one.role == other.role == "assistant" for one, other in pairwise(request.messages))
+        return request if are_apart else read(grouped(elements))
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""

@@ -23,7 +23,7 @@ from memd.wire.chat import ChatApi, ChatCapture, assistant_message
 from memd.wire.lenient_json import decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import Reply, Usage, count_of, error_text
-from memd.wire.request import ModelRequest, elements_behind, request_from, top_level
+from memd.wire.request import ModelRequest, list_in, request_from, top_level
 from memd.wire.sse import SseEvent, SseParser
 
 
@@ -154,17 +154,15 @@ class OllamaApi(ChatApi):
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-        known, new = elements_behind(members, self.list_name, parse_message, cache)
         request = request_from(
             body,
             members,
             list_name=self.list_name,
-            raw_messages=[*known.raws, *new],
+            raw_messages=list_in(members, self.list_name),
             parse=parse_message,
             cache=cache,
             bounds=(),
             standing=("tools", "format"),
-            known=known,
         )
         options = decode_or_none(_options_decoder, request.fields.get("options", _NOTHING)) or {}
         return msgspec.structs.replace(

@@ -25,7 +25,7 @@ from memd.wire.lenient_json import (
     lenient_text,
     without_stand_ins,
 )
-from memd.wire.message_cache import NOTHING_KNOWN, History, MessageCache, Parse, parsed_message
+from memd.wire.message_cache import MessageCache, Parse
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
@@ -64,7 +64,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     digests: list[bytes]
     """16-byte content digests."""
     read_before: int = 0
-    """How many of the first messages an earlier request had too, whose list went on with these."""
+    """How many of the first messages earlier requests had too."""
     continues: list[bool]
     """For each message, whether it shared one element of the list with the message before it."""
     stream: bool
@@ -110,13 +110,12 @@ def request_from(
     *,
     list_name: str,
     raw_messages: list[Raw],
-    parse: Callable[[Raw], Message],
+    parse: Parse,
     cache: MessageCache | None,
     bounds: Sequence[str],
     standing: Sequence[str],
     continues: list[bool] | None = None,
     instructions: str = "",
-    known: History | None = None,
     goes_on_with: str = "",
 ) -> ModelRequest:
     """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
@@ -127,14 +126,18 @@ def request_from(
         bounds, standing: the members that bound the reply, first first, and those that take room beside the messages.
         continues: whether each message is in the same element as the one before; None: each is its own.
         instructions: the member that holds the system prompt, if the API has one.
-        known: the first of `raw_messages`, which were parsed before; None where the list's elements are not messages.
         goes_on_with: see `ModelRequest`. Such a request is forwarded as it is, and its sideband is not read.
 
     Raises:
         BadRequestBody: a message is unreadable or nested too deeply.
     """
     try:
-        history = _read(raw_messages, known, members.get(list_name), parse, cache)
+        try:
+            parsed, known = (MessageCache() if cache is None else cache).parse(raw_messages, parse)
+        except BadRequestBody:
+            _check_objects(raw_messages, list_name)  # not before: of a long history nearly all is known
+            raise
+        messages = [one.message for one in parsed]
         fields, messages_at, sidebands = _without_sideband(members, list_name, reads=not goes_on_with)
         memory_in, memory_in_error = _memory_in(sidebands)
         return ModelRequest(
@@ -142,14 +145,14 @@ def request_from(
             fields=fields,
             messages_at=messages_at,
             raw_messages=raw_messages,
-            messages=history.messages,
-            digests=history.digests,
-            read_before=0 if known is None else len(known.raws),
+            messages=messages,
+            digests=[one.digest for one in parsed],
+            read_before=known,
             continues=continues or [False] * len(raw_messages),
             stream=bytes(fields.get("stream", b"")) == b"true",
             model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
             max_tokens=_first_bound(fields, bounds),
-            instructions=_instructions(fields.get(instructions, _NULL), history.messages),
+            instructions=_instructions(fields.get(instructions, _NULL), messages),
             standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
             memory_in=memory_in,
             memory_in_error=memory_in_error,
@@ -157,20 +160,6 @@ def request_from(
         )
     except RecursionError as error:
         raise BadRequestBody("the request body is nested too deeply") from error
-
-
-def _read(
-    raws: list[Raw], known: History | None, listed: Raw | None, parse: Parse, cache: MessageCache | None
-) -> History:
-    """The messages, of which those that are not known are parsed, and noted as known where their list can be."""
-    beginning = known or NOTHING_KNOWN
-    new = raws[len(beginning.raws) :]
-    parsed = [parsed_message(raw, parse) for raw in new] if cache is None else cache.parse(new, parse)
-    messages = [*beginning.messages, *(one.message for one in parsed)]
-    history = History(raws, messages, [*beginning.digests, *(one.digest for one in parsed)])
-    if cache is not None and known is not None and listed is not None:
-        cache.histories.note(bytes(listed), parse, history)
-    return history
 
 
 def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
@@ -226,33 +215,29 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
     Raises:
         BadRequestBody: it is not a list of objects.
     """
-    if name not in members:
-        raise BadRequestBody(f"the request body has no `{name}`; it must be a list of objects")
-    try:
-        elements = _list_decoder.decode(members[name])
-    except UNREADABLE as error:
-        raise BadRequestBody(f"`{name}` is not a list of objects: {error}") from error
-    for position, raw in enumerate(elements):
-        if not is_object(raw):
-            raise BadRequestBody(f"`{name}[{position}]` is not an object")
+    elements = list_in(members, name)
+    _check_objects(elements, name)
     return elements
 
 
-def elements_behind(
-    members: Mapping[str, Raw], name: str, parse: Parse, cache: MessageCache | None
-) -> tuple[History, list[Raw]]:
-    """Return what is known of the list in the member `name`, and the elements behind that.
+def list_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
+    """Return the elements of the member `name`, of which each should be an object.
 
     Raises:
-        BadRequestBody: it is not a list of objects.
+        BadRequestBody: it is not a list.
     """
-    if cache is None or name not in members:
-        return NOTHING_KNOWN, objects_in(members, name)
-    known, behind = cache.histories.beginning(bytes(members[name]), parse)
+    if name not in members:
+        raise BadRequestBody(f"the request body has no `{name}`; it must be a list of objects")
     try:
-        return known, objects_in({name: Raw(behind)}, name)
-    except BadRequestBody:
-        return NOTHING_KNOWN, objects_in(members, name)  # which says where in the whole list
+        return _list_decoder.decode(members[name])
+    except UNREADABLE as error:
+        raise BadRequestBody(f"`{name}` is not a list of objects: {error}") from error
+
+
+def _check_objects(elements: Sequence[Raw], name: str) -> None:
+    for position, raw in enumerate(elements):
+        if not is_object(raw):
+            raise BadRequestBody(f"`{name}[{position}]` is not an object")
 
 
 def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) -> dict[int, list[str]]:
