@@ -10,7 +10,7 @@ question is asked in a fresh read-only chat, and the block is read out of the pr
     evidence  share of the turns of an answer that are shown within a budget of tokens: at least half of a turn, by
               whole sentences; of a folder's long messages a sentence. How often the embedding model read the question
               (`embed` in Server-Timing, where it takes time), how many questions brought nothing
-    beside    the same within 2,000 tokens, with 1.8 KB of code or prose before or after the question; of files
+    beside    the same within 2,000 tokens, with 1.8 KB of code, Python or JavaScript, or prose before or after the question; of files
     three     the same where three questions are asked in one message; of files
     silence   small talk and questions about nothing stored, of data/silence.json and data/small_talk.json: no block
     copies    texts that differ in one value, by two authors: found by their own question, and by their whole text
@@ -58,6 +58,7 @@ PLAN = (
     " stays as it is until the audit in autumn, when the figures of all four lines are laid side by side. Set: {1}."
 )
 DATA = Path(__file__).parent / "data"
+PAGE = Path(__file__).parent.parent / "memd" / "admin" / "page"
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]*")
 Figures = dict[str, Any]
 
@@ -111,11 +112,12 @@ def in_threes(talks: Sequence[Talk]) -> Iterator[Asked]:
 
 
 def pasted() -> dict[str, str]:
-    """Long texts of Python's own: code, and its manual."""
+    """Long texts: code of Python's own, code with a semicolon behind each statement, Python's manual."""
     from pydoc_data.topics import topics
 
     code = "\n".join(inspect.getsource(module) for module in (argparse, tempfile, shutil, inspect))
-    return {"code": code, "prose": "\n".join(topics[name] for name in sorted(topics))}
+    statements = "\n".join(path.read_text() for path in sorted(PAGE.glob("*.js")))
+    return {"code": code, "statements": statements, "prose": "\n".join(topics[name] for name in sorted(topics))}
 
 
 def with_pasted(asked: Sequence[Asked], text: str, *, is_before: bool) -> Iterator[Asked]:

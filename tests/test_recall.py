@@ -146,6 +146,7 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
         ("Schau am 3. Oktober nach, ja?", ["Schau am 3. Oktober nach, ja?"]),
         ("钥匙在哪里？它是蓝色的。谁有它？", ["钥匙在哪里？", "谁有它？"]),
         ("أين المفتاح؟ لا أعرف.", ["أين المفتاح؟", "لا أعرف."]),
+        ("Πού είναι το κλειδί; Δεν ξέρω.", ["Πού είναι το κλειδί;", "Δεν ξέρω."]),
         ("", []),
         (" \n```\n---\n", []),
     ],
@@ -160,6 +161,14 @@ def test_a_question_that_is_wrapped_is_one_part_and_code_is_not_unwrapped() -> N
     question = "In which of the two harbours did we want to leave the boat over the winter, and\nwho has the key?"
     assert parts_of(f"{CODE}\n\n{question}")[0] == question.replace("\n", " ")
     assert parts_of(f"{CODE}\nWho has the key?")[0] == "Who has the key?"
+
+
+@pytest.mark.parametrize("code", ["  total += table[{0}].size;", "  let first = rows[{0}]?"])
+@pytest.mark.parametrize("question", ["Where is the key?", "Look for the key there"])
+def test_no_code_takes_the_place_of_the_question_before_or_behind_it(question: str, code: str) -> None:
+    lines = "\n".join(code.format(number) for number in range(40))
+    assert question in parts_of(f"{lines}\n{question}")
+    assert question in parts_of(f"{question}\n{lines}")
 
 
 def test_of_a_long_question_the_end_is_a_part_too() -> None:

@@ -19,9 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-WAITS_MAX = 3.0
+WAITS_MAX = 10.0
 """How many times as long as its last step took a background work waits for requests at most: under a load without gaps
-a quarter of the time is its own."""
+an eleventh of the time is its own."""
+QUIET_SECONDS = 0.03
+"""A request that comes this soon behind another one finds nothing at work: where they come one behind the other, what is
+stored would begin a step in each gap, and the next of them waits for it."""
 DELAYS = 4.0
 """How many times as long as it waited to be run in its last step a background work rests: beside programs that take all
 cores it takes about a tenth of one."""
@@ -37,6 +40,7 @@ class Priority:
     def __init__(self) -> None:
         self._released = threading.Condition()
         self._holders = 0
+        self._released_at = -QUIET_SECONDS
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -48,6 +52,7 @@ class Priority:
         finally:
             with self._released:
                 self._holders -= 1
+                self._released_at = time.monotonic()
                 self._released.notify_all()
 
     def for_background(self, given_up: Callable[[], Exception] | None = None) -> Background:
@@ -55,9 +60,14 @@ class Priority:
         return Background(self, given_up or GivenUp)
 
     def wait(self, seconds: float) -> None:
-        """Wait until no request holds it, at most so long. Never called on the event loop."""
+        """Wait until no request has held it for a moment, at most so long. Never called on the event loop."""
+        until = time.monotonic() + seconds
         with self._released:
-            self._released.wait_for(lambda: self._holders == 0, seconds)
+            while (left := until - time.monotonic()) > 0:
+                quiet = self._released_at + QUIET_SECONDS - time.monotonic()
+                if not self._holders and quiet <= 0:
+                    break
+                self._released.wait(left if self._holders else min(left, quiet))
 
 
 class GivenUp(Exception):

@@ -17,9 +17,14 @@ PART_CHARACTERS_MAX = 400
 """Of a part; the embedder cuts it to `PART_TOKENS` besides."""
 PART_TOKENS = 48
 
-_ASKING = "?？؟;՞፧"
-"""Question marks: Latin, Chinese and Japanese, Arabic, Greek, Armenian, Ethiopic."""
-_ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])(?<!\b\d\.)(?<!\b\d\d\.)\s+|(?<=[。！？])\s*|\n+")
+_ASKING = "?？؟\u037e՞፧"
+"""Question marks: Latin, Chinese and Japanese, Arabic, Greek (U+037E), Armenian, Ethiopic."""
+_GREEK_ASKING = r"(?<=[\u0370-\u03ff\u1f00-\u1fff];)"
+"""Greek is mostly typed with a semicolon, which behind other letters ends a line of code."""
+_ASKS = re.compile(rf"[{_ASKING}]$|{_GREEK_ASKING}$")
+ASKING_MAX = PARTS_MAX - 2
+"""Beside more of them the ends of the message would be no parts."""
+_ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])(?<!\b\d\.)(?<!\b\d\d\.)\s+|{_GREEK_ASKING}\s+|(?<=[。！？])\s*|\n+")
 """Not behind the number of an item or a day."""
 _CLAUSES = re.compile(r"(?:(?<=\w)[,;:]\s+|[，；：])")
 CLAUSE_CHARACTERS_MIN = 16
@@ -38,12 +43,12 @@ def parts_of(message: str) -> list[str]:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
-    asking = [one for one in sentences if one[-1] in _ASKING][-PARTS_MAX:]
+    asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
     tails = (one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN)
     tails = (one.partition(" ")[2] or one for one in tails)
     clauses = (some for one in asking for some in _clauses(one))
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
-    chosen = itertools.chain(asking, tails, sentences[-1:], clauses, sentences[:1], items)
+    chosen = itertools.chain(asking, sentences[-1:], sentences[:1], tails, clauses, items)
     return list(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen))[:PARTS_MAX]
 
 
