@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -47,6 +48,19 @@ def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypat
     storing.join()
     encoder.close()
     assert model.order == ["a question", "a turn", "another"]
+
+
+def test_it_begins_nothing_in_the_gap_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priority, "WAIT_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(priority, "WAITS_MAX", float("inf"))
+    monkeypatch.setattr(priority, "QUIET_SECONDS", 0.2)
+    requests = priority.Priority()
+    work = requests.for_background()
+    with requests.held():
+        pass
+    released = time.monotonic()
+    work.give_way()
+    assert time.monotonic() - released >= 0.15
 
 
 def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_very_long() -> None:
