@@ -10,7 +10,8 @@ question is asked in a fresh read-only chat, and the block is read out of the pr
     evidence  share of the turns of an answer that are shown within a budget of tokens: at least half of a turn, by
               whole sentences; of a folder's long messages a sentence. How often the embedding model read the question
               (`embed` in Server-Timing, where it takes time), how many questions brought nothing
-    beside    the same within 2,000 tokens, with 1.8 KB of code, Python or JavaScript, or prose before or after the question; of files
+    beside    the same within 2,000 tokens, with 1.8 KB of code (Python; JavaScript) or prose before or after the
+              question; of files
     three     the same where three questions are asked in one message; of files
     silence   small talk and questions about nothing stored, of data/silence.json and data/small_talk.json: no block
     copies    texts that differ in one value, by two authors: found by their own question, and by their whole text

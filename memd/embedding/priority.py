@@ -23,8 +23,8 @@ WAITS_MAX = 10.0
 """How many times as long as its last step took a background work waits for requests at most: under a load without gaps
 an eleventh of the time is its own."""
 QUIET_SECONDS = 0.03
-"""A request that comes this soon behind another one finds nothing at work: where they come one behind the other, what is
-stored would begin a step in each gap, and the next of them waits for it."""
+"""A request that comes this soon behind another one finds nothing at work: a step that begins in the gap between two of
+them would keep the second one waiting."""
 DELAYS = 4.0
 """How many times as long as it waited to be run in its last step a background work rests: beside programs that take all
 cores it takes about a tenth of one."""
