@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from memd.conversation.compaction import (
     finished_end,
     is_stored_kind,
     part_starts,
+    storable_end,
     surplus_instructions,
     turns,
 )
@@ -77,6 +80,27 @@ def test_a_part_is_a_turn_or_one_round_of_calls_with_their_results(history: tupl
 def test_call_ids_that_are_used_again_do_not_tie_turns_together() -> None:
     turn = ("u:x", "c:read#call_0", "t:y#call_0", "a:z")
     assert cut_positions(conversation_of(*turn, *turn, *turn)) == [4, 8]
+
+
+def test_calls_that_nothing_answers_are_not_gone_through_one_by_one() -> None:
+    """On the event loop 300,000 of them took seconds."""
+    conversation = conversation_of("u:1", "a:2", "t:x#call_7")
+    item = conversation.messages[1]
+    calls = tuple(ToolCall(f"call_{number}", "look", "{}") for number in range(10_000))
+    conversation.messages[1] = msgspec.structs.replace(item, message=Message("assistant", "", tool_calls=calls))
+    steps = 0
+
+    def count(_frame: FrameType, event: str, _: object) -> None:
+        nonlocal steps
+        steps += event == "call"  # of a generator too, each time it goes on
+
+    sys.setprofile(count)
+    try:
+        found = turns(conversation), storable_end(conversation), departure(conversation, fraction=0.5)
+    finally:
+        sys.setprofile(None)
+    assert [unit for turn in found[0] for unit in turn.units] == [range(1, 3)]
+    assert steps < 1000
 
 
 def test_calls_of_the_older_function_api_stay_with_their_results() -> None:

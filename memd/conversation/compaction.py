@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -49,6 +50,7 @@ SHRUNK_SHARE = 16
 """The reply and the injection budget shrink to a sixteenth of the window before history leaves."""
 
 Auto = Literal["auto"]
+_CALL_ID = attrgetter("id")
 
 
 class Thresholds(msgspec.Struct, frozen=True):
@@ -224,10 +226,11 @@ class Left(msgspec.Struct, frozen=True):
 
 def turns(conversation: Conversation) -> list[Turn]:
     """The turns of the visible part, oldest first. The last one is open, or was answered a moment ago."""
-    starts = [conversation.left_out, *cut_positions(conversation)]
     if conversation.left_out == len(conversation):
         return []
-    return [_turn(conversation, start, end) for start, end in itertools.pairwise([*starts, len(conversation)])]
+    answered = _answered(conversation)
+    starts = [conversation.left_out, *cut_positions(conversation, answered), len(conversation)]
+    return [_turn(conversation, start, end, answered) for start, end in itertools.pairwise(starts)]
 
 
 def departure(
@@ -397,43 +400,51 @@ class _Chosen:
         return self._conversation.messages[position].tokens - LINE_TOKENS if position in self._replaced else 0
 
 
-def cut_positions(conversation: Conversation) -> list[int]:
+def cut_positions(conversation: Conversation, answered: Mapping[int, int] | None = None) -> list[int]:
     """Where the visible part may be cut, ascending: the positions of user messages that open a turn, the last included.
 
     The message at a cut stays in the prompt, everything before it may leave. The start of the visible part is no cut.
+    `answered`: what `_answered` finds, where that is known.
     """
+    answered = _answered(conversation) if answered is None else answered
     start = conversation.left_out
-    called_at: dict[str, int] = {}  # by call id; models use an id again in later turns, so the latest call counts
     cuts: list[int] = []
     for position, item in enumerate(conversation.messages[start:], start):
-        message = item.message
-        if message is None:
-            continue
-        if message.opens_turn and position > start:
+        if item.message is not None and item.message.opens_turn and position > start:
             cuts.append(position)
-        if message.role in RESULT_ROLES and message.tool_call_id in called_at:
-            while cuts and cuts[-1] > called_at[message.tool_call_id]:
-                cuts.pop()  # somebody spoke between a call and this result of it
-        called_at.update((call.id, position) for call in message.tool_calls)
+        while cuts and cuts[-1] > answered.get(position, position):
+            cuts.pop()  # somebody spoke between a call and this result of it
     return cuts
 
 
-def _turn(conversation: Conversation, start: int, end: int) -> Turn:
-    """The turn from `start` to before `end`. A unit goes on until all results of its calls have come."""
-    answered_at: dict[int, int] = {}  # by the position of a message with calls: the last result of one of them
+def _answered(conversation: Conversation) -> dict[int, int]:
+    """By the position of each visible result: that of the message that called for it.
+
+    Models use an id again in later turns, so the latest call counts. There may be many calls that nothing answers.
+    """
+    start = conversation.left_out
+    visible = [(at, item.message) for at, item in enumerate(conversation.messages[start:], start) if item.message]
+    ids = {message.tool_call_id for _, message in visible if message.role in RESULT_ROLES}
     called_at: dict[str, int] = {}
+    answered: dict[int, int] = {}
+    for position, message in visible:
+        if message.role in RESULT_ROLES and message.tool_call_id in called_at:
+            answered[position] = called_at[message.tool_call_id]
+        if message.tool_calls and ids:
+            called_at.update(dict.fromkeys(ids.intersection(map(_CALL_ID, message.tool_calls)), position))
+    return answered
+
+
+def _turn(conversation: Conversation, start: int, end: int, answered: Mapping[int, int]) -> Turn:
+    """The turn from `start` to before `end`. A unit goes on until all results of its calls have come."""
+    answered_until = {called: position for position, called in answered.items() if start <= position < end}
     begins: list[int] = []
     held_until = -1
     for position in range(start, end):
         message = conversation.messages[position].message
-        if message is not None and message.role in RESULT_ROLES and message.tool_call_id in called_at:
-            answered_at[called_at[message.tool_call_id]] = position
-        called_at.update((call.id, position) for call in (message.tool_calls if message is not None else ()))
-    for position in range(start, end):
-        message = conversation.messages[position].message
         if message is not None and message.role == "assistant" and position > held_until:
             begins.append(position)
-        held_until = max(held_until, answered_at.get(position, -1))
+        held_until = max(held_until, answered_until.get(position, -1))
     return Turn(start, tuple(range(*pair) for pair in itertools.pairwise([*begins, end])), end)
 
 
@@ -482,9 +493,10 @@ def goes_on(conversation: Conversation) -> bool:
 
 def storable_end(conversation: Conversation) -> int:
     """The end of what can be stored while the conversation goes on, the open turn's earlier units included."""
-    visible = turns(conversation)
-    done = visible[-1].units[:-1] if visible else ()
-    return max([finished_end(conversation), *(unit.stop for unit in done)])
+    if is_finished(conversation):
+        return len(conversation)
+    last = turns(conversation)[-1]
+    return max([last.start, *(unit.stop for unit in last.units[:-1])])
 
 
 def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:

@@ -237,7 +237,10 @@ class Memory:
 def _step(prompt: Prompt) -> str:
     """The model's latest step, where a turn recalls anew: what it says or calls tells what is needed."""
     step = prompt.latest_step()
-    return "" if step is None else (step.said.strip() or stored_text(step))[:STEP_CHARACTERS]
+    if step is None:
+        return ""
+    shortened = msgspec.structs.replace(step, tool_calls=step.tool_calls[:STEP_CHARACTERS])  # there may be thousands
+    return (step.said.strip() or stored_text(shortened))[:STEP_CHARACTERS]
 
 
 def forget_blocks(received: Received) -> None:

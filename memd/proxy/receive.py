@@ -131,6 +131,7 @@ async def _error_as_value(applying: Coroutine[None, None, Outcome], work: _Work)
 PREPARED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
 PREPARED_AT_ONCE_MESSAGES = 2_000
+"""Or calls of one message."""
 CALL_CHARACTERS = 50
 """A tool call counts as so much text beside its arguments."""
 
@@ -266,13 +267,14 @@ class Receiver:
     def _is_short(self, request: ModelRequest) -> bool:
         """Whether there is so little in a request that was not counted before that it is prepared on the event loop."""
         messages, digests = request.messages[request.read_before :], request.digests[request.read_before :]
-        if len(messages) > PREPARED_AT_ONCE_MESSAGES:
+        many = PREPARED_AT_ONCE_MESSAGES
+        if len(messages) > many or any(len(message.tool_calls) > many for message in messages):
             return False
         left = PREPARED_AT_ONCE_CHARACTERS
         for message, known in zip(messages, self._counter.known(messages, digests), strict=True):
             if known is None:
                 left -= len(message.text) + CALL_CHARACTERS * len(message.tool_calls)
-                left -= sum([len(call.arguments) for call in message.tool_calls[:PREPARED_AT_ONCE_CHARACTERS]])
+                left -= sum([len(call.arguments) for call in message.tool_calls])
         return left >= 0
 
     def _prepared(self, request: ModelRequest, topic: Topic) -> tuple[ModelRequest, list[bytes] | None]:
