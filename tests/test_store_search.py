@@ -10,7 +10,7 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, multiplier_of
-from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows
+from memd.store.index.vectors import CompactIndex, best_rows
 from memd.store.log.columns import Floats
 from memd.store.store import TopicLog
 
@@ -109,17 +109,6 @@ def test_best_rows_prefers_later_rows_among_equals() -> None:
     scores = np.array([0.0, 0.5, 0.5, 0.9, 0.5, 0.0])
     assert sorted(best_rows(scores, 3).tolist()) == [2, 3, 4]
     assert sorted(best_rows(scores, 10).tolist()) == [0, 1, 2, 3, 4, 5]
-
-
-def test_an_index_with_nearly_everything_marked_still_finds_the_rest() -> None:
-    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(500)])
-    index = VectorIndex(matrix, np.arange(500))
-    index.mark(np.arange(497))
-    rows, cosines = index.search(matrix[499][None], 10)
-    assert sorted(rows.tolist()) == [497, 498, 499]
-    assert cosines.max() == 1.0
-    index.mark(np.arange(500))
-    assert index.search(matrix[499][None], 10)[0].tolist() == []
 
 
 def test_the_same_vectors_give_the_same_index_file() -> None:

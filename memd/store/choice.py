@@ -16,7 +16,6 @@ import numpy as np
 
 from memd.entries import Entry
 from memd.store.index.sealed_index import Candidates
-from memd.store.index.vectors import multipliers
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
@@ -131,12 +130,7 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _ScannedIndexView(IndexView):
-    """A view that scans the log: the index lacks entries that were superseded later."""
-
-    @property
-    def matrix(self) -> None:
-        """See `IndexView.matrix`."""
-        return None
+    """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
 
     def search(self, queries: Floats, k: int) -> list[Candidates]:
         """See `IndexView.search`."""
@@ -148,7 +142,3 @@ class _ScannedIndexView(IndexView):
         found = np.zeros((len(labels), vectors.shape[1]), np.float32)
         found[labels.searchsorted(known)] = vectors
         return found
-
-    def multipliers(self, labels: Rows) -> Floats:
-        """See `IndexView.multipliers`."""
-        return multipliers(self.index.steps(labels)).astype(np.float32)

@@ -1,15 +1,16 @@
 """A vector index over sealed segments: a file until its first search, in memory from then on.
 
-Rule: an index covers one segment (seg_NNNN.hnsw) or several neighbouring ones (merged_NNNN_MMMM.ivf). Its labels
-number the rows of its segments consecutively. It finds the *plain* chunks (Active, multiplier 1). Live chunks that it
-lacks or ranks wrongly (adjusted ones, and those that were unreadable when it was built) are *extras*: they are scanned,
-so that no search misses anything.
+Rule: an index covers one segment (seg_NNNN.hnsw), whose vectors are all in memory then and scanned, or several
+neighbouring ones (merged_NNNN_MMMM.ivf). Its labels number the rows of its segments consecutively. A merged one finds
+the *plain* chunks (Active, multiplier 1). Live chunks that it lacks or ranks wrongly (adjusted ones, and those that
+were unreadable when it was built) are *extras*: they are scanned, so that no search misses anything.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -36,12 +37,11 @@ class Candidates(msgspec.Struct, frozen=True):
     multiplier: NDArray[np.float64]
 
 
-class _LoadedIndex(msgspec.Struct, frozen=True):
-    index: VectorIndex | CompactIndex
+class _Merged(msgspec.Struct, frozen=True):
+    index: CompactIndex
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
-    extra_steps: NDArray[np.int8]
 
 
 class SealedIndex:
@@ -64,7 +64,8 @@ class SealedIndex:
         self._dead = dead
         self._marking = OrderedLock(LockOrder.MARK)
         self._loading = OrderedLock(LockOrder.LOAD)
-        self._in_memory: _LoadedIndex | None = None
+        self._merged: _Merged | None = None
+        self._own: VectorIndex | None = None
         self.search_ms: float | None = None
         """Smoothed over the latest searches; None before the first. A gauge."""
         self.columns: SealedColumns | None = None
@@ -91,22 +92,20 @@ class SealedIndex:
     @property
     def is_loaded(self) -> bool:
         """Whether a search can begin without loading the file."""
-        return self._in_memory is not None
+        return self._merged is not None or self._own is not None
 
     @property
     def matrix(self) -> Floats | None:
         """The vectors of all rows that are Active and could be read, by label, zeros elsewhere; None: not in memory, or
         too many to be scanned."""
-        loaded = self._in_memory
-        return loaded.index.matrix if loaded is not None and isinstance(loaded.index, VectorIndex) else None
+        return None if self._own is None else self._own.matrix
 
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory."""
-        loaded = self._in_memory
-        if loaded is None:
-            return len(self)
-        return 2 * len(self) + loaded.index.memory_bytes + loaded.extra_matrix.nbytes
+        own = 0 if self._own is None else self._own.matrix.nbytes
+        merged = 0 if self._merged is None else self._merged.index.memory_bytes + self._merged.extra_matrix.nbytes
+        return 2 * len(self) + own + merged
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Return a column of `columns.ROW`, per label."""
@@ -120,8 +119,8 @@ class SealedIndex:
                 dead = self._dead.copy()
                 dead[labels] = True
                 self._dead = dead  # before the index: a search that no longer finds a row must see that it is dead
-                if self._in_memory is not None:
-                    self._in_memory.index.mark(labels)
+                if self._merged is not None:
+                    self._merged.index.mark(labels)
 
     def load(self) -> list[StoreError]:
         """Load the index unless it is loaded. Returns the errors of those extras that cannot be read.
@@ -131,23 +130,28 @@ class SealedIndex:
             StoreError: it cannot be read.
         """
         with self._loading:
-            if self._in_memory is not None:
+            size, file = len(self), self.file
+            if self.is_loaded:
                 return []
-            labels, size, file = np.flatnonzero(self._held), len(self), self.file
-            index: VectorIndex | CompactIndex
-            if len(self.segments) > 1:
-                index = CompactIndex.load(self._files, file.path, file.checksum, size=size, labels=labels)
-            else:
-                dimension = self._dimension
-                index = VectorIndex.load(
+            if len(self.segments) == 1:
+                labels, dimension = np.flatnonzero(self._is_active), self._dimension
+                self._own = VectorIndex.load(
                     self._files, file.path, file.checksum, dimension=dimension, size=size, labels=labels
                 )
-            return self._put_in_memory(index, self.read_vectors)
+                return []
+            adjusted = self._steps != 0
+            held = self._is_active & ~adjusted
+            held[file.left_out] = False
+            index = CompactIndex.load(self._files, file.path, file.checksum, size=size, labels=np.flatnonzero(held))
+            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~self._dead & ~held))
+            with self._marking:
+                index.mark(np.flatnonzero(self._dead))
+                self._merged = _Merged(index, extras, matrix)
+            return problems
 
     def use(self, index: VectorIndex) -> None:
         """Use an index of one segment that was just built."""
-        with self._loading:
-            self._put_in_memory(index, lambda labels: (labels, index.stored(labels), []))
+        self._own = index
 
     @property
     def starts(self) -> Rows:
@@ -165,12 +169,7 @@ class SealedIndex:
 
     def multipliers_of(self, labels: Rows) -> Floats:
         """The utility multipliers of labels."""
-        found = np.ones(len(labels), np.float32)
-        if self._in_memory is not None and len(extras := self._in_memory.extras):
-            at = np.minimum(extras.searchsorted(labels), len(extras) - 1)
-            is_extra = extras[at] == labels
-            found[is_extra] = multipliers(self._in_memory.extra_steps[at[is_extra]])
-        return found
+        return multipliers(self._steps[labels]).astype(np.float32)
 
     def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
         """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
@@ -182,40 +181,49 @@ class SealedIndex:
         """
         if not self.is_loaded:
             self.load()
-        loaded, started = self._loaded, time.perf_counter()
-        labels, cosine = loaded.index.search_among(queries, k, ~dead) if is_choice else loaded.index.search(queries, k)
+        started = time.perf_counter()
+        if self._merged is None:
+            found = self.scan(queries, k, dead)
+        else:
+            found = self._among(self._merged, queries, k, dead, is_choice=is_choice)
         self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
-        scanned, matrix, steps = loaded.extras, loaded.extra_matrix, loaded.extra_steps
+        return found
+
+    def _among(self, merged: _Merged, queries: Floats, k: int, dead: Bits, *, is_choice: bool) -> list[Candidates]:
+        labels, cosine = merged.index.search_among(queries, k, ~dead) if is_choice else merged.index.search(queries, k)
+        scanned, matrix = merged.extras, merged.extra_matrix
         now = self._dead
         if now is not dead:  # a row that died since then still counts here
             late = np.setdiff1d(np.flatnonzero(now & ~dead & self._is_active), scanned, assume_unique=True)
             late, vectors, _ = self.read_vectors(late)
             scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
-            steps = np.concatenate([steps, self.steps(late)])
         counted = ~now[labels] & ~dead[labels]  # a label may be marked just after it was found
         plain = self._candidates(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
-        if not len(scanned):
-            return [plain]
-        return [plain, self._candidates(*_scanned(scanned, matrix, multipliers(steps), queries, k, dead))]
+        return [plain, self._scanned(scanned, cosines(matrix, queries), k, dead)] if len(scanned) else [plain]
 
     def vectors_of(self, labels: Rows) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
 
         Those in a merged index are exact to about 1e-4. The index must be loaded.
         """
-        loaded = self._loaded
-        found = loaded.index.stored(labels)
-        if len(loaded.extras):
-            at = np.minimum(loaded.extras.searchsorted(labels), len(loaded.extras) - 1)
-            own = loaded.extras[at] == labels
-            found[own] = loaded.extra_matrix[at[own]]
+        if self._own is not None:
+            found: Floats = self._own.matrix[labels]
+            return found
+        assert self._merged is not None, "it was loaded, and stays so"
+        found, extras = self._merged.index.stored(labels), self._merged.extras
+        if len(extras):
+            at = np.minimum(extras.searchsorted(labels), len(extras) - 1)
+            is_extra = extras[at] == labels
+            found[is_extra] = self._merged.extra_matrix[at[is_extra]]
         return found
 
     def scan(self, queries: Floats, k: int, dead: Bits) -> list[Candidates]:
-        """Search without the index, from the log alone: slow, for when the index cannot be loaded."""
-        labels, matrix, _ = self.read_vectors(np.flatnonzero(self._is_active & ~dead))
-        multiplier = multipliers(self.steps(labels))
-        return [self._candidates(*_scanned(labels, matrix, multiplier, queries, k, dead))]
+        """Search the vectors in memory, or those in the log: slow, for when the index cannot be loaded."""
+        labels = np.flatnonzero(self._is_active & ~dead)
+        if self._own is not None:
+            return [self._scanned(labels, cosines(self._own.matrix, queries)[labels], k, dead)]
+        labels, matrix, _ = self.read_vectors(labels)
+        return [self._scanned(labels, cosines(matrix, queries), k, dead)]
 
     def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
@@ -228,15 +236,10 @@ class SealedIndex:
             problems += errors
         return np.concatenate(found), np.concatenate(vectors), problems
 
-    def steps(self, labels: Rows) -> NDArray[np.int8]:
-        """The utility steps in the log, of labels."""
-        return self.column("utility_steps")[labels].astype(np.int8)
-
-    @property
-    def _loaded(self) -> _LoadedIndex:
-        loaded = self._in_memory
-        assert loaded is not None, "it was loaded, and stays so"
-        return loaded
+    @cached_property
+    def _steps(self) -> NDArray[np.int8]:
+        """The utility steps in the log, by label."""
+        return self.column("utility_steps").astype(np.int8)
 
     @property
     def _dimension(self) -> int:
@@ -246,35 +249,14 @@ class SealedIndex:
     def _is_active(self) -> Bits:
         return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
 
-    @property
-    def _held(self) -> Bits:
-        """The labels in the file: all Active ones in a segment's own index, the plain ones in a merged one."""
-        held = self._is_active
-        if len(self.segments) > 1:
-            held &= np.asarray(self.column("utility_steps") == 0, dtype=np.bool_)
-        held[self.file.left_out] = False
-        return held
-
-    def _put_in_memory(
-        self, index: VectorIndex | CompactIndex, vectors_of: Callable[[Rows], tuple[Rows, Floats, list[StoreError]]]
-    ) -> list[StoreError]:
-        adjusted = np.asarray(self.column("utility_steps") != 0, dtype=np.bool_)
-        extra = self._is_active & ~self._dead & (adjusted | ~self._held)
-        extras, matrix, problems = vectors_of(np.flatnonzero(extra))
-        with self._marking:
-            index.mark(np.flatnonzero(self._dead | adjusted))
-            self._in_memory = _LoadedIndex(index, extras, matrix, self.steps(extras))
-        return problems
-
     def _candidates(self, labels: Rows, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> Candidates:
         positions = self._starts.searchsorted(labels, side="right") - 1
         return Candidates(self._numbers[positions], labels - self._starts[positions], cosine, multiplier)
 
-
-def _scanned(
-    labels: Rows, matrix: Floats, multiplier: NDArray[np.float64], queries: Floats, k: int, dead: Bits
-) -> tuple[Rows, NDArray[np.float64], NDArray[np.float64]]:
-    live = ~dead[labels]
-    labels, cosine, multiplier = labels[live], cosines(matrix, queries)[live], multiplier[live]
-    best = best_rows(scores_of(cosine, multiplier), k)
-    return labels[best], cosine[best], multiplier[best]
+    def _scanned(self, labels: Rows, cosine: NDArray[np.float64], k: int, dead: Bits) -> Candidates:
+        """The best `k` of labels with these cosines by score."""
+        live = ~dead[labels]
+        labels, cosine = labels[live], cosine[live]
+        multiplier = multipliers(self._steps[labels])
+        best = best_rows(scores_of(cosine, multiplier), k)
+        return self._candidates(labels[best], cosine[best], multiplier[best])

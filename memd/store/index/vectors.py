@@ -119,18 +119,12 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
 
 
 class VectorIndex:
-    """The vectors of one segment in memory, scanned exactly: at 5,000 as fast as HNSW, and built in no time.
-
-    Its labels are numbers below the matrix's length, not necessarily all of them. `search` may run in any thread;
-    `mark` in one thread at a time.
-    """
+    """The vectors of one segment in memory, scanned exactly: at 5,000 as fast as HNSW, and built in no time."""
 
     def __init__(self, matrix: Floats, labels: Rows) -> None:
-        """`matrix` (rows, dimension) is kept, not copied; `labels` are those of its rows that are indexed."""
+        """`matrix` (rows, dimension) is kept, not copied; `labels` are those of its rows that have a vector."""
         self.matrix = matrix
         self._labels = labels
-        self._marked: Bits = np.ones(len(matrix), dtype=np.bool_)  # or not indexed; replaced, never changed
-        self._marked[labels] = False
 
     @classmethod
     def load(
@@ -155,42 +149,9 @@ class VectorIndex:
         matrix[records["label"]] = records["vector"]
         return cls(matrix, labels)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Size in memory."""
-        return self.matrix.nbytes + self._marked.nbytes
-
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of its file."""
         yield _hnsw_file(self.matrix[self._labels], self._labels)
-
-    def mark(self, rows: Rows) -> None:
-        """Keep `rows` out of all searches from now on."""
-        marked = self._marked.copy()
-        marked[rows] = True
-        self._marked = marked
-
-    def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        """Return the best `k` unmarked rows by their best cosine over the queries, and these."""
-        return self._best(queries, k, ~self._marked)
-
-    def search_among(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
-        """The same among the rows `wanted` (a bit for each)."""
-        return self._best(queries, k, wanted & ~self._marked)
-
-    def stored(self, rows: Rows) -> Floats:
-        """Return the vectors of these rows, shape (n, dimension); zeros for one that is not indexed."""
-        found: Floats = self.matrix[rows]
-        return found
-
-    def _best(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
-        rows = np.flatnonzero(wanted)
-        if 2 * len(rows) < len(self.matrix):
-            cosine = cosines(self.matrix[rows], queries)
-        else:
-            cosine = cosines(self.matrix, queries)[rows]
-        best = best_rows(cosine, k)
-        return rows[best], cosine[best]
 
 
 def _hnsw_record(dimension: int, length: int, label_at: int, vector_at: int) -> np.dtype[np.void]:
