@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from archiver_stage import DIMENSION, HashEmbedder, Stage, live_entries
+from conftest import MakeDaemon
 from histories import said
 from numpy.typing import NDArray
+from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.conversation.conversation import Conversation
 from memd.ingest.topics import Topic
@@ -120,3 +122,24 @@ async def test_a_long_history_that_nobody_knew_is_new_in_all_its_length_and_once
         beginning = f"u:It is day {day} of the month.", "a:Yes."
         await store(stage, topic, beginning, MONDAY, TUESDAY, book, MONDAY, ("u:And now?",), session=f"run {day}")
         assert [text for text in shown(topic) if "server" in text] == told(MONDAY, TUESDAY, MONDAY)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_an_answer_made_anew_does_not_bring_a_corrected_question_back(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    memd = make_daemon(upstream.url).start()
+    asked = [user("The gate code of the boatyard is 7714, is that easy to remember?")]
+    memd.chat(asked)
+    memd.wait_stored("7714")
+    [chunk] = [one["id"] for one in memd.export() if "7714" in one["content"]]
+    assert memd.run("correct", chunk, "--update", "The gate code of the boatyard is 2250.").returncode == 0
+    upstream.answer = lambda request: chat_answer(request, "It is as easy as any other number of four digits.")
+    memd.chat(asked, memory_in={})
+    memd.wait_stored("as easy as any other")
+    upstream.answer = chat_answer
+    memd.chat([user("What is the gate code of the boatyard?")])
+    assert "2250" in upstream.prompts[-1] and "7714" not in upstream.prompts[-1]

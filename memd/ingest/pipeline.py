@@ -285,7 +285,7 @@ def unstored_runs(
     """The messages that are to be remembered and are not yet, redacted, in runs of neighbours; none crosses two parts.
 
     A question in the log is remembered again in front of an answer that is not: without it nobody finds the answer. It
-    is then of the one whose request was answered. No run has messages of two authors.
+    is then of the one whose request was answered. One that was corrected is not. No run has messages of two authors.
 
     Args:
         messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
@@ -302,10 +302,10 @@ def unstored_runs(
         and not topic.has_digest(digest)
     }
     authors = {position: message.author for position, (_, message) in enumerate(messages) if message is not None}
-    for position, ((_, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
+    for position, ((digest, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
         if answer is None or answer.role != "assistant" or answer.tool_calls or position + 1 not in wanted:
             continue
-        if asked is not None and asked.opens_turn and asked.said.strip():
+        if asked is not None and asked.opens_turn and asked.said.strip() and not topic.is_taken_out(digest):
             wanted.add(position)
             authors[position] = answer.author
     utterances = {}

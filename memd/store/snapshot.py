@@ -529,6 +529,11 @@ class Snapshot:
         """Whether a message with this `digest_word` is stored; may include the append after the snapshot."""
         return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
+    def is_taken_out(self, word: int) -> bool:
+        """Whether no chunk of a message with this `digest_word` counts any more; of sealed segments nothing is told."""
+        found = [(view.dead, row) for segment, view in self._growing for row in segment.rows_of_digest(word)]
+        return bool(found) and all(row < len(dead) and dead[row] for dead, row in found)
+
     def _ranked(self, found: Sequence[Candidates], k: int) -> list[Hit]:
         if not found:
             return []

@@ -227,6 +227,10 @@ class TopicLog:
         """Whether the message with this digest is stored, or never to be stored again."""
         return self.forbidden.has_digest(digest) or self._snapshot.has_digest(digest_word(digest))
 
+    def is_taken_out(self, digest: bytes) -> bool:
+        """Whether corrections have taken the text of the message with this digest out, as far as is known."""
+        return self._snapshot.is_taken_out(digest_word(digest))
+
     def has_live_copy(self, draft: Draft) -> bool:
         """Whether a live chunk of the draft's kind has exactly its text, said by the same roles; that of a note or
         document is also of its source. Text that is never to be stored again counts as one."""

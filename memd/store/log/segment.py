@@ -223,6 +223,10 @@ class GrowingSegment(LogSegment):
         """Whether it completes a message with this `digest_word`."""
         return word in self._completed
 
+    def rows_of_digest(self, word: int) -> tuple[int, ...]:
+        """Return the rows that have text of a message with this `digest_word`."""
+        return self._digests.get(word, ())
+
     def rows_of_messages(self, words: Set[int]) -> list[int]:
         """Return the rows that came from messages, and from none but those with these `digest_word`s."""
         rows = {row for word in words for row in self._digests.get(word, ())}
