@@ -41,7 +41,7 @@ def test_what_a_program_wrote_in_the_users_name_opens_no_turn() -> None:
     loop = ("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "p:be quick", "c:read#2", "t:x#2")
     assert cut_positions(conversation_of(*loop)) == [2]
     assert turns(conversation_of(*loop))[-1].units == (range(3, 6), range(6, 8))
-    assert part_starts([said(one) for one in loop]) == [0, 2, 6]
+    assert [*part_starts(said(one) for one in loop)] == [0, 2, 6]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_call_stays_with_its_results(history: tuple[str, ...], cuts: list[int]
     ids=["no calls", "one round", "two rounds", "parallel calls one by one", "nothing"],
 )
 def test_a_part_is_a_turn_or_one_round_of_calls_with_their_results(history: tuple[str, ...], starts: list[int]) -> None:
-    assert part_starts([said(one) for one in history]) == starts
+    assert [*part_starts(said(one) for one in history)] == starts
 
 
 def test_call_ids_that_are_used_again_do_not_tie_turns_together() -> None:

@@ -29,7 +29,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
-from memd.ingest.unstored import ListedParts, owed_parts, parts_of
+from memd.ingest.unstored import ListedParts, each_part, owed_parts
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -549,10 +549,10 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_of_a_conversation_is_what_it_is(self) -> None:
         for one in self.buffer.conversations():
-            assert list(self.listed.of(one)) == parts_of(one)
+            assert list(self.listed.of(one)) == [*each_part(one)]
             assert one.left_out_count() == len(one) - len(one.visible_positions())
             assert one.visible_tokens() == sum(map(one.tokens_at, range(len(one))))
-        waiting = [parts_of(one) for one in self.buffer.conversations() if one.stored < one.wanted_end]
+        waiting = [[*each_part(one)] for one in self.buffer.conversations() if one.stored < one.wanted_end]
         owed = [owed_parts(one) for one in self.buffer.conversations() if one.owed]
         listed = sorted((part.key, part.end) for parts in self.listed.all() for part in parts)
         assert listed == sorted((part.key, part.end) for parts in (*waiting, *owed) for part in parts)

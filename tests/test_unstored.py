@@ -25,7 +25,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Draft
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import Part, parts_of
+from memd.ingest.unstored import Part, each_part
 from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
 from memd.proxy.receive import IdempotencyKeys
@@ -162,7 +162,7 @@ async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
 async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
     topic: Topic,
 ) -> None:
-    [longer] = parts_of(talk(topic.buffer, *LAMP, *FERRY), 2)
+    [longer] = each_part(talk(topic.buffer, *LAMP, *FERRY), 2)
     [shown] = topic.cutter.cut([Part(longer.messages[:1], 1)])
     [shown_chunk] = shown.chunks
     first, second = topic.cutter.cut_as_shown([longer], lambda uuid: uuid == shown_chunk.draft.uuid)
@@ -317,11 +317,11 @@ async def test_a_round_that_is_not_complete_waits_for_its_end(stage: Stage, topi
 
 def test_parts_are_the_same_whatever_of_them_is_stored() -> None:
     conversation = talk(HotBuffer(lambda: "1", 4), *LAMP, *LOOP, "a:Done.", *MAIL)
-    whole = [part.messages for part in parts_of(conversation)]
+    whole = [part.messages for part in each_part(conversation)]
     assert [len(messages) for messages in whole] == [2, 3, 2, 3, 2]
     for count in range(len(whole)):
         conversation.stored = sum(len(messages) for messages in whole[:count])
-        assert [part.messages for part in parts_of(conversation)] == whole[count:]
+        assert [part.messages for part in each_part(conversation)] == whole[count:]
 
 
 def corrector_of(stage: Stage) -> Corrector:
@@ -532,7 +532,7 @@ async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_e
 ) -> None:
     conversation = talk(topic.buffer, *(f"{role}:{number}" for number in range(40) for role in ("u", "a")))
     known = topic.cutter._known
-    part, *_ = topic.cutter.cut(parts_of(conversation))
+    part, *_ = topic.cutter.cut(each_part(conversation))
     for number in range(5_000):  # as many as make new tuples
         known.keep((number.to_bytes(16),), part)
 
@@ -551,4 +551,4 @@ async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_e
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(cut_one_more)
-    assert len(known) > 5_000 + len(parts_of(conversation))
+    assert len(known) > 5_000 + len([*each_part(conversation)])

@@ -13,7 +13,7 @@ from test_wire_chat import BLOCK, is_plain, json_values, valid_text
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
-from memd.wire.anthropic import ANTHROPIC, encode_message, parse_message
+from memd.wire.anthropic import ANTHROPIC, parse_message
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import Insertion, ModelRequest, without_own_blocks
@@ -329,7 +329,7 @@ def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: li
 def test_an_encoded_message_reads_as_itself(message: Message) -> None:
     if message.role != "tool":
         message = Message(message.role, message.text)
-    assert parse_message(encode_message(message)) == message
+    assert parse_message(ANTHROPIC.encode_message(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -338,11 +338,11 @@ def test_an_encoded_message_reads_as_itself(message: Message) -> None:
 )
 def test_an_encoded_call_has_an_object_as_its_input(arguments: str, forwarded: Any) -> None:
     message = Message("assistant", "I read.", (ToolCall("1", "read", arguments),))
-    assert json.loads(bytes(encode_message(message))) == {
+    assert json.loads(bytes(ANTHROPIC.encode_message(message))) == {
         "role": "assistant",
         "content": [text("I read."), use("1", "read", forwarded)],
     }
-    without_text = json.loads(bytes(encode_message(Message("assistant", "", message.tool_calls))))
+    without_text = json.loads(bytes(ANTHROPIC.encode_message(Message("assistant", "", message.tool_calls))))
     assert [block["type"] for block in without_text["content"]] == ["tool_use"]
 
 

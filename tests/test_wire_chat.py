@@ -13,7 +13,7 @@ from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
 from memd.wire.api import Placement
-from memd.wire.chat import CHAT, encode_message, parse_message, with_text_in_front
+from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import Insertion, ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn
@@ -423,4 +423,4 @@ def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
     )
 )
 def test_an_encoded_message_reads_as_itself(message: Message) -> None:
-    assert parse_message(encode_message(message)) == message
+    assert parse_message(CHAT.encode_message(message)) == message

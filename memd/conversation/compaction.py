@@ -272,7 +272,9 @@ def departure(
         block = conversation.blocks.get(conversation.messages[last.start].digest, NO_BLOCK)
         chosen.wanted += math.ceil(block.tokens * fraction)
         chosen.replace_results(read)
-        if chosen.is_short and (chosen.freed < excess_tokens or chosen.left_of(read) >= kept_max // CALLS_SHARE):
+        if chosen.is_short and (
+            chosen.freed < excess_tokens or chosen.tokens_of(itertools.chain(*read)) >= kept_max // CALLS_SHARE
+        ):
             chosen.wanted = wanted + math.ceil(kept_max * (1 - fraction) * fraction)
             chosen.take_units(read)
         if forced:
@@ -353,17 +355,17 @@ class _Chosen:
             self._left_out = turn.end
             self._gone.difference_update(places)
 
-    def left_of(self, units: Iterable[range]) -> int:
-        """The tokens of whole units that would leave, with the lines in them."""
-        return sum(self._tokens(place) - self._saved(place) for unit in units for place in unit)
-
     def take_units(self, units: Iterable[range]) -> None:
         """Take whole units, but for the instructions in them."""
         for unit in units:
             if not self.is_short or unit.stop > self._limit:
                 return
-            left = [p for p in unit if self._conversation.is_visible(p) and not self._stays(p)]
-            self.freed += sum(self._tokens(place) - self._saved(place) for place in left)
+            left = [
+                p
+                for p in unit
+                if self._conversation.is_visible(p) and not is_instruction(self._conversation.messages[p].message)
+            ]
+            self.freed += self.tokens_of(left)
             self._gone.update(left)
             self._replaced.difference_update(left)
 
@@ -389,11 +391,13 @@ class _Chosen:
         is_result = item.message is not None and item.message.role in RESULT_ROLES
         return is_shown and is_result and item.tokens > longer_than
 
-    def _stays(self, position: int) -> bool:
-        return is_instruction(self._conversation.messages[position].message)
+    def tokens_of(self, positions: Iterable[int]) -> int:
+        """The tokens that leave with these messages, beside what a line has freed already."""
+        return sum(self._tokens(place) - self._saved(place) for place in positions)
 
     def _tokens(self, position: int) -> int:
-        return 0 if self._stays(position) else self._conversation.tokens_at(position)
+        is_kept = is_instruction(self._conversation.messages[position].message)
+        return 0 if is_kept else self._conversation.tokens_at(position)
 
     def _saved(self, position: int) -> int:
         """The tokens that a line chosen for this position has freed already."""
@@ -499,9 +503,9 @@ def storable_end(conversation: Conversation) -> int:
     return max([last.start, *(unit.stop for unit in last.units[:-1])])
 
 
-def is_stored_kind(message: Message, *, instructions: bool = False) -> bool:
+def is_stored_kind(message: Message | None, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
-    return (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
+    return message is not None and (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
 
 
 def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int, list[int]]:
@@ -525,18 +529,13 @@ def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:
     return f"[memd: {tokens:,} tokens of this result are in memory{' as ' if shown else ''}{shown}{more}]"
 
 
-def part_starts(messages: Sequence[Message | None]) -> list[int]:
-    """The positions at which the parts begin that are cut into chunks each on its own, so that the same text is always
-    cut the same way, whatever is stored together.
+def part_starts(messages: Iterable[Message | None]) -> Iterator[int]:
+    """Yield the positions at which the parts begin that are cut into chunks each on its own, so that the same text is
+    always cut the same way, whatever is stored together.
 
     A part is a turn without tool calls. In a turn with calls it is one round of calls with their results: the first
     with what is said before it, the last with the answer behind it. None stands for a message without text.
     """
-    return list(each_part_start(messages))
-
-
-def each_part_start(messages: Iterable[Message | None]) -> Iterator[int]:
-    """Yield the same, one after the other: of a long history often only the first are wanted."""
     has_result = False
     for position, message in enumerate(messages):
         is_call = message is not None and bool(message.tool_calls)

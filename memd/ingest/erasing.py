@@ -33,7 +33,6 @@ from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
-from memd.messages import Message
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText, Kind, was_erased
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
@@ -405,7 +404,8 @@ class Eraser:
             item.content_digest
             for conversation in topic.buffer.conversations()
             for item in list(conversation.messages)
-            if item.identity in digests and _is_telling(item.message)
+            if item.identity in digests and item.message is not None
+            if len(item.message.said.strip()) >= SHORT_CONTENT
         }
         texts = texts_of(topic.log.snapshot(), erasure.chunk_uuids)
         forbidden = topic.log.forbidden.also(
@@ -460,10 +460,6 @@ def _concern(erasure: Erasure, texts: Callable[[], Iterable[str]]) -> Concern:
     uuids = frozenset(uuid.hex() for uuid in erasure.chunk_uuids)
     is_few = erasure.kind != "topic" and len(uuids) <= COMPARED_MAX
     return Concern(erasure.topic_id, uuids, Overlap(texts()) if is_few else None)
-
-
-def _is_telling(message: Message | None) -> bool:
-    return message is not None and len(message.said.strip()) >= SHORT_CONTENT
 
 
 class Overlap:

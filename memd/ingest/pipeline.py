@@ -297,9 +297,7 @@ def unstored_runs(
     wanted = {
         position
         for position, (digest, message) in enumerate(messages)
-        if message is not None
-        and compaction.is_stored_kind(message, instructions=instructions)
-        and not topic.has_digest(digest)
+        if compaction.is_stored_kind(message, instructions=instructions) and not topic.has_digest(digest)
     }
     authors = {position: message.author for position, (_, message) in enumerate(messages) if message is not None}
     for position, ((digest, asked), (_, answer)) in enumerate(itertools.pairwise(messages)):
@@ -317,6 +315,6 @@ def unstored_runs(
         name = speaker_name(kept.name)
         told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls)
         utterances[position] = Utterance(stored_text(kept), kept.role, digest, *told)
-    starts = compaction.part_starts([message for _, message in messages])
+    starts = [*compaction.part_starts(message for _, message in messages)]
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]

@@ -256,17 +256,12 @@ def each_part(
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     departed = conversation.departed_end - start
     is_whole = closing or departed >= len(items) or (not behind and not compaction.goes_on(conversation))
-    starts = compaction.each_part_start(item.message for item in itertools.chain(items, behind))
+    starts = compaction.part_starts(item.message for item in itertools.chain(items, behind))
     cuts = heapq.merge(starts, [departed] if 0 < departed < len(items) else ())
     for one, other in itertools.pairwise(itertools.chain(cuts, [len(items)] if is_whole else ())):
         if one < other <= len(items):
             texts = ((item.identity, None if is_elsewhere(item) else item.message) for item in items[one:other])
             yield Part(tuple(texts), start + other)
-
-
-def parts_of(conversation: Conversation, upto: int | None = None, *, begin: int | None = None) -> list[Part]:
-    """All of them; see `each_part`."""
-    return list(each_part(conversation, upto, begin=begin))
 
 
 def owed_parts(conversation: Conversation) -> list[Part]:
@@ -285,7 +280,7 @@ def unstored_messages(buffer: HotBuffer) -> int:
     found = set(buffer.notes)
     for one in buffer.conversations():
         owed = (one.messages[position] for position in one.owed)
-        rest = (item for item in one.messages[one.stored : one.wanted_end] if _is_to_be_stored(item))
+        rest = (item for item in one.messages[one.stored : one.wanted_end] if compaction.is_stored_kind(item.message))
         found.update(item.identity for item in (*rest, *owed))
     return len(found)
 
@@ -311,10 +306,6 @@ def waiting_in(path: Path, files: LocalDisk) -> int:
     return unstored_messages(buffer)
 
 
-def _is_to_be_stored(item: Buffered) -> bool:
-    return item.message is not None and compaction.is_stored_kind(item.message)
-
-
 def has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
     """Whether a text has come into these parts, which begin at `stored`, or before them, since they were listed."""
     listed = [message for part in batch for _, message in part.messages]
@@ -327,18 +318,14 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
     return [
         position
         for position in stored
-        if (message := conversation.messages[position].message) is not None
-        and compaction.is_stored_kind(message)
+        if compaction.is_stored_kind(conversation.messages[position].message)
         and not log.has_digest(conversation.messages[position].identity)
     ]
 
 
 def lacks(log: TopicLog, part: Part) -> bool:
     """Whether the log does not have a message of a part that is to be stored."""
-    return any(
-        message is not None and compaction.is_stored_kind(message) and not log.has_digest(digest)
-        for digest, message in part.messages
-    )
+    return any(compaction.is_stored_kind(said) and not log.has_digest(digest) for digest, said in part.messages)
 
 
 def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
@@ -630,9 +617,9 @@ class ListedParts:
         if is_known and end == now:
             pass
         elif is_known and len(parts) > 1:  # the last one may go on
-            parts = PartRun((*parts[:-1], *parts_of(conversation, begin=parts[-2].end)))
+            parts = PartRun((*parts[:-1], *each_part(conversation, begin=parts[-2].end)))
         else:
-            parts = PartRun(parts_of(conversation))
+            parts = PartRun(each_part(conversation))
         self._listed[conversation.id] = conversation.changes, now, parts
         return parts
 

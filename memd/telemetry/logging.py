@@ -54,11 +54,7 @@ class Content:
     __repr__ = __str__
 
 
-def _unchanged(text: str) -> str:
-    return text
-
-
-def configure_logging(settings: LogSettings, redact: Callable[[str], str] = _unchanged) -> None:
+def configure_logging(settings: LogSettings, redact: Callable[[str], str] = str) -> None:
     """Send the log of this process to stderr, every text of it through `redact`."""
     handler = logging.StreamHandler(sys.stderr)
     shape = {"json": JsonLines, "console": ConsoleLines}.get(settings.format) or (
@@ -73,7 +69,7 @@ def configure_logging(settings: LogSettings, redact: Callable[[str], str] = _unc
 class _LineFormatter(logging.Formatter):
     """The base of both formats."""
 
-    def __init__(self, *, content: bool, redact: Callable[[str], str] = _unchanged) -> None:
+    def __init__(self, *, content: bool, redact: Callable[[str], str] = str) -> None:
         super().__init__()
         self._content = content
         self._redact = redact
@@ -100,8 +96,8 @@ class _LineFormatter(logging.Formatter):
             elif isinstance(value, int):
                 yield name, value
             else:
-                text = self._error(value) if isinstance(value, BaseException) else _text_of(value)
-                yield name, self._redact(text)
+                shown = value.text if isinstance(value, Content) else value
+                yield name, self._redact(self._error(value) if isinstance(value, BaseException) else str(shown))
 
     def _error(self, error: BaseException) -> str:
         """Return the message of an error of memd or the system; of other errors only the class."""
@@ -166,10 +162,6 @@ class JsonLines(_LineFormatter):
         trace = self._trace(record)
         more = {} if trace is None else {"traceback": trace}
         return json.dumps({**head, **fields, **more}, separators=(",", ":"))
-
-
-def _text_of(value: object) -> str:
-    return value.text if isinstance(value, Content) else str(value)
 
 
 def _quoted_if_needed(value: object) -> str:

@@ -137,21 +137,6 @@ def with_result(piece: Raw, text: str) -> Raw:
     return Raw(msgspec.json.encode(members | {"content": blocks}))
 
 
-def encode_message(message: Message) -> Raw:
-    """Encode `message` as an element of its own, without attachments; the text has `[image]` for each."""
-    if message.role == "tool":
-        result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.text}
-        return Raw(msgspec.json.encode({"role": "user", "content": [result]}))
-    content: str | list[dict[str, Any]] = message.text
-    if message.tool_calls:
-        content = [{"type": "text", "text": message.text}] if message.text else []
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-            for call in message.tool_calls
-        ]
-    return Raw(msgspec.json.encode({"role": message.role, "content": content}))
-
-
 def _block(raw: Raw) -> _ContentBlock:
     """Decode a content block; one that is no object has no members."""
     return _block_decoder.decode(raw) if is_object(raw) else _ContentBlock()
@@ -174,18 +159,16 @@ def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
         block = _block(raw)
         kind = bytes(block.type)
         if kind == _TOOL_RESULT:
-            return {"role": "tool", **_present(tool_call_id=block.tool_use_id, content=_result(block.content))}
+            content: Any = block.content
+            if is_list(content):
+                content = [_part(one, _block(one)) for one in _list_decoder.decode(content)]
+            return {"role": "tool", **_present(tool_call_id=block.tool_use_id, content=content)}
         if kind == b'"tool_use"':
             function = _present(name=block.name, arguments=block.input)
             calls.append({**_present(id=block.id), "function": function})
         elif kind not in _UNHASHED_TYPES:
             message["content"].append(_part(raw, block))
     return {**message, "tool_calls": calls}
-
-
-def _result(content: Raw) -> Any:
-    """Translate a tool's result into the content of a chat message."""
-    return [_part(raw, _block(raw)) for raw in _list_decoder.decode(content)] if is_list(content) else content
 
 
 def _part(raw: Raw, block: _ContentBlock) -> Any:
@@ -415,7 +398,17 @@ class AnthropicApi(Api):
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
-        return encode_message(message)
+        if message.role == "tool":
+            result = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.text}
+            return Raw(msgspec.json.encode({"role": "user", "content": [result]}))
+        content: str | list[dict[str, Any]] = message.text
+        if message.tool_calls:
+            content = [{"type": "text", "text": message.text}] if message.text else []
+            content += [
+                {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+                for call in message.tool_calls
+            ]
+        return Raw(msgspec.json.encode({"role": message.role, "content": content}))
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""

@@ -121,22 +121,6 @@ def joined_text(content: str, refusal: str) -> str:
     return "\n".join(text for text in (content, refusal) if text)
 
 
-def encode_message(message: Message) -> bytes:
-    """Encode `message` as a JSON object, without its attachments; the text has `[image]` for each."""
-    members: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.tool_calls:
-        members["content"] = message.text or None
-        members["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        members["tool_call_id"] = message.tool_call_id
-    if message.name:
-        members["name"] = message.name
-    return msgspec.json.encode(members)
-
-
 def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
     """Put `text` and an empty line in front of the content of the message `raw`; all else keeps its bytes and order.
 
@@ -517,7 +501,18 @@ class ChatApi(Api):
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
-        return Raw(encode_message(message))
+        members: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.tool_calls:
+            members["content"] = message.text or None
+            members["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        if message.tool_call_id:
+            members["tool_call_id"] = message.tool_call_id
+        if message.name:
+            members["name"] = message.name
+        return Raw(msgspec.json.encode(members))
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""

@@ -137,11 +137,6 @@ def parse_item(raw: Raw | bytes) -> Message:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
 
 
-def encode_items(message: Message) -> Raw:
-    """Encode `message` as items, their JSON texts joined by commas, without attachments; the text has `[image]`."""
-    return Raw(b",".join(_encoded(item) for item in _items_of(message)))
-
-
 def _items(raw: Raw) -> Raw:
     """The items of a message: an `input` of a single string stands for one."""
     return Raw(_encoded({"type": "message", "role": "user", "content": raw})) if is_string(raw) else raw
@@ -440,8 +435,8 @@ class ResponsesApi(Api):
         return super().elements(msgspec.structs.replace(request, raw_messages=raws), changes)
 
     def encode_message(self, message: Message) -> Raw:
-        """See `Api.encode_message`."""
-        return encode_items(message)
+        """See `Api.encode_message`: as items, their JSON texts joined by commas."""
+        return Raw(b",".join(_encoded(item) for item in _items_of(message)))
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""

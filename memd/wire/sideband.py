@@ -151,7 +151,10 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
         _check_topic(topic_id, f"related_topic_ids[{position}]")
     corrections = tuple(_checked_correction(one, position) for position, one in enumerate(wire.corrections or ()))
     chosen = None if wire.filter is None else _checked_filter(wire.filter)
-    notes = _checked_notes(wire.notes or ())
+    try:
+        notes = checked_notes(wire.notes or (), "memory_in.notes")
+    except BadNote as error:
+        raise BadMemoryIn(str(error)) from None
     return MemoryIn(wire.topic_id, related, corrections, notes, chosen)
 
 
@@ -229,13 +232,6 @@ def _checked_filter(given: _WireFilter) -> Wanted:
         return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
     except ValueError as error:
         raise BadMemoryIn(f"memory_in.filter: {error}") from None
-
-
-def _checked_notes(given: tuple[GivenNote, ...]) -> tuple[Note, ...]:
-    try:
-        return checked_notes(given, "memory_in.notes")
-    except BadNote as error:
-        raise BadMemoryIn(str(error)) from None
 
 
 def _time(given: str | int, read: Callable[[str], Moment], field: str) -> int:

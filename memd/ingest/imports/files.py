@@ -27,10 +27,10 @@ from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
 from memd.ingest.imports.exports import EXPORTS, OPENAI, Export, thread_in, thread_of_elements
 from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, items
 from memd.ingest.imports.sessions import (
+    AIDER_STARTED,
     ClaudeCodeSession,
     CodexSession,
     aider_threads,
-    is_aider,
     is_claude_code,
     is_codex,
 )
@@ -310,7 +310,8 @@ def _in_zip(
 def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
     head = next(blocks, b"")
     whole = chain([head], blocks)
-    if wanted == AIDER or (wanted is None and is_aider(head)):
+    is_aider = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(AIDER_STARTED.encode())
+    if wanted == AIDER or (wanted is None and is_aider):
         try:
             for thread in aider_threads(bounded_lines(whole, ITEM_BYTES_MAX), str(folder), dating):
                 yield thread.id, thread

@@ -290,11 +290,6 @@ _COMMAND = re.compile(r"\s*(?:/(?:ask|code|architect|context)\s+(?P<said>.*)|[/!
 _BLANK = "<blank>"
 
 
-def is_aider(head: bytes) -> bool:
-    """Whether a file that begins so is a history of Aider."""
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(AIDER_STARTED.encode())
-
-
 def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterator[Thread]:
     """Read a history, chat by chat; one in which nothing was said gives none.
 

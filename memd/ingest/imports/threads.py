@@ -68,7 +68,9 @@ def _microseconds(value: Any) -> int | None:
     try:
         if isinstance(value, str):
             is_number = len(value) > _DATE_DIGITS and value.replace(".", "", 1).isdecimal()
-            return _scaled(float(value)) if is_number else round(_of_text(value) * 1e6)
+            if is_number:
+                return _scaled(float(value))
+            return round(datetime.fromisoformat(value.strip()).timestamp() * 1e6)  # without a zone: this machine's
         return _scaled(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     except (ValueError, OverflowError, OSError):  # no time; not a number; beyond what this machine's clock can say
         return None
@@ -77,11 +79,6 @@ def _microseconds(value: Any) -> int | None:
 def _scaled(number: float) -> int:
     place = next((place for place in range(len(_SCALES_US)) if number < _SECONDS_MAX * 1000**place), 0)
     return round(number * _SCALES_US[place])
-
-
-def _of_text(text: str) -> float:
-    """Seconds since the epoch of an ISO 8601 time; one without a zone is this machine's."""
-    return datetime.fromisoformat(text.strip()).timestamp()
 
 
 NAME_CHARACTERS_MAX = 200

@@ -130,11 +130,6 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
     ]
 
 
-def removal_of(snapshot: Snapshot, sources: Iterable[str], by: str = "", of_author: str | None = None) -> list[Draft]:
-    """Return the entries by which a principal takes out all chunks of documents, or an author's."""
-    return [draft for source in sources for draft in _taken_out(chunks_of(snapshot, source, of_author), REMOVED, by)]
-
-
 def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:
     for entry, chunks in newest_by_source(snapshot, KIND):
         if entry.source is not None and isinstance(entry.part, Section):
@@ -305,7 +300,9 @@ class DocumentTaker:
 
         def made() -> list[Draft]:
             own = self._cutter.redactor.identifier(by)
-            drafts = removal_of(topic.log.snapshot(), sources, by, own if is_apart else None)
+            snapshot, of_author = topic.log.snapshot(), own if is_apart else None
+            gone = (entry for source in sources for entry in chunks_of(snapshot, source, of_author))
+            drafts = _taken_out(gone, REMOVED, by)
             check(topic.log, drafts, own)
             return drafts
 

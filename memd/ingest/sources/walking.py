@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-import functools
 import os
 import re
 import stat
@@ -113,7 +112,8 @@ class Walk:
                 continue
             if entry.is_symlink() and not self._may_follow(entry, is_folder=is_folder):
                 continue
-            if _is_ignored(name + "/" if is_folder else name, ignored):
+            matched = name + "/" if is_folder else name
+            if any(rules.match_file(matched[len(base) :]) for base, rules in ignored):
                 continue
             if not is_folder:
                 yield FoundFile(os.path.realpath(entry.path) if entry.is_symlink() else entry.path, name)
@@ -152,20 +152,11 @@ def is_excluded(below: str, exclude: Sequence[str]) -> bool:
         return False
     parts = below.split("/")
     for one in exclude:
-        wanted = _components(one)
+        wanted = one.strip("/").split("/")
         starts = range(len(parts) - len(wanted) + 1)
         if any(all(map(fnmatch.fnmatchcase, parts[start : start + len(wanted)], wanted)) for start in starts):
             return True
     return False
-
-
-@functools.lru_cache(maxsize=256)
-def _components(exclusion: str) -> list[str]:
-    return exclusion.strip("/").split("/")
-
-
-def _is_ignored(below: str, ignored: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
-    return any(spec.match_file(below[len(base) :]) for base, spec in ignored)
 
 
 BYTES_MAX = 100_000
