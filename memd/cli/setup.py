@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 import yaml
 
+from memd.assets import words_of
 from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
@@ -38,8 +40,8 @@ Json = dict[str, Any]
 COPY = ".before-memd"
 """The end of the name of the copy beside a file that `--undo` goes back to; an empty one: there was no file."""
 GLANCE_SECONDS_MAX = 2.0
-CONTEXT = 200_000
-"""Tokens that an agent is told: more than the window, so that it does not shorten its history (docs/clients.md)."""
+IF_NONE, KEY = "?", "?{key}"
+"""The mark of a value that is written only where there is none yet, and memd's key."""
 
 
 class IfNone(str):
@@ -48,101 +50,27 @@ class IfNone(str):
     __slots__ = ()
 
 
-KEY = IfNone("{key}")
 OWN = "memd"
 """The name of what is memd's own as a whole."""
 
 
-class AgentFile(NamedTuple):
-    """A settings file of an agent, and what memd writes into it.
-
-    In `wanted`, `{url}` (without `/v1`), `{model}`, `{key}` and `{now}` are replaced. An entry of a list is known by
-    its `name`.
-    """
+class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A settings file of an agent, and what memd writes into it; the table of them, `assets/agents.toml`, says more."""
 
     agent: str
     binary: str
     sign: str
-    """The path below the home folder that shows that it is installed, if the binary is not on PATH."""
-    variable: str
-    """The environment variable that names another folder than `folder`; empty: there is none."""
-    folder: str
     names: tuple[str, ...]
-    """The file's names in `folder`: the first that exists counts, else the last is made."""
     wanted: Json
+    variable: str = ""
+    folder: str = ""
     never_beside: str = ""
-    """A file of an older format in `folder`, which the agent would read no more if this one were made."""
     then: str = ""
-    """The thing left to do in the agent."""
 
 
-AGENTS = (
-    AgentFile(  # earendil-works/pi: its pages on models and settings
-        "pi", "pi", ".pi", "PI_CODING_AGENT_DIR", ".pi/agent", ("models.json",),
-        {"providers": {"memd": {
-            "baseUrl": "{url}/v1", "api": "openai-completions", "apiKey": "{key}",
-            "models": [{"name": "memd", "id": "{model}", "contextWindow": CONTEXT}],
-        }}},
-    ),
-    AgentFile(
-        "pi", "pi", ".pi", "PI_CODING_AGENT_DIR", ".pi/agent", ("settings.json",),
-        {"defaultProvider": "memd", "defaultModel": "{model}"},
-    ),
-    AgentFile(  # opencode.ai/docs/config, /docs/providers; version 2 reads version 1's (/docs/migrate-v1)
-        "opencode", "opencode", ".config/opencode", "", ".config/opencode", ("opencode.jsonc", "opencode.json"),
-        {"$schema": IfNone("https://opencode.ai/config.json"), "model": "memd/{model}", "provider": {"memd": {
-            "npm": "@ai-sdk/openai-compatible", "name": "memd",
-            "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
-            "models": {"{model}": {"name": "{model}", "limit": {"context": CONTEXT, "output": 8192}}},
-        }}},
-    ),
-    AgentFile(  # developers.openai.com/codex/config-sample; "responses" is the only wire_api (openai/codex 0.139)
-        "codex", "codex", ".codex", "CODEX_HOME", ".codex", ("config.toml",),
-        {"model_provider": "memd", "model": "{model}", "model_providers": {"memd": {
-            "name": "memd", "base_url": "{url}/v1", "wire_api": "responses", "experimental_bearer_token": "{key}",
-        }}},
-    ),
-    AgentFile(  # code.claude.com/docs: llm-gateway-connect, settings; it appends /v1/messages itself
-        "claude-code", "claude", ".claude", "CLAUDE_CONFIG_DIR", ".claude", ("settings.json",),
-        {"env": {
-            "ANTHROPIC_BASE_URL": "{url}", "ANTHROPIC_AUTH_TOKEN": KEY,
-            "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}", "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
-        }},
-    ),
-    AgentFile(  # QwenLM/qwen-code: its pages on model-providers and auth
-        "qwen-code", "qwen", ".qwen", "QWEN_HOME", ".qwen", ("settings.json",),
-        {
-            "modelProviders": {"openai": [{
-                "name": "memd", "id": "{model}", "baseUrl": "{url}/v1", "envKey": "MEMD_KEY",
-                "generationConfig": {"contextWindowSize": CONTEXT},
-            }]},
-            "env": {"MEMD_KEY": "{key}"}, "model": {"name": "{model}"},
-            "security": {"auth": {"selectedType": "openai"}},
-        },
-    ),
-    AgentFile(  # docs.continue.dev/reference, /yaml-migration
-        "continue", "cn", ".continue", "CONTINUE_GLOBAL_DIR", ".continue", ("config.yaml",),
-        {"name": IfNone("Local"), "version": IfNone("0.0.1"), "schema": IfNone("v1"), "models": [{
-            "name": "memd", "provider": "openai", "model": "{model}", "apiBase": "{url}/v1", "apiKey": "{key}",
-            "roles": ["chat", "edit", "apply"], "defaultCompletionOptions": {"contextLength": CONTEXT},
-        }]},
-        never_beside="config.json", then="choose memd in its list of models",
-    ),
-    AgentFile(  # cline/cline: sdk/packages/core/src/types/provider-settings.ts; older ones: in its own settings
-        "cline", "cline", ".cline", "CLINE_DIR", ".cline", ("data/settings/providers.json",),
-        {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": {
-            "settings": {
-                "provider": "openai-compatible", "baseUrl": "{url}/v1", "apiKey": KEY, "model": "{model}",
-            },
-            "updatedAt": IfNone("{now}"), "tokenSource": IfNone("manual"),
-        }}},
-    ),
-    AgentFile(  # aider.chat/docs/config/aider_conf.html, /docs/llms/openai-compat.html
-        "aider", "aider", ".aider.conf.yml", "", "", (".aider.conf.yml",),
-        {"openai-api-base": "{url}/v1", "openai-api-key": KEY, "model": "openai/{model}"},
-    ),
-)  # fmt: skip
+AGENTS = tuple(
+    msgspec.convert(row | {"wanted": json.loads(row["wanted"])}, AgentFile) for row in words_of("agents")["agents"]
+)
 NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
 """Model servers and their usual ports."""
@@ -362,9 +290,9 @@ def _filled(wanted: Any, values: Mapping[str, str]) -> Any:
         return [_filled(one, values) for one in wanted]
     if not isinstance(wanted, str):
         return wanted
-    text = re.sub(r"\{(url|key|now|model)\}", lambda found: values[found[1]], wanted)
+    text = re.sub(r"\{(url|key|now|model)\}", lambda found: values[found[1]], wanted.removeprefix(IF_NONE))
     is_token = wanted == KEY and values["key"] != "-"
-    return IfNone(text) if isinstance(wanted, IfNone) and not is_token else text
+    return IfNone(text) if wanted.startswith(IF_NONE) and not is_token else text
 
 
 def _merged(now: Any, wanted: Any) -> Any:
