@@ -166,27 +166,24 @@ class Receipts:
         """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic."""
         return await asyncio.to_thread(self._find, turn_id, who)
 
-    async def latest_turns(
-        self, count: int, who: Principal, *, topic_id: str | None, before: str | None
-    ) -> list[tuple[Receipt, list[int]]]:
-        """Return the latest turns that `who` may read without their later steps, newest first, each with the times of
-        its steps, latest first.
-
-        Args:
-            before: only those older than this turn.
-        """
-        return await asyncio.to_thread(self._latest_turns, count, who, topic_id, before)
-
     async def latest(
-        self, count: int, who: Principal, *, topic_id: str | None, before: str | None, uuid: str | None
-    ) -> list[Receipt]:
+        self,
+        count: int,
+        who: Principal,
+        *,
+        topic_id: str | None = None,
+        before: str | None = None,
+        uuid: str | None = None,
+        with_steps: bool = True,
+    ) -> list[tuple[Receipt, list[int]]]:
         """Return the latest requests that `who` may read, newest first.
 
         Args:
             before: only those older than this turn.
             uuid: only those that put this chunk into the prompt.
+            with_steps: also the later steps of turns; else each turn comes with the times of its steps, latest first.
         """
-        return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid)
+        return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid, with_steps)
 
     def blank(self, data_dir: Path, concern: Concern, wiper: Wiper) -> None:
         """Take the texts out of the receipts that an erasure concerns; their figures stay. Called in a thread.
@@ -235,41 +232,23 @@ class Receipts:
             (found for line in self._lines(who) if mark in line and (found := receipt_in(line)) is not None), None
         )
 
-    def _latest_turns(
-        self, count: int, who: Principal, topic_id: str | None, before: str | None
+    def _latest(
+        self, count: int, who: Principal, topic_id: str | None, before: str | None, uuid: str | None, with_steps: bool
     ) -> list[tuple[Receipt, list[int]]]:
         found: list[tuple[Receipt, list[int]]] = []
         steps: dict[tuple[str, str], list[int]] = defaultdict(list)
-        reached = before is None
+        is_reached = before is None
         for line in self._lines(who):
-            receipt = receipt_in(line)
-            if receipt is None or topic_id not in (None, receipt.topic_id):
-                continue
-            turn = receipt.topic_id, receipt.asked[:ASKED_CHARACTERS]
-            if receipt.is_step:
-                steps[turn].append(receipt.at)
-            elif reached:
-                found.append((receipt, steps.pop(turn, [])))
-            reached = reached or receipt.turn_id == before
-            if len(found) == count:
-                break
-        return found
-
-    def _latest(
-        self, count: int, who: Principal, topic_id: str | None, before: str | None, uuid: str | None
-    ) -> list[Receipt]:
-        found: list[Receipt] = []
-        reached = before is None
-        for line in self._lines(who):
-            if uuid is not None and uuid.encode() not in line:
-                continue
-            receipt = receipt_in(line)
+            receipt = receipt_in(line) if uuid is None or uuid.encode() in line else None
             if receipt is None:
                 continue
-            wanted = (topic_id is None or receipt.topic_id == topic_id) and (uuid is None or _injected(receipt, uuid))
-            if reached and wanted:
-                found.append(receipt)
-            reached = reached or receipt.turn_id == before
+            turn = receipt.topic_id, receipt.asked[:ASKED_CHARACTERS]
+            is_wanted = topic_id in (None, receipt.topic_id) and (uuid is None or _injected(receipt, uuid))
+            if is_wanted and receipt.is_step and not with_steps:
+                steps[turn].append(receipt.at)
+            elif is_wanted and is_reached:
+                found.append((receipt, steps.pop(turn, [])))
+            is_reached = is_reached or receipt.turn_id == before
             if len(found) == count:
                 break
         return found
@@ -360,14 +339,14 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if any(one.uuid in concern.uuids for one in receipt.candidates):
         return True
     if receipt.topic_id != concern.topic_id:
-        return concern.overlap is None and not concern.uuids and concern.topic_id in _topics_shown(receipt)
+        return (
+            concern.overlap is None
+            and not concern.uuids
+            and any(one.topic_id == concern.topic_id for one in receipt.candidates)
+        )
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
     own = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, receipt.note)
     return concern.overlap is None or any(concern.overlap.shared(text) for text in (*own, *corrections) if text)
-
-
-def _topics_shown(receipt: Receipt) -> set[str]:
-    return {one.topic_id for one in receipt.candidates}
 
 
 def without_texts(receipt: Receipt) -> Receipt:

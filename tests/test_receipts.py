@@ -47,7 +47,7 @@ async def test_the_event_loop_decodes_no_receipts(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as writer:
         receipts = Receipts(ring, writer, NO_REDACTION, Events())
         assert await receipts.find("7", OWNER) == one
-        assert await receipts.latest(1, OWNER, topic_id="work", before=None, uuid=None) == [one]
-        assert await receipts.latest_turns(1, OWNER, topic_id=None, before=None) == [(one, [])]
+        assert await receipts.latest(1, OWNER, topic_id="work") == [(one, [])]
+        assert await receipts.latest(1, OWNER, with_steps=False) == [(one, [])]
         receipts.close()
     assert ring.readers and threading.get_ident() not in ring.readers

@@ -83,7 +83,7 @@ class Client:
 
     async def receipt(self) -> dict[str, Any]:
         """The latest turn's."""
-        [latest] = await self.daemon.receipts.latest(1, OWNER, topic_id=None, before=None, uuid=None)
+        [(latest, _)] = await self.daemon.receipts.latest(1, OWNER)
         found = await self.daemon.receipts.find(latest.turn_id, OWNER)
         assert found is not None
         return {name: getattr(found, name) for name in found.__struct_fields__}

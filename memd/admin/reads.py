@@ -134,8 +134,8 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
             return history.told_story(story, [log.snapshot() for log, _ in topics], who)
 
         story = await asyncio.to_thread(told)
-    turns = await parts.receipts.latest(CHUNK_TURNS_MAX, who, topic_id=None, before=None, uuid=story.uuid)
-    return msgspec.structs.replace(story, turns=tuple(one.turn_id for one in turns))
+    turns = await parts.receipts.latest(CHUNK_TURNS_MAX, who, uuid=story.uuid)
+    return msgspec.structs.replace(story, turns=tuple(one.turn_id for one, _ in turns))
 
 
 @get("/memd/export", "read", act="export", streams="application/jsonl")

@@ -54,13 +54,11 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
     """The latest turns, without their blocks."""
     if query.topic is not None:
         who.check("read", query.topic)
-    if not query.steps:
-        turns = await parts.receipts.latest_turns(query.limit, who, topic_id=query.topic, before=query.before)
-        return TurnsPage(
-            [summary(receipt) | {"steps": len(at), "steps_until": max(at, default=0)} for receipt, at in turns]
-        )
-    found = await parts.receipts.latest(query.limit, who, topic_id=query.topic, before=query.before, uuid=None)
-    return TurnsPage([summary(receipt) for receipt in found])
+    found = await parts.receipts.latest(
+        query.limit, who, topic_id=query.topic, before=query.before, with_steps=query.steps
+    )
+    told = (summary(receipt) | {"steps": len(at), "steps_until": max(at, default=0)} for receipt, at in found)
+    return TurnsPage([summary(receipt) for receipt, _ in found] if query.steps else list(told))
 
 
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")

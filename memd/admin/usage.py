@@ -53,6 +53,10 @@ class UsageByDay(msgspec.Struct, frozen=True):
     """When the oldest receipt is of, in microseconds since the epoch; None: there is none."""
 
 
+class _Verdict(msgspec.Struct):
+    verdict: str = ""
+
+
 class RequestCost(msgspec.Struct):
     """The members of a receipt that are added up."""
 
@@ -65,23 +69,33 @@ class RequestCost(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-
-    def is_wanted(self, query: PeriodQuery) -> bool:
-        """Whether it is of a topic and time that are asked for."""
-        return (not query.topic or self.topic_id in query.topic) and query.has(self.at)
+    question: str | None = None
+    candidates: tuple[_Verdict, ...] = ()
+    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def was_answered(self) -> bool:
         """Whether the model server took the prompt."""
         return self.http_status is not None and self.http_status < 400
 
-    @property
-    def read_tokens(self) -> int:
-        """Tokens of the prompt: the model server's own count where it told it, else memd's estimate."""
-        return self.forwarded_tokens if self.prompt_tokens is None else self.prompt_tokens
-
 
 _decoder = msgspec.json.Decoder(RequestCost)
+
+
+def _costs(lines: Iterable[bytes], query: PeriodQuery) -> tuple[int | None, list[RequestCost]]:
+    """When the oldest of some receipts is of, and those of a topic and time that are asked for."""
+    read = (decode_or_none(_decoder, line) for line in lines)
+    costs = [cost for cost in read if cost is not None]  # None: torn, or the first line of a file
+    wanted = [one for one in costs if (not query.topic or one.topic_id in query.topic) and query.has(one.at)]
+    return min((cost.at for cost in costs), default=None), wanted
+
+
+def _add(row: UsageRow | FiguresPeriod, cost: RequestCost) -> None:
+    """Add the tokens of a request that was answered."""
+    row.prompt_tokens += cost.forwarded_tokens if cost.prompt_tokens is None else cost.prompt_tokens
+    row.cached_tokens += cost.cached_tokens or 0
+    row.completion_tokens += cost.completion_tokens or 0
+    row.memory_tokens += cost.memory_tokens
 
 
 @get("/memd/usage", "read")
@@ -96,27 +110,16 @@ async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> Usage
 def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
     """Add up receipts, whatever their order."""
     rows: dict[tuple[str, str, str], UsageRow] = {}
-    oldest: int | None = None
-    for line in lines:
-        cost = decode_or_none(_decoder, line)
-        if cost is None:  # torn, or the first line of a file
-            continue
-        oldest = cost.at if oldest is None else min(oldest, cost.at)
-        if cost.is_wanted(query) and cost.was_answered:
+    oldest, costs = _costs(lines, query)
+    for cost in costs:
+        if cost.was_answered:
             day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
             key = day, cost.topic_id, cost.model
-            _add(rows.setdefault(key, UsageRow(*key)), cost)
+            _add(row := rows.setdefault(key, UsageRow(*key)), cost)
+            row.requests += 1
+            row.estimated += cost.prompt_tokens is None
     ordered = sorted(rows, key=lambda key: (key[1], key[2]))
     return UsageByDay(tuple(rows[key] for key in sorted(ordered, key=lambda key: key[0], reverse=True)), oldest)
-
-
-def _add(row: UsageRow, cost: RequestCost) -> None:
-    row.requests += 1
-    row.prompt_tokens += cost.read_tokens
-    row.cached_tokens += cost.cached_tokens or 0
-    row.completion_tokens += cost.completion_tokens or 0
-    row.memory_tokens += cost.memory_tokens
-    row.estimated += cost.prompt_tokens is None
 
 
 Length = Literal["hour", "day", "week"]
@@ -166,21 +169,6 @@ class FiguresOverTime(msgspec.Struct, frozen=True, kw_only=True):
     none."""
 
 
-class _Verdict(msgspec.Struct):
-    verdict: str = ""
-
-
-class _Request(RequestCost):
-    """The members of a receipt that are added up here."""
-
-    question: str | None = None
-    candidates: tuple[_Verdict, ...] = ()
-    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
-
-
-_request_decoder = msgspec.json.Decoder(_Request)
-
-
 @get("/memd/figures", "read")
 async def figures(parts: DaemonParts, query: FiguresQuery, who: Principal) -> FiguresOverTime:
     """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
@@ -194,9 +182,7 @@ Grown = Mapping[int, tuple[int, int]]
 
 def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> FiguresOverTime:
     """Add up receipts, whatever their order, and the growth of the log."""
-    costs = [cost for line in lines if (cost := decode_or_none(_request_decoder, line)) is not None]
-    oldest = min((cost.at for cost in costs), default=None)
-    costs = [cost for cost in costs if cost.is_wanted(query)]
+    oldest, costs = _costs(lines, query)
     moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if query.has(one * QUARTER_US)]
     if not moments:
         return FiguresOverTime(by="hour" if query.by == "auto" else query.by, periods=(), since=oldest)
@@ -204,7 +190,7 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
     begins = _beginnings(by, min(moments), max(moments))
     place = _places(begins)
     periods = [FiguresPeriod(at=one) for one in begins]
-    in_period: dict[int, list[_Request]] = defaultdict(list)
+    in_period: dict[int, list[RequestCost]] = defaultdict(list)
     for cost in costs:
         if cost.at >= begins[0]:
             in_period[place(cost.at)].append(cost)
@@ -241,15 +227,13 @@ def _places(begins: Sequence[int]) -> Callable[[int], int]:
     return lambda at: int(column.searchsorted(at, "right")) - 1
 
 
-def _add_requests(period: FiguresPeriod, costs: Sequence[_Request]) -> None:
+def _add_requests(period: FiguresPeriod, costs: Sequence[RequestCost]) -> None:
     answered = [cost for cost in costs if cost.was_answered]
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
     period.requests = len(costs)
-    period.prompt_tokens = sum(cost.read_tokens for cost in answered)
-    period.cached_tokens = sum(cost.cached_tokens or 0 for cost in answered)
-    period.completion_tokens = sum(cost.completion_tokens or 0 for cost in answered)
-    period.memory_tokens = sum(cost.memory_tokens for cost in answered)
+    for cost in answered:
+        _add(period, cost)
     period.questions, period.found, period.injected = len(asked), sum(map(bool, shown)), sum(shown)
     memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]
     if memory_ms:
