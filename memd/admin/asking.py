@@ -8,14 +8,17 @@ from __future__ import annotations
 import http.client
 import ssl
 import urllib.parse
+from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from memd.access import TOKEN_HEADER
+from memd.admin.routing import route_of
 from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMissing, UnknownTopic
 
+Answer = TypeVar("Answer")
 ANSWER_SECONDS_MAX = 60.0
 OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
 NO_TEXT = "a text that was given has bytes that are no UTF-8; set PYTHONUTF8=1 (or LC_ALL=C.UTF-8) and give it again"
@@ -56,6 +59,26 @@ class OwnRoutesClient:
         except UnicodeEncodeError:
             raise BadQuestion(NO_TEXT) from None
         return self._request(path, encoded, seconds)
+
+    def ask(
+        self,
+        operation: Callable[..., Awaitable[Answer]],
+        id_: str = "",
+        body: object = None,
+        seconds: float = ANSWER_SECONDS_MAX,
+        **query: Any,
+    ) -> Answer:
+        """Return the answer of an operation; raises as `get` and `post`.
+
+        Args:
+            operation: the function that declares it.
+            id_: the part of its path that varies.
+        """
+        route = route_of(operation)
+        path = route.path.replace("{id}", urllib.parse.quote(id_, safe=""))
+        told = self.get(path, **query) if body is None else self.post(path, body, seconds)
+        answer: Answer = msgspec.json.decode(told, type=route.answer)
+        return answer
 
     def _request(self, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         try:

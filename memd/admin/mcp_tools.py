@@ -9,10 +9,9 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar, get_args
-from urllib.parse import quote
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
@@ -21,18 +20,18 @@ from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
 from pydantic import Field, ValidationError
 
 from memd import __version__
-from memd.admin.asking import OwnRoutesClient
-from memd.admin.documents import IndexBody, SourceStates
-from memd.admin.history import ChunkStory, LogEvent
+from memd.admin import documents, reads, status, writes
+from memd.admin.asking import Answer, OwnRoutesClient
+from memd.admin.documents import IndexBody
+from memd.admin.history import LogEvent
 from memd.admin.queries import PAGE_MAX, SearchQuery
 from memd.admin.routes import TOOLS
-from memd.admin.status import KnownTopics
-from memd.admin.writes import Corrected, CorrectionBody, NotesTaken
+from memd.admin.writes import CorrectionBody
 from memd.entries import DEFAULT_TOPIC_ID, Action
 from memd.errors import MemdError
 from memd.ingest.sources.tending import SourceState
 from memd.notes import GivenNote
-from memd.recall.explained import FoundChunk, SearchAnswer
+from memd.recall.explained import FoundChunk
 from memd.recall.neutralising import neutralised
 from memd.wording import counted, erased_for_good, instructing_words
 
@@ -95,7 +94,6 @@ VERSIONS_MAX = 10
 INDEX_SECONDS_MAX = 20.0
 """An index that takes longer goes on by itself; its tool tells how far it is."""
 ASK_AGAIN_SECONDS = 0.2
-Answer = TypeVar("Answer")
 
 INSTRUCTIONS = """memd remembers conversations, notes and documents of this user, word for word. Search it before you \
 ask the user for something that may have been said before, and before you decide what may have been decided. What it \
@@ -169,7 +167,7 @@ class MemoryTools:
         """An answer of 8 has about 1,500 tokens."""
         chosen: dict[str, Any] = {"topic": topics, "kind": kinds, "from": since, "to": until}
         reach = min(offset + limit, PAGE_MAX)
-        answer = self._asked("/memd/search", SearchAnswer, q=query, limit=reach, **chosen)
+        answer = self._ask(reads.search, q=query, limit=reach, **chosen)
         found = answer.chunks[offset:]
         lines = [*([answer.note] if answer.note else []), *(_found(one) for one in found)]
         if not found:
@@ -184,7 +182,7 @@ class MemoryTools:
         offset: Annotated[int, Field(ge=0, description="The first character of its text to be told.")] = 0,
     ) -> str:
         """An answer has about 1,000 tokens, with many versions up to 4,000."""
-        story = self._asked(f"/memd/chunks/{quote(id, safe='')}", ChunkStory)
+        story = self._ask(reads.chunk, id)
         *earlier, latest = story.versions
         lines = [_event(latest, "" if story.live else "no longer remembered", offset)]
         around = (("just before it", story.before), ("just after it", story.after))
@@ -198,7 +196,7 @@ class MemoryTools:
 
     def list_topics(self) -> str:
         """An answer is a line for each."""
-        topics = self._asked("/memd/topics", KnownTopics).topics
+        topics = self._ask(status.topics).topics
         lines = [
             f"{one.topic_id}: {counted(one.chunks, 'chunk')}"
             + (f", {counted(one.unstored, 'message')} not in the log yet" if one.unstored else "")
@@ -208,11 +206,11 @@ class MemoryTools:
 
     def index_memory(self, force: Annotated[bool, of(IndexBody, "force")] = False) -> str:
         """It may take 20 seconds. An answer is a line for each folder."""
-        states = self._told("/memd/index", {"force": force}, SourceStates).sources
+        states = self._ask(documents.index, body={"force": force}).sources
         until = time.monotonic() + INDEX_SECONDS_MAX
         while any(one.state in ("waiting", "looking") for one in states) and time.monotonic() < until:
             time.sleep(ASK_AGAIN_SECONDS)
-            states = self._asked("/memd/index", SourceStates).sources
+            states = self._ask(documents.looks).sources
         return "\n".join(map(_source_state, states)) or "The settings name no sources."
 
     def remember(
@@ -226,7 +224,7 @@ class MemoryTools:
         """An answer is one line."""
         note = {"content": content, "title": title, "tags": tags, "source": source}
         body = {"topic_id": topic, "notes": [{name: value for name, value in note.items() if value}]}
-        [taken] = self._told("/memd/notes", body, NotesTaken).notes
+        [taken] = self._ask(writes.take_notes, body=body).notes
         done = "Remembered already" if taken.duplicate else "Remembered"
         told = f"{done} in topic {topic}: {' '.join(f'[mem:{one}]' for one in taken.chunk_ids)}"
         return f"{told}. Not stored of it is what has no id: {erased_for_good(topic)}." if taken.error else told
@@ -242,19 +240,13 @@ class MemoryTools:
         """An answer is one line."""
         body = {"topic_id": topic, "chunk_ids": ids, "action": action}
         body |= {"reason": reason} | ({} if content is None else {"content": content})
-        done = self._told("/memd/corrections", body, Corrected)
+        done = self._ask(writes.correct, body=body)
         told = "Corrected." if done.applied else "Nothing was corrected."
         return told + (f" Not known, or not live in topic {topic}: {', '.join(done.failed)}." if done.failed else "")
 
-    def _asked(self, path: str, shape: type[Answer], **query: object) -> Answer:
-        return self._decoded(lambda: self._client.get(path, **query), shape)
-
-    def _told(self, path: str, body: object, shape: type[Answer]) -> Answer:
-        return self._decoded(lambda: self._client.post(path, body), shape)
-
-    def _decoded(self, ask: Any, shape: type[Answer]) -> Answer:
+    def _ask(self, operation: Callable[..., Awaitable[Answer]], *given: Any, **asked: Any) -> Answer:
         try:
-            return msgspec.json.decode(ask(), type=shape)
+            return self._client.ask(operation, *given, **asked)
         except MemdError as error:
             raise ToolError(str(error)) from None
 

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memd.admin import auditing
 from memd.admin.auditing import AuditAnswer, AuditedAct, ChainState, audit_of
 from memd.admin.queries import ALL_TOPICS, AuditQuery, decode_query
 from memd.cli.flags import FOUND_SOMETHING, print_lines, with_settings
@@ -64,11 +65,11 @@ def audit(
     return 0 if is_fine else FOUND_SOMETHING
 
 
-def _answer(config: Config, asked: dict[str, object]) -> AuditAnswer:
+def _answer(config: Config, asked: dict[str, Any]) -> AuditAnswer:
     """Ask the running daemon; without one, read the files."""
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is not None:
-        return msgspec.json.decode(daemon.get("/memd/audit", **asked), type=AuditAnswer)
+        return daemon.ask(auditing.audit, **asked)
     files, given = disk_of(config), MultiDict[str]()
     for name, value in asked.items():
         given.extend((name, str(one)) for one in (value if isinstance(value, tuple) else [value]))

@@ -18,10 +18,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memd.admin import reads
+from memd.admin import reads, status, turns, writes
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
-from memd.admin.status import KnownTopics
-from memd.admin.turns import TurnReplay, TurnsPage
+from memd.admin.turns import TurnReplay
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
@@ -61,7 +60,7 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     if not lines:
         lines.append("Nothing is stored.")
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
-        known = msgspec.json.decode(asked.daemon.get("/memd/topics"), type=KnownTopics)  # those that may be read
+        known = asked.daemon.ask(status.topics)  # those that may be read
         topics = asked.given.get("topic", [one.topic_id for one in known.topics])
         waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics]
         if note := waiting_note(sum(waiting)):
@@ -140,7 +139,7 @@ def correct(
             if len(topics) > 1:
                 raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
             [topic] = topics
-        done = msgspec.json.decode(daemon.post("/memd/corrections", {"topic_id": topic} | body), type=Corrected)
+        done = daemon.ask(writes.correct, body={"topic_id": topic} | body)
         if appended := _appended(daemon, topic, done):
             print_lines(appended)
     for chunk_id in done.failed:
@@ -170,8 +169,8 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
             topic, canonical_id = story.topic_id, story.versions[-1].canonical_id
             if len(story.versions) == 1:
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
-        told = daemon.post("/memd/undo", {"topic_id": topic, "canonical_id": canonical_id, "reason": reason or ""})
-        print_lines(_appended(daemon, topic, msgspec.json.decode(told, type=Corrected)))
+        body = {"topic_id": topic, "canonical_id": canonical_id, "reason": reason or ""}
+        print_lines(_appended(daemon, topic, daemon.ask(writes.undo, body=body)))
     return 0
 
 
@@ -179,10 +178,9 @@ def _appended(daemon: RunningDaemon, topic: str, answer: Corrected) -> Lines:
     """Return the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
     if not answer.applied:
         return []
-    told = daemon.get("/memd/log", topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
-    events = reversed(msgspec.json.decode(told, type=LogPage).events)
+    page = daemon.ask(reads.log_page, topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
     lines: Lines = []
-    for one in events:
+    for one in reversed(page.events):
         done = _DONE.get(one.event, "is shown again" if one.live else "is no longer shown")
         takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
         text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
@@ -196,11 +194,11 @@ def time_of(microseconds: int) -> str:
 
 
 def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
-    return msgspec.json.decode(daemon.get(f"/memd/chunks/{checked_digits(chunk_id)}", topic=topic), type=ChunkStory)
+    return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
 
 
 def _topic_of_entry(daemon: RunningDaemon, canonical_id: int) -> str:
-    page = msgspec.json.decode(daemon.get("/memd/log", before=canonical_id + 1, limit=1), type=LogPage)
+    page = daemon.ask(reads.log_page, before=canonical_id + 1, limit=1)
     if not page.events or page.events[0].canonical_id != canonical_id:
         raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
     return page.events[0].topic_id
@@ -259,19 +257,19 @@ def turn(
     if turn_id is None and (replay or then):
         raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
     with daemon_for(config) as daemon:
+        answer: object
         if turn_id is None:
-            told = daemon.get("/memd/turns", topic=topic, limit=limit, steps=int(steps))
-            turns = msgspec.json.decode(told, type=TurnsPage).turns
-            if topic is not None and not turns:
-                daemon.get("/memd/log", topic=topic, limit=1)  # raises BadQuestion if there is no such topic
-            lines = _latest(turns)
+            answer = page = daemon.ask(turns.turns, topic=topic, limit=limit, steps=int(steps))
+            if topic is not None and not page.turns:
+                daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+            lines = _latest(page.turns)
         elif replay or then:
-            told = daemon.get(f"/memd/turns/{_path(turn_id)}/replay", then="true" if then else None)
-            lines = _replayed(msgspec.json.decode(told, type=TurnReplay), then=then)
+            answer = replayed = daemon.ask(turns.replay, _path(turn_id), then="true" if then else None)
+            lines = _replayed(replayed, then=then)
         else:
-            told = daemon.get(f"/memd/turns/{_path(turn_id)}")
-            lines = _turn_lines(msgspec.json.decode(told, type=Receipt))
-    click.echo(told) if as_json else print_lines(lines)
+            answer = receipt = daemon.ask(turns.turn, _path(turn_id))
+            lines = _turn_lines(receipt)
+    click.echo(msgspec.json.encode(answer)) if as_json else print_lines(lines)
     return 0
 
 
@@ -457,8 +455,7 @@ def erase(
 
 
 def _asked(daemon: RunningDaemon, body: dict[str, Any], *, dry_run: bool) -> ErasureAnswer:
-    told = daemon.post("/memd/erase", body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
-    return msgspec.json.decode(told, type=ErasureAnswer)
+    return daemon.ask(writes.erase, body=body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
 
 
 def _show_plan(answer: ErasureAnswer, whole_topic: str | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -57,16 +56,13 @@ def shows(
             for name, metavar in arguments.items():
                 if given[name] is not None and not given[name].strip():
                     raise BadQuestion(f"the {metavar.strip('[]').lower()} is empty; say what to look for")
-            path = (
-                route.path.replace("{id}", quote(check(given.pop("id")), safe="")) if "id" in arguments else route.path
-            )
+            id_ = check(given.pop("id")) if "id" in arguments else ""
             chosen = asked_with(route.query, given)
             own = {name: value for name, value in given.items() if name not in parameters_of(route.query)}
             with daemon_for(config) as daemon:
-                told = daemon.get(path, **chosen)
-                answer = msgspec.json.decode(told, type=route.answer)
+                answer = daemon.ask(operation, id_, **chosen)
                 lines, exit_code = lines_of(RouteAnswer(answer, chosen, as_json, daemon, config), **own)
-            click.echo(told) if as_json else print_lines(lines)
+            click.echo(msgspec.json.encode(answer)) if as_json else print_lines(lines)
             return exit_code
 
         command: Command = functools.update_wrapper(asking, lines_of)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
 import msgspec
 
+from memd.admin import documents
 from memd.admin.asking import OwnRoutesClient
 from memd.admin.documents import DocumentList, SourceStates
-from memd.admin.writes import NotesTaken
+from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.history import time_of
 from memd.cli.ingest import progress
@@ -202,11 +203,11 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
     Example: memd index
     """
     with daemon_for(config) as daemon, progress("indexing") as advanced:
-        states = msgspec.json.decode(daemon.post("/memd/index", {"force": force}), type=SourceStates).sources
+        states = daemon.ask(documents.index, body={"force": force}).sources
         while any(one.state in ("waiting", "looking") for one in states):
             advanced(sum(one.done for one in states), sum(one.files for one in states))
             time.sleep(ASK_AGAIN_SECONDS)
-            states = msgspec.json.decode(daemon.get("/memd/index"), type=SourceStates).sources
+            states = daemon.ask(documents.looks).sources
     if as_json:
         click.echo(msgspec.json.encode(SourceStates(states)))
     elif not states:
@@ -399,20 +400,19 @@ class RoutesKeeper:
 
     def take(self, document: GivenDocument) -> TakenDocument:
         """See Keeper."""
-        return self._post("/memd/documents", {"document": document})
+        return self._ask(documents.take_document, document=document)
 
     def remove(self, sources: Sequence[str], *, below: bool = False) -> TakenDocument:
         """See Keeper; `below`: also all documents below them."""
-        return self._post("/memd/documents/remove", {"sources": sources, "below": below})
+        return self._ask(documents.remove_documents, sources=sources, below=below)
 
-    def _post(self, path: str, body: dict[str, object]) -> TakenDocument:
-        told = self._daemon.post(path, {"topic_id": self._topic_id, **body}, DOCUMENT_SECONDS_MAX)
-        return msgspec.json.decode(told, type=TakenDocument)
+    def _ask(self, operation: Callable[..., Awaitable[TakenDocument]], **body: object) -> TakenDocument:
+        return self._daemon.ask(operation, body={"topic_id": self._topic_id, **body}, seconds=DOCUMENT_SECONDS_MAX)
 
 
 def known_by(daemon: OwnRoutesClient, topics: Sequence[str]) -> tuple[KnownDocument, ...]:
     """Return the documents of these topics; of all if there are none."""
-    return msgspec.json.decode(daemon.get("/memd/documents", topic=list(topics)), type=DocumentList).documents
+    return daemon.ask(documents.documents, topic=list(topics)).documents
 
 
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
@@ -449,11 +449,10 @@ def remember(
         raise BadQuestion(f"the note cannot be taken: its {error}") from None
     body = {"topic_id": checked_topic_id(topic), "notes": [note]}
     with daemon_for(config) as daemon:
-        told = daemon.post("/memd/notes", body)
+        answer = daemon.ask(take_notes, body=body)
     if as_json:
-        click.echo(told)
+        click.echo(msgspec.json.encode(answer))
         return 0
-    answer = msgspec.json.decode(told, type=NotesTaken)
     for taken in answer.notes:  # one, and a part of it at least is stored; else that is an error
         ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
         done = "is remembered already" if taken.duplicate else "remembered"

@@ -19,7 +19,7 @@ from typing import get_args
 import click
 import msgspec
 
-from memd.admin.oauth.endpoint import GivenGrants
+from memd.admin.oauth import endpoint
 from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.cli.flags import WholeSentences, with_settings
@@ -242,7 +242,7 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
     daemon = None if config.cluster.is_on else RunningDaemon.find(config.data_dir, config.auth.token)
     with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
         if daemon is not None:
-            return msgspec.json.decode(daemon.get("/memd/grants"), type=GivenGrants).grants
+            return daemon.ask(endpoint.grants).grants
     with _grant_list(config) as kept:
         return tuple(one.given for one in kept.read().grants if time.time() < one.refresh_until)
 
@@ -258,7 +258,7 @@ def _end_grant(config: Config, grant_id: str) -> None:
         with command_act(config, "token", "", f"ended the grant {grant_id}"):
             _end_kept(config, lambda one: one.id == grant_id)
     elif (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
-        daemon.post("/memd/grants/end", {"id": grant_id})
+        daemon.ask(endpoint.end_grant, body={"id": grant_id})
     else:
         lock = LocalDisk().lock(config.data_dir / LOCK_NAME)
         try:

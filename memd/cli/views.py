@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import msgspec
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,7 +18,6 @@ from rich.text import Text
 
 from memd.admin import reads
 from memd.admin import usage as usages
-from memd.admin.history import LogPage
 from memd.admin.reads import Digest, Entities, RelatedChunks
 from memd.admin.usage import UsageByDay, UsageRow
 from memd.cli.flags import FOUND_SOMETHING, origin_words, warning_words
@@ -45,7 +43,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     Example: memd search "Which port does the shop listen on?"
     """
     answer, exit_code = asked.answer, 0 if asked.answer.tokens else FOUND_SOMETHING
-    if not answer.chunks and not msgspec.json.decode(asked.daemon.get("/memd/log", limit=1), type=LogPage).events:
+    if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
         return [NOTHING_STORED], exit_code
     return _candidate_lines(answer, asked.given.keys(), explain=explain), exit_code
 
@@ -201,7 +199,7 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     """
     rows, topics = asked.answer.rows, asked.given.get("topic")
     if topics and not rows:
-        asked.daemon.get("/memd/log", topic=topics, limit=1)  # raises BadQuestion if there is no such topic
+        asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if there is no such topic
     return _usage_lines(asked.answer), 0 if rows else FOUND_SOMETHING
 
 
