@@ -3,7 +3,7 @@
 Rule: every figure and text on the screen was measured or received in this run; a claim that does not come true raises
 `NotShown`, whose text ends the demo. The client knows of memd only `metadata.memory_in`, `memory_out` and the headers.
 An answer that a question expects stands in the conversation exactly once, so that it can only be known by remembering
-that place; `load_turns` checks it. `Screen` only shows what it is given; it measures, asks and decides nothing.
+that place; `load_turns` checks it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import textwrap
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -55,62 +55,36 @@ class Screen:
     """Writes to a console."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def opening(self, window: int, turns: int, base_url: str) -> None:
-        """Announce the play."""
-        text = (
-            f"The real daemon runs at {base_url} on a temporary directory. Behind it stands in for a model: a program "
-            f"with a window of {window:,} tokens that answers by quoting its prompt. In the conversation it reads its "
-            f"part of a script ({turns} turns); to the questions afterwards it can only know what memd put in front of "
-            "it."
-        )
-        self._console.print()
-        self._console.print(Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2)))
+        self.console = console
 
     def act(self, title: str, subtitle: str) -> None:
         """A new part of the play."""
-        self._console.print()
-        self._console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
-        self._console.print(f"[dim]{escape(subtitle)}[/]\n")
-
-    def exchange(self, user: str, assistant: str) -> None:
-        """One turn of the conversation."""
-        self._say("you", USER, _excerpt(user))
-        self._say("model", MODEL, _excerpt(assistant))
-        self._console.print()
-
-    def progress(self, turn: int, turns: int, said: int, prompt: int, left: int) -> None:
-        """A line every few turns: tokens that were said, tokens of the prompt, messages left out of it."""
-        if turn % PROGRESS_EVERY == 0 or turn == turns:
-            bar = "█" * round(10 * turn / turns)
-            self._console.print(
-                f"  [cyan]{bar:░<10}[/] turn {turn:>2}/{turns}  said [bold]{said:>5,}[/] tokens  "
-                f"prompt [bold]{prompt:>5,}[/]  [{MEMORY}]{left:>3}[/] messages left out"
-            )
+        self.console.print()
+        self.console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
+        self.console.print(f"[dim]{escape(subtitle)}[/]\n")
 
     def event(self, text: str, below: int = 0) -> None:
         """Something that happened, behind a mark."""
-        self._console.print(Padding(f"[{MEMORY}]▸[/] {text}", (0, 2, below, 2)))
+        self.console.print(Padding(f"[{MEMORY}]▸{text}", (0, 2, below, 2)))
 
-    def first_left(self, turn: int, said: int, left: int, prompt: int, window: int) -> None:
-        """The moment when old turns leave the prompt."""
-        text = (
-            f"[{MEMORY}]▸ turn {turn}:[/] {said:,} tokens were said; the window has {window:,}, with room kept for the "
-            f"reply and for memory. The oldest {left} messages are on disk now and the model is no longer shown them: "
-            f"its prompt is down to {prompt:,} tokens."
-        )
-        self._console.print(Padding(text, (0, 2)))
+    def answer(self, question: str, answer: str, expects: str, recall_ms: float | None) -> None:
+        """A question, unless the reader typed it, the answer, and how long remembering took."""
+        if question:
+            self.say("you", USER, question)
+        text = Text(answer)
+        text.highlight_words([expects] if expects else [], "bold reverse")
+        self.say("model", MODEL, text)
+        if recall_ms is not None:
+            self.console.print(f"        [dim]remembered in {recall_ms:.1f} ms[/]")
+        self.console.print()
 
-    def remembered(self, contents: Sequence[str]) -> None:
-        """Show the contents of the log."""
-        lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:CHUNKS_SHOWN]]
-        more = len(contents) - len(lines)
-        title = f"remembered on disk: {len(contents)} chunks, word for word"
-        self._console.print()
-        self._console.print(
-            Panel(Group(*lines, Text(f"… and {more} more", style="dim")), title=title, border_style=MEMORY)
-        )
+    def say(self, who: str, style: str, text: str | Text) -> None:
+        """The words of somebody."""
+        row = Table.grid(padding=(0, 1))
+        row.add_column(width=6, justify="right", style=style)
+        row.add_column()
+        row.add_row(who, text if isinstance(text, Text) else Text(text))
+        self.console.print(Padding(row, (0, 0, 0, 1)))
 
     def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
         """The memory block that the model was shown."""
@@ -131,73 +105,7 @@ class Screen:
         body.append(Text(tail, style="dim"))
         below = f"the client sent {sent} messages, the model was shown {len(shown.messages)} ({shown.tokens:,} tokens)"
         title = "what memd put before the question"
-        self._console.print(Panel(Group(*body), title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
-
-    def answer(self, question: str, answer: str, expects: str, recall_ms: float | None) -> None:
-        """A question, unless the reader typed it, the answer, and how long remembering took."""
-        if question:
-            self._say("you", USER, question)
-        text = Text(answer)
-        text.highlight_words([expects] if expects else [], "bold reverse")
-        self._say("model", MODEL, text)
-        if recall_ms is not None:
-            self._console.print(f"        [dim]remembered in {recall_ms:.1f} ms[/]")
-        self._console.print()
-
-    def correction(self, correction: Mapping[str, Any]) -> None:
-        """The correction as the client sends it."""
-        lines = [f"{key + ':':<11} {msgspec.json.encode(value).decode()}" for key, value in correction.items()]
-        syntax = Syntax("\n".join(lines), "yaml", background_color="default", word_wrap=True)
-        self._console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
-
-    def figures(
-        self,
-        *,
-        turns: int,
-        said_tokens: int,
-        largest_prompt: int,
-        window: int,
-        chunks: int,
-        log_bytes: int,
-        recall_ms: Sequence[float],
-    ) -> None:
-        """Show the figures of the run and the next steps."""
-        self._console.print(Rule("[bold]In figures[/]", style="blue", align="left"))
-        table = Table(box=box.SIMPLE, show_header=False)
-        table.add_column(style="dim")
-        table.add_column(justify="right")
-        table.add_row("turns played", f"{turns}")
-        table.add_row("tokens said", f"{said_tokens:,}")
-        table.add_row("largest prompt", f"{largest_prompt:,} of {window:,}")
-        table.add_row("chunks remembered", f"{chunks} ({log_bytes / 1024:.0f} KB on disk)")
-        middle = recall_ms[len(recall_ms) // 2]
-        table.add_row("remembering took", f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most")
-        self._console.print(table)
-        memd = _command()
-        self._console.print("Now with a model of yours:\n")
-        self._console.print(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
-        self._console.print(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
-        self._console.print("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
-
-    def staying(self, page: str, *, asks: bool) -> None:
-        """Say that the daemon goes on, and how to look into its memory."""
-        self._console.print(Rule("[bold]Your turn[/]", style="blue", align="left"))
-        self._console.print(f"The daemon with this memory still runs. Look into it: [bold]{page}[/]")
-        ends = "Ask it something; an empty line ends the demo." if asks else "Ctrl-C ends the demo."
-        self._console.print(f"[dim]{ends}[/]\n")
-
-    def asking(self) -> None:
-        """The prompt at which the reader types."""
-        self._console.print(f"    [{USER}]you[/] ", end="")
-
-    # -- private ------------------------------------------------------------------------------------------------
-
-    def _say(self, who: str, style: str, text: str | Text) -> None:
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=6, justify="right", style=style)
-        row.add_column()
-        row.add_row(who, text if isinstance(text, Text) else Text(text))
-        self._console.print(Padding(row, (0, 0, 0, 1)))
+        self.console.print(Panel(Group(*body), title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
 
 
 def _command() -> str:
@@ -418,7 +326,14 @@ async def _play(screen: Screen, pause_seconds: float, model: Path | None, stay: 
             async with running(config) as daemon:
                 chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
                 stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
-                screen.opening(WINDOW_TOKENS, len(turns), daemon.base_url)
+                text = (
+                    f"The real daemon runs at {daemon.base_url} on a temporary directory. Behind it stands in for a "
+                    f"model: a program with a window of {WINDOW_TOKENS:,} tokens that answers by quoting its prompt. "
+                    f"In the conversation it reads its part of a script ({len(turns)} turns); to the questions "
+                    "afterwards it can only know what memd put in front of it."
+                )
+                screen.console.print()
+                screen.console.print(Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2)))
                 chat = await stage.long_conversation(turns)
                 await stage.questions(chat)
                 await stage.another_chat()
@@ -445,7 +360,7 @@ async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None
             asked = question.text if mode == "full" else f"{question.text} (memory off)"
             screen.answer(asked, answer.text, question.expects, answer.recall_ms)
     told = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
-    screen.event(told, below=1)
+    screen.event(f"[/] {told}", below=1)
 
 
 async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, stay: bool) -> None:
@@ -453,7 +368,10 @@ async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, s
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_terminal and not stay:
         return
-    screen.staying(page, asks=is_terminal)
+    screen.console.print(Rule("[bold]Your turn[/]", style="blue", align="left"))
+    screen.console.print(f"The daemon with this memory still runs. Look into it: [bold]{page}[/]")
+    ends = "Ask it something; an empty line ends the demo." if is_terminal else "Ctrl-C ends the demo."
+    screen.console.print(f"[dim]{ends}[/]\n")
     if stay:
         webbrowser.open(page)
     if not is_terminal:
@@ -466,7 +384,7 @@ async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, s
 
 async def _typed(screen: Screen) -> str:
     """A line that the reader types; waited for without a thread, which Ctrl-C could not end."""
-    screen.asking()
+    screen.console.print(f"    [{USER}]you[/] ", end="")
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str] = loop.create_future()
 
@@ -514,18 +432,34 @@ class _Stage:
                 raise NotShown(f"turn {number} was answered {answer.text!r}")
             shown = self._standin.shown[-1]
             if number <= SHOWN_IN_FULL:
-                self._screen.exchange(turn.user, turn.assistant)
+                self._screen.say("you", USER, _excerpt(turn.user))
+                self._screen.say("model", MODEL, _excerpt(turn.assistant))
+                self._screen.console.print()
                 await self._pause()
             left = _left_out(chat, shown)
             if left and not left_before:
-                self._screen.first_left(number, self._said_tokens, left, shown.tokens, WINDOW_TOKENS)
+                self._screen.event(
+                    f" turn {number}:[/] {self._said_tokens:,} tokens were said; the window has {WINDOW_TOKENS:,}, "
+                    f"with room kept for the reply and for memory. The oldest {left} messages are on disk now and the "
+                    f"model is no longer shown them: its prompt is down to {shown.tokens:,} tokens."
+                )
                 await self._pause()
             left_before = left_before or left > 0
-            self._screen.progress(number, len(turns), self._said_tokens, shown.tokens, left)
+            if number % PROGRESS_EVERY == 0 or number == len(turns):
+                bar = "█" * round(10 * number / len(turns))
+                self._screen.console.print(
+                    f"  [cyan]{bar:░<10}[/] turn {number:>2}/{len(turns)}  said [bold]{self._said_tokens:>5,}[/] tokens"
+                    f"  prompt [bold]{shown.tokens:>5,}[/]  [{MEMORY}]{left:>3}[/] messages left out"
+                )
             await self._pause(0.02)
         if not left_before:
             raise NotShown("no turn left the prompt although the conversation is longer than the window")
-        self._screen.remembered(self._live_contents())
+        contents = self._live_contents()
+        lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:CHUNKS_SHOWN]]
+        lines.append(Text(f"… and {len(contents) - len(lines)} more", style="dim"))
+        title = f"remembered on disk: {len(contents)} chunks, word for word"
+        self._screen.console.print()
+        self._screen.console.print(Panel(Group(*lines), title=title, border_style=MEMORY))
         await self._pause()
         return chat
 
@@ -568,7 +502,9 @@ class _Stage:
             "reason": CORRECTION_REASON,
             "content": f"user: {CORRECTION}",
         }
-        self._screen.correction(correction)
+        fields = [f"{key + ':':<11} {msgspec.json.encode(value).decode()}" for key, value in correction.items()]
+        syntax = Syntax("\n".join(fields), "yaml", background_color="default", word_wrap=True)
+        self._screen.console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
         await self._pause()
         answer = await self._say(chat, CORRECTION, corrections=[correction])
         if answer.failed_corrections:
@@ -579,8 +515,8 @@ class _Stage:
             raise NotShown(f"chunk {named} is still shown although it was replaced")
         self._screen.answer(CHANGED_AGAIN, after.text, CORRECTED_EXPECTS, after.recall_ms)
         self._screen.event(
-            f"Chunk {named} is not shown any more. On disk it stays, marked Deprecated, until somebody erases it. The "
-            "question and its first answer are remembered too, as a chunk of their own.",
+            f"[/] Chunk {named} is not shown any more. On disk it stays, marked Deprecated, until somebody erases it. "
+            "The question and its first answer are remembered too, as a chunk of their own.",
             below=1,
         )
 
@@ -589,15 +525,24 @@ class _Stage:
         largest = max(shown.tokens for shown in self._standin.shown)
         if largest >= WINDOW_TOKENS:
             raise NotShown(f"a prompt had {largest} tokens, more than the window")
-        self._screen.figures(
-            turns=self._turns,
-            said_tokens=self._said_tokens,
-            largest_prompt=largest,
-            window=WINDOW_TOKENS,
-            chunks=len(self._live_contents()),
-            log_bytes=sum(file.stat().st_size for file in self._data_dir.rglob("*.bin")),
-            recall_ms=sorted(self._recall_ms),
-        )
+        log_bytes = sum(file.stat().st_size for file in self._data_dir.rglob("*.bin"))
+        recall_ms = sorted(self._recall_ms)
+        table = Table(box=box.SIMPLE, show_header=False)
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        table.add_row("turns played", f"{self._turns}")
+        table.add_row("tokens said", f"{self._said_tokens:,}")
+        table.add_row("largest prompt", f"{largest:,} of {WINDOW_TOKENS:,}")
+        table.add_row("chunks remembered", f"{len(self._live_contents())} ({log_bytes / 1024:.0f} KB on disk)")
+        middle = recall_ms[len(recall_ms) // 2]
+        table.add_row("remembering took", f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most")
+        tell, memd = self._screen.console.print, _command()
+        tell(Rule("[bold]In figures[/]", style="blue", align="left"))
+        tell(table)
+        tell("Now with a model of yours:\n")
+        tell(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
+        tell(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
+        tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
 
     # -- private ------------------------------------------------------------------------------------------------
 
