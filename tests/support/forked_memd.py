@@ -126,36 +126,38 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def _fork_as_asked(asked: socket.socket) -> None:
-    """Fork for each request; returns in the processes that are to be memd only."""
+    """Fork for each request, say the number of the new process and, when it has ended, its exit code.
+
+    Returns in the new processes only.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
+    running: dict[int, tuple[int, int]] = {}  # by its descriptor: the number of a process, and where its end is told
     while True:
-        request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES_MAX, 4)
-        if not request:
-            os._exit(0)
-        if os.fork() == 0:
-            asked.close()
-            _fork_and_wait(json.loads(request), descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
+        ready, _, _ = select.select([asked, *running], [], [])
+        for ended in set(running).intersection(ready):
+            pid, tells = running.pop(ended)
+            _, status = os.waitpid(pid, 0)
+            os.write(tells, b"%d" % os.waitstatus_to_exitcode(status))
+            _close(ended, tells)
+        if asked in ready:
+            request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES_MAX, 4)
+            if not request:
+                os._exit(0)
+            *files, tells = descriptors
+            pid = os.fork()
+            if pid == 0:
+                asked.close()
+                _close(tells, *(one for ended, (_, told) in running.items() for one in (ended, told)))
+                _become(json.loads(request), files)
+                return
+            os.write(tells, pid.to_bytes(_PID_BYTES))
+            running[os.pidfd_open(pid)] = pid, tells
+            _close(*files)
 
 
-def _fork_and_wait(request: dict[str, object], descriptors: list[int]) -> None:
-    """Say the number of a new process and, when it has ended, its exit code; returns in the new process only."""
-    *files, tells = descriptors
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid == 0:
-        _become(request, files)
-        os.close(tells)
-        return
-    for descriptor in files:
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
         os.close(descriptor)
-    os.write(tells, pid.to_bytes(_PID_BYTES))
-    _, status = os.waitpid(pid, 0)
-    os.write(tells, b"%d" % os.waitstatus_to_exitcode(status))
-    os._exit(0)
 
 
 def _become(request: dict[str, object], files: list[int]) -> None:
@@ -185,10 +187,16 @@ def _load() -> None:
     from memd.assets import ranks_bytes
     from memd.conversation import tokens
     from memd.embedding.loading import load_embedder
-    from memd.settings.model import EmbeddingSettings
+    from memd.proxy.reading import SideRequests
+    from memd.settings.model import EmbeddingSettings, IngestSettings
+    from memd.settings.programs import programs_of
+    from memd.speech import Speech
 
     tokens.cl100k_base(ranks_bytes())
     load_embedder(EmbeddingSettings())
+    programs = programs_of(IngestSettings())
+    SideRequests(programs)  # its patterns and those of speech are half of a start; `re` keeps them
+    Speech(programs.strip, programs.message, programs.reply)
 
 
 def _import_all() -> None:
@@ -199,8 +207,8 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     load_once()
-    _load()
     _import_all()
+    _load()  # last, for `re` keeps the patterns that were compiled last
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory of all objects
     _fork_as_asked(socket.socket(fileno=int(sys.argv[1])))
