@@ -9,16 +9,14 @@ import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk, texts
 
-from memd.clock import pause_before_retry
 from memd.conversation.conversation import Conversation
-from memd.entries import Draft, Entry, Speaker, Status
+from memd.entries import Draft, Entry, Speaker
 from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import (
-    BufferSettings,
     CompactionSettings,
     Config,
     ConversationSettings,
@@ -93,10 +91,6 @@ async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_hal
     assert await stored(stage, topic, conversation)
 
 
-def test_after_thousands_of_failures_the_pause_is_no_longer() -> None:
-    assert [pause_before_retry(failures, 5, 30) for failures in (1, 2, 3, 4, 5_000)] == [5, 10, 20, 30, 30]
-
-
 async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_is_held_by_nobody_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,27 +115,6 @@ async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_i
             await asyncio.sleep(0.01)
             stage.indexer.look_after(topic)
     await stage.close()
-
-
-async def test_a_model_that_fails_loses_nothing_either(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    stage.embedder.fails = True
-    assert not await stored(stage, topic, conversation)
-    stage.embedder.fails = False
-    stage.now += 10
-    assert await stored(stage, topic, conversation)
-    assert len(shown(topic)) == 1
-
-
-async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_the_same_time(
-    stage: Stage, topic: Topic
-) -> None:
-    one = talk(topic.buffer, *LAMP, *FERRY)
-    other = talk(topic.buffer, *LAMP, "u:And the oil?", "a:In the cellar.")
-    assert one is not other
-    assert all(await asyncio.gather(stored(stage, topic, one), stored(stage, topic, other)))
-    assert sum("spare lamp" in text for text in shown(topic)) == 1
-    assert sum("oil" in text for text in shown(topic)) == 1
 
 
 async def test_the_same_words_in_another_conversation_are_not_stored_again_unless_somebody_else_says_them(
@@ -228,20 +201,6 @@ async def test_forcing_to_disk_waits_for_what_others_are_writing_and_tells_of_th
     await cut.close()
 
 
-async def test_corrections_are_appended_as_one_group_and_told(stage: Stage, topic: Topic) -> None:
-    await stored(stage, topic, talk(topic.buffer, *LAMP))
-    (entry,) = live_entries(topic)
-    gone = msgspec.structs.replace(entry.as_draft(), status=Status.DEPRECATED, vector=b"", content="", action="Update")
-    vector = stage.embedder.embed_many(["On the first."])[0].tobytes()
-    new = Draft(uuid=bytes(16), content="On the first.", vector=vector, created_at=1, speakers=(), action="Update")
-    with stage.events.subscription() as queue:
-        entries = await stage.archiver.append_corrections(topic, topic.log, [gone, new])
-        told = queue.get_nowait()
-    assert [one.group_left for one in entries] == [1, 0]
-    assert shown(topic) == ["On the first."]
-    assert told == ("corrected", {"topic_id": "talk", "canonical_ids": tuple(one.canonical_id for one in entries)})
-
-
 async def test_a_correction_of_a_chunk_from_before_redaction_is_redacted_and_embedded_before_the_append(
     stage: Stage, topic: Topic
 ) -> None:
@@ -268,14 +227,6 @@ async def test_corrections_that_cannot_be_embedded_or_written_change_nothing(sta
             topic, topic.log, [msgspec.structs.replace(draft, content=f"It is {SECRET}.")]
         )
     assert shown(topic) == []
-
-
-async def test_what_a_message_says_of_a_secret_is_stored_and_embedded_without_it(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, f"u:The key is {SECRET}.", "a:Noted.")
-    assert await stored(stage, topic, conversation)
-    assert shown(topic) == ["user: The key is [redacted:api_key].\nassistant: Noted."]
-    assert not any(SECRET in text for text in stage.embedder.texts)
-    assert stage.redactor.counts == {"api_key": 1}
 
 
 NOTE = "The office coffee comes from the roaster in Mill Lane."
@@ -324,18 +275,6 @@ async def test_a_note_is_redacted_and_a_failure_is_raised_and_writes_nothing(sta
     assert stage.redactor.counts == {"api_key": 1}
 
 
-async def test_a_conversation_that_is_idle_is_stored_and_one_too_many_is_stored_and_closed() -> None:
-    settings = Config(buffer=BufferSettings(idle_seconds=0), conversation=ConversationSettings(max_open=1))
-    stage = Stage(settings)
-    topic = await stage.topics.get("talk")
-    talk(topic.buffer, *LAMP)
-    kept = talk(topic.buffer, *FERRY)
-    await stage.archiver.tend_topic(topic)
-    assert topic.buffer.conversations() == [kept]
-    assert len(shown(topic)) == 2
-    await stage.close()
-
-
 async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored() -> None:
     stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
     topic = await stage.topics.get("talk")
@@ -378,30 +317,6 @@ async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_me
             await asyncio.sleep(0.01)
     stored_texts = [entry.content for entry in live_entries(topic)]
     assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
-
-
-async def test_however_many_conversations_wait_to_be_stored_one_task_stores_them(stage: Stage, topic: Topic) -> None:
-    talks = [talk(topic.buffer, f"u:Which number is on berth {n}?", f"a:It is {n}.", session=str(n)) for n in range(40)]
-    for one in (*talks, *talks):
-        stage.archiver.store_later(topic, one, len(one))
-        stage.archiver.compact_later(topic, one)
-    await asyncio.sleep(0)
-    waiting = [task.get_name() for task in asyncio.all_tasks()].count("storing")
-    assert waiting == 1
-    await stage.tasks.finish(60)
-    assert topic.buffer.unstored_count == 0
-    assert len(live_entries(topic)) == len(talks)
-
-
-async def test_what_waits_in_the_background_takes_turns_with_a_long_conversation(stage: Stage, topic: Topic) -> None:
-    long = talk(topic.buffer, *(f"{'ua'[n % 2]}:{n} {'and so it went on. ' * 200}" for n in range(16)), session="long")
-    short = talk(topic.buffer, *LAMP, session="short")
-    stage.archiver.store_later(topic, long, len(long))
-    stage.archiver.store_later(topic, short, len(short))
-    await stage.tasks.finish(60)
-    assert long.stored == len(long)
-    order = [entry.content for entry in live_entries(topic)]
-    assert order.index(next(text for text in order if "lamp" in text)) < len(order) - 1
 
 
 async def test_what_could_not_be_stored_in_the_background_is_stored_when_it_is_asked_for_again(

@@ -150,16 +150,6 @@ async def test_branches_whose_messages_are_stored_or_live_on_do_not_stay_open(st
         assert len(topic.buffer.conversations()) <= 2
 
 
-async def test_what_was_left_out_stays_out_of_a_rewritten_history(stage: Stage, topic: Topic) -> None:
-    history = [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)]
-    conversation = talk(topic.buffer, *history)
-    assert await stage.archiver.store(topic, conversation, 6)
-    topic.buffer.mark(conversation, left_out=6)
-    branch = talk(topic.buffer, "u:Instead of the document.", *history[1:], "u:More?", "a:No more.")
-    assert branch is not conversation and branch.left_out == 6
-    assert [item.identity for item in branch.messages[1:12]] == [item.digest for item in conversation.messages[1:12]]
-
-
 async def test_several_tasks_that_rewrite_at_once_lose_nothing(stage: Stage, topic: Topic) -> None:
     async def client(name: str) -> list[str]:
         history: list[str] = []
@@ -231,16 +221,6 @@ async def test_an_answer_that_a_client_cuts_short_is_stored_once_and_whole(
     text = await stored_texts(stage, topic)
     assert_each_once(text, ["a:It is KESTREL7, as far as I can see in the list.", *asked[2:3], *asked[4:], "u:Thanks."])
     assert text.count("It is KESTREL7") == 1
-
-
-async def test_an_answer_given_anew_takes_the_place_of_the_former_but_not_of_its_results(
-    stage: Stage, topic: Topic
-) -> None:
-    talk(topic.buffer, *LOOKED_UP, "a:Version 1.")
-    talk(topic.buffer, *LOOKED_UP[:3], "a:Version 2.")
-    text = await stored_texts(stage, topic)
-    assert_each_once(text, [*DOCUMENT, LOOKED_UP[4], "a:Version 2."])
-    assert "Version 1." not in text
 
 
 async def test_an_answer_that_the_client_gave_its_agents_name_is_stored_once(stage: Stage, topic: Topic) -> None:

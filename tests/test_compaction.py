@@ -188,6 +188,12 @@ def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
     assert departure(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == Departure(cut)
 
 
+def test_nothing_is_taken_of_a_single_turn_without_tools() -> None:
+    assert departure(conversation_of("u:1", "a:2"), fraction=0.5, excess_tokens=99).is_empty
+    assert departure(conversation_of("u:1"), fraction=0.5, excess_tokens=99).is_empty
+    assert departure(conversation_of(), fraction=0.5).is_empty
+
+
 def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
     stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.1, excess_tokens=250))
     assert stay == ["u:q", "c:#1", "-", "c:#2", "t:r2", "c:#3", "t:r3", "c:#4", "t:r4"]

@@ -54,12 +54,6 @@ def test_of_branches_that_share_as_much_the_one_that_is_simply_continued_is_take
     assert matched([longer, ends_here], *LONG[:4], "u:new").conversation is ends_here
 
 
-def test_of_branches_that_share_as_much_and_go_on_the_most_recent_is_taken() -> None:
-    recent, old = conversation_of("u:1", "a:x"), conversation_of("u:1", "a:y")
-    assert matched([recent, old], "u:1").conversation is recent
-    assert matched([recent, old], "u:1", "a:y", "u:3").conversation is old
-
-
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
 def test_a_trimmed_history_rejoins_its_conversation(start: int) -> None:
     conversation = conversation_of(*LONG)
@@ -79,11 +73,6 @@ def test_a_trimmed_history_rejoins_its_conversation(start: int) -> None:
 def test_a_trimmed_history_may_differ_in_its_last_exchange(history: tuple[str, ...], expected: tuple[int, int]) -> None:
     conversation = conversation_of(*LONG)
     assert matched([conversation], *history) == Match(conversation, *expected)
-
-
-def test_one_message_in_common_is_no_trimmed_history() -> None:
-    assert matched([conversation_of(*LONG)], "a:6", "u:7") == Match(None)
-    assert matched([conversation_of(*LONG)], "u:5", "u:7") == Match(None)
 
 
 def test_a_run_in_the_middle_of_a_conversation_is_no_trimmed_history_but_a_rewritten_one() -> None:
@@ -106,17 +95,6 @@ def test_a_rewritten_history_has_the_messages_that_stayed(history: tuple[str, ..
     conversation = conversation_of(*LONG)
     found = matched([conversation, conversation_of("u:1", "a:no")], *history)
     assert found.conversation is conversation and list(found.runs) == runs and found.known == matching.total(runs)
-
-
-def test_an_end_that_a_rewritten_history_has_in_common_with_an_older_branch_is_no_reason_to_store_the_rest() -> None:
-    whole, branch = conversation_of(*LONG, "u:7", "a:8"), conversation_of(*LONG[:2])
-    found = matched([branch, whole], *LONG[:2], "u:edited", *LONG[3:], "u:7", "a:8")
-    assert found.conversation is whole and found.known == 7
-
-
-def test_a_trimmed_history_full_of_repetitions_rejoins_with_all_it_has() -> None:
-    conversation = conversation_of("u:start", "u:go", "a:ok", "u:go", "a:ok")
-    assert matched([conversation], "u:go", "a:ok", "u:go", "a:ok", "u:stop") == Match(conversation, 1, 4)
 
 
 class Counted(bytes):
@@ -194,11 +172,6 @@ def test_an_edit_behind_the_beginning_is_no_trimmed_history(history: tuple[str, 
     conversation = conversation_of(*LONG)
     found = matched([conversation], *history)
     assert (found.conversation, found.offset, found.head) == (conversation, 0, 0)
-
-
-def test_a_longer_common_beginning_with_another_branch_that_ends_there_outranks_a_trimmed_middle() -> None:
-    long, branch = conversation_of(*LONG), conversation_of("u:1", "u:5")
-    assert matched([long, branch], "u:1", "u:5", "a:6") == Match(branch, 0, 2)
 
 
 def test_a_session_is_found_by_its_name_only() -> None:

@@ -97,13 +97,6 @@ def test_what_is_unlike_takes_no_text_s_place_and_neither_does_the_rest_of_its_m
     assert standing(*rows, "Is that all?", *rows[:3], chunks=4) == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
-@pytest.mark.parametrize(("chunks", "again"), [(4, True), (5, False)])
-def test_a_message_of_many_chunks_is_not_stored_again(chunks: int, again: bool) -> None:
-    rows, others = ([f"| berth {number} | boat {number + boat} |" for number in range(chunks)] for boat in (100, 200))
-    *_, stored = zip(*[iter(standing(*rows, *others, *rows, chunks=chunks))] * chunks, strict=True)
-    assert stored == tuple(range(2 * chunks, 3 * chunks) if again else range(chunks))
-
-
 @pytest.fixture
 def drafter() -> Drafter:
     return Drafter(Config(), COUNTER, load_embedder(EmbeddingSettings(threads=1)).embed_many)
@@ -118,20 +111,6 @@ def topic() -> Iterator[TopicLog]:
 
 TABLE = "".join(f"| berth {number} | boat {number * 7} | paid |\n" for number in range(12))
 SETTINGS = "[server]\nhost = harbour.example\nport = 8081\n\n[store]\npath = /var/lib/harbour\nsync = true\n"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [(TABLE, TABLE.replace("boat 21", "boat 22")), (SETTINGS, SETTINGS.replace("8081", "8082"))],
-    ids=["table", "settings"],
-)
-def test_a_text_in_which_one_number_has_changed_is_stored_beside_the_former(
-    drafter: Drafter, topic: TopicLog, one: str, other: str
-) -> None:
-    first, second = drafter.embed_many([one, other])
-    assert first @ second >= Config().dedupe.cosine, "or this test shows nothing"
-    runs = [[Utterance(text, "tool", bytes([number]) * 16)] for number, text in enumerate([one, other])]
-    assert [draft.content for draft in drafter.drafts(topic, runs)] == [one, other]
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -74,26 +74,6 @@ def test_praise_and_blame_append_a_full_copy_with_another_utility(action: Action
     assert (draft.utility_steps, draft.action, draft.reason) == (2 + steps, action, "it was")
 
 
-def test_all_ids_of_one_correction_are_corrected() -> None:
-    topic = Topic(FIRST, SECOND, THIRD)
-    outcome = topic.correct(said("Helpful", "aaaa", "cccc"))
-    assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, THIRD.uuid] and not outcome.failed
-    assert (topic.steps(FIRST), topic.steps(SECOND), topic.steps(THIRD)) == (1, 0, 1)
-
-
-def test_an_id_named_twice_in_one_correction_counts_once() -> None:
-    topic = Topic(FIRST)
-    assert len(topic.correct(said("Helpful", "aaaa", "aaaa", FIRST.uuid.hex())).drafts) == 1
-    assert topic.steps(FIRST) == 1
-
-
-def test_separate_corrections_of_one_request_each_count() -> None:
-    topic = Topic(FIRST)
-    outcome = topic.correct(said("Helpful", "aaaa"), said("Helpful", "aaaa"), said("Unhelpful", "aaaa"))
-    assert [draft.utility_steps for draft in outcome.drafts] == [1, 2, 1]
-    assert topic.steps(FIRST) == 1
-
-
 @pytest.mark.parametrize(
     ("action", "opposite", "bound"),
     [
@@ -111,13 +91,6 @@ def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing(
     assert (further.utility_steps, further.reason) == (bound, "once more")
     topic.correct(said(opposite, "aaaa"))
     assert abs(topic.steps(FIRST)) == abs(bound) - 1, "what was clamped is not owed"
-
-
-def test_opposite_corrections_cancel_exactly() -> None:
-    topic = Topic(FIRST)
-    topic.correct(*[said("Helpful", "aaaa")] * 7)
-    topic.correct(*[said("Unhelpful", "aaaa")] * 7)
-    assert topic.entries[FIRST.uuid].utility_steps == 0
 
 
 # -- Update -----------------------------------------------------------------------------------------------------------
@@ -145,25 +118,6 @@ def test_an_update_deprecates_what_it_names_and_appends_one_new_chunk() -> None:
     )
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"])
-def test_an_update_without_content_only_deprecates(content: str | None) -> None:
-    (draft,) = Topic(FIRST).plan(said("Update", "aaaa", content=content)).drafts
-    assert draft.uuid == FIRST.uuid and draft.status is Status.DEPRECATED
-
-
-def test_the_new_text_is_kept_verbatim() -> None:
-    assert Topic(FIRST).plan(said("Update", "aaaa", content="  two\nlines ")).drafts[-1].content == "  two\nlines "
-
-
-def test_an_update_of_which_no_id_can_be_corrected_adds_nothing() -> None:
-    assert Topic(FIRST).plan(said("Update", "dddd", content="new")) == Plan((), ("dddd",))
-
-
-def test_a_chunk_named_twice_is_superseded_once() -> None:
-    outcome = Topic(FIRST).plan(said("Update", "aaaa", FIRST.uuid.hex(), content="new"))
-    assert len(outcome.drafts) == 2 and outcome.drafts[-1].supersedes == (FIRST.uuid,)
-
-
 def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where_they_agree() -> None:
     page, other = (entry(name, kind="document", source=f"{name}.md") for name in ("aaaa", "bbbb"))
     topic = Topic(page, other, THIRD)
@@ -187,11 +141,6 @@ def test_dead_and_unknown_ids_fail_while_the_others_of_the_correction_apply() ->
     assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, SECOND.uuid]
 
 
-def test_an_id_that_fails_in_two_corrections_is_told_twice_and_within_one_once() -> None:
-    outcome = Topic().plan(said("Helpful", "eeee", "eeee"), said("Unhelpful", "eeee"))
-    assert outcome == Plan((), ("eeee", "eeee"))
-
-
 @pytest.mark.parametrize("then", ["Helpful", "Unhelpful", "Update"])
 def test_what_an_earlier_correction_of_the_request_deprecated_is_dead_for_the_later_ones(then: Action) -> None:
     outcome = Topic(FIRST, SECOND).plan(said("Update", "aaaa"), said(then, "aaaa", "bbbb"))
@@ -199,21 +148,11 @@ def test_what_an_earlier_correction_of_the_request_deprecated_is_dead_for_the_la
     assert [draft.uuid for draft in outcome.drafts] == [FIRST.uuid, SECOND.uuid]
 
 
-def test_what_an_earlier_request_deprecated_is_dead() -> None:
-    topic = Topic(FIRST)
-    topic.correct(said("Update", "aaaa"))
-    assert topic.correct(said("Helpful", "aaaa")) == Plan((), ("aaaa",))
-
-
 def test_praise_before_an_update_of_the_same_request_still_counts_in_the_audit() -> None:
     praised, gone, new = Topic(FIRST).plan(said("Helpful", "aaaa"), said("Update", "aaaa", content="new")).drafts
     assert (praised.utility_steps, praised.status) == (1, Status.ACTIVE)
     assert (gone.utility_steps, gone.status) == (1, Status.DEPRECATED)
     assert new.utility_steps == 0, "the new chunk has yet to prove itself"
-
-
-def test_no_corrections_do_nothing() -> None:
-    assert Topic(FIRST).plan() == Topic(FIRST).plan(said("Helpful")) == Plan((), ())
 
 
 # -- chunks of related topics -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -121,12 +120,6 @@ async def test_only_what_was_shown_can_be_corrected_and_all_is_one_group(log: Lo
     assert log.present(hidden).utility_steps == 0
 
 
-async def test_the_event_loop_never_embeds(log: Log) -> None:
-    await log.correct(Correction((log.show(log.tell("the lamp is green")),), "Update", "x", "the lamp is blue"))
-    assert log.encoder.texts == ["the lamp is blue"]
-    assert threading.get_ident() not in log.encoder.threads
-
-
 @pytest.mark.parametrize("broken", ["encoder", "disk"])
 async def test_a_failure_leaves_the_log_as_it_was(log: Log, broken: str) -> None:
     first, second = log.tell("the lamp is green"), log.tell("the door is red")
@@ -138,11 +131,6 @@ async def test_a_failure_leaves_the_log_as_it_was(log: Log, broken: str) -> None
     with pytest.raises(EmbeddingError if broken == "encoder" else StoreError):
         await log.correct(*asked)
     assert log.groups == [] and log.present(first) == first and log.present(second) == second
-
-
-async def test_where_nothing_can_be_corrected_nothing_is_appended(log: Log) -> None:
-    assert await log.correct(Correction(("abcd",), "Helpful", "x")) == corrections.Applied((), ("abcd",))
-    assert log.groups == []
 
 
 async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is(store: Store, log: Log) -> None:
@@ -208,13 +196,6 @@ async def test_an_update_takes_out_what_says_exactly_the_same_too_and_its_undo_g
     assert [log.present(one).status for one in (first, again)] == [Status.ACTIVE] * 2
 
 
-async def test_two_corrections_at_once_are_both_applied(log: Log) -> None:
-    first, second = log.tell("the lamp is green"), log.tell("the door is red")
-    asked = [Correction((log.show(one),), "Helpful", "x") for one in (first, second)]
-    await asyncio.gather(*(log.correct(one) for one in asked))
-    assert [log.present(one).utility_steps for one in (first, second)] == [1, 1]
-
-
 # -- chains of Updates ------------------------------------------------------------------------------------------------
 
 
@@ -239,21 +220,6 @@ async def test_of_two_updates_the_older_one_is_undone_after_the_newer_one(log: L
     assert live(log) == {"the lamp is red"}
     await log.undo(red.canonical_id)
     assert live(log) == {"the lamp is blue"}
-    await log.undo(gone.canonical_id)
-    assert live(log) == {"the lamp is green"}
-
-
-async def test_an_update_whose_chunk_was_deleted_since_is_undone_after_the_deletion(log: Log) -> None:
-    gone, blue = await update(log, log.tell("the lamp is green"), "the lamp is blue")
-    deleted = (await log.correct(Correction((log.show(blue),), "Update", "sold"))).entries[0]
-    with pytest.raises(BadQuestion, match=f"entry {deleted.canonical_id} "):
-        await log.undo(gone.canonical_id)
-    assert live(log) == set()
-
-
-async def test_praise_of_the_new_chunk_does_not_keep_an_update_from_being_undone(log: Log) -> None:
-    gone, blue = await update(log, log.tell("the lamp is green"), "the lamp is blue")
-    await log.correct(Correction((log.show(blue),), "Helpful", "x"))
     await log.undo(gone.canonical_id)
     assert live(log) == {"the lamp is green"}
 

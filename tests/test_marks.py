@@ -163,22 +163,6 @@ async def test_a_log_that_has_more_than_the_journal_knows_is_no_loss(files: Cras
     await stage.close()
 
 
-async def test_words_that_the_log_had_already_do_not_come_back_into_the_prompt_after_a_restart(
-    files: CrashFiles,
-) -> None:
-    stage, topic = await opened(files)
-    await stage.archiver.store(topic, talk(topic.buffer, *LAMP), 2)
-    other = talk(topic.buffer, "u:Hello.", "a:Good evening.", *LAMP, *FERRY, session="other")
-    await stage.archiver.store(topic, other, 6)
-    topic.buffer.mark(other, left_out=4)
-    await topic.rewrite_journal()
-    await stage.close()
-    stage, topic = await opened(files)
-    assert topic.log.findings == []
-    assert max(one.left_out for one in topic.buffer.conversations()) == 4
-    await stage.close()
-
-
 def lowered_buffer(is_in_log: set[str]) -> HotBuffer:
     buffer = new_buffer()
     one = talk(buffer, *LAMP, *FERRY, *OIL)
@@ -188,29 +172,12 @@ def lowered_buffer(is_in_log: set[str]) -> HotBuffer:
     return buffer
 
 
-def test_lowered_marks_and_what_was_heard_again_survive_the_journal_either_way() -> None:
-    buffer = lowered_buffer({*LAMP, *OIL})
-    assert state(replayed(buffer.retelling()())) == state(buffer)
-    receive(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
-    events = buffer.take_unsaved()
-    assert state(replayed(events)) == state(buffer)
-    assert state(replayed(buffer.retelling()())) == state(buffer)
-
-
 def test_a_read_only_request_hears_what_was_lost_too() -> None:
     buffer = lowered_buffer({*LAMP, *OIL})
     before = state(buffer)
     arrival = glance(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
     assert arrival.conversation.visible_positions() == [2, 3, 4, 5, 6]
     assert state(buffer) == before
-
-
-def test_an_edit_behind_what_was_lost_hears_it_again_as_well() -> None:
-    buffer = lowered_buffer({*LAMP, *OIL})
-    arrival = receive(buffer, *LAMP, *FERRY, OIL[0], "a:Nobody any more.", "u:Since when?")
-    branch = arrival.conversation
-    assert texts(branch)[2:4] == [one[2:] for one in FERRY]
-    assert branch.visible_positions() == [2, 3, 4, 5, 6] and branch.stored <= 2
 
 
 def test_nothing_moves_where_the_log_has_everything() -> None:
@@ -254,30 +221,6 @@ async def test_what_is_never_stored_is_not_taken_for_lost(files: CrashFiles, uns
     assert again.visible_positions() == [*range(len(kept), len(kept) + 5)]
     await stage.archiver.store(topic, again, len(kept) + 4)
     assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], "u:And the wick?"))
-    await stage.close()
-
-
-async def test_a_repeat_is_stored_where_the_log_has_lost_what_it_repeats(files: CrashFiles) -> None:
-    stage, topic = await opened(files)
-    await stage.archiver.store(topic, talk(topic.buffer, *LAMP), 2)
-    older = files.read(ACTIVE)
-    await stage.archiver.store(topic, talk(topic.buffer, *FERRY, session="other"), 2)
-    await stage.archiver.store(topic, talk(topic.buffer, *LAMP, *FERRY), 4)
-    one = talk(topic.buffer, *LAMP, *FERRY, *OIL)
-    await stage.archiver.store(topic, one, 6)
-    topic.buffer.mark(one, left_out=4)
-    for other in topic.buffer.conversations():
-        if other is not one:
-            topic.buffer.close(other)
-    await topic.rewrite_journal()
-    await stage.close()
-
-    files.put(ACTIVE, older)
-    stage, topic = await opened(files)
-    (again,) = topic.buffer.conversations()
-    assert (again.stored, again.left_out) == (2, 4), "its text is here"
-    await stage.archiver.store(topic, again, 6)
-    assert stored_questions(topic) == sorted(one[0][2:] for one in (LAMP, FERRY, OIL))
     await stage.close()
 
 

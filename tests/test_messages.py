@@ -12,20 +12,15 @@ from hypothesis import strategies as st
 
 from memd.messages import (
     BLOCK_OPENING,
-    DIGEST_BYTES,
-    ROOT_DIGEST,
     Message,
     ToolCall,
     block_digest,
-    chain,
     chain_all,
-    leading_count,
     stored_text,
     without_memory_blocks,
 )
 from memd.normal_form import canonical_arguments, without_thinking
 from memd.speech import THINKING_ALONE
-from memd.wire.chat import parse_message
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
 
@@ -40,14 +35,6 @@ def called(arguments: str, call_id: str = "", name: str = "search") -> Message:
 
 def test_outer_white_space_does_not_change_a_digest() -> None:
     assert digest(text="\n  hello there\t\n") == digest(text="hello there")
-
-
-def test_inner_white_space_changes_a_digest() -> None:
-    assert digest(text="a  b") != digest(text="a b")
-
-
-def test_a_digest_is_sixteen_bytes() -> None:
-    assert len(digest(text="x")) == DIGEST_BYTES == len(chain(ROOT_DIGEST, digest(text="x")))
 
 
 @pytest.mark.parametrize(
@@ -66,24 +53,8 @@ def test_everything_that_is_said_changes_a_digest(other: Message) -> None:
     assert other.content_digest != digest(text="hello")
 
 
-def test_members_do_not_run_into_each_other() -> None:
-    assert digest(text="ab", name="c") != digest(text="a", name="bc")
-
-
 def test_a_reply_that_was_interrupted_is_the_one_that_the_client_sends_back() -> None:
     assert digest("assistant", "half a", interrupted=True) == digest("assistant", "half a")
-
-
-def test_string_content_and_parts_of_the_same_text_have_one_digest() -> None:
-    string = parse_message(b'{"role":"user","content":"one\\ntwo"}')
-    parts = parse_message(b'{"content":[{"type":"text","text":"one"},{"type":"text","text":"two"}],"role":"user"}')
-    assert string.content_digest == parts.content_digest
-
-
-def test_reasoning_and_unknown_members_are_not_part_of_a_digest() -> None:
-    plain = parse_message(b'{"role":"assistant","content":"yes"}')
-    rich = parse_message(b'{"role":"assistant","content":"yes","reasoning_content":"hm","timestamp":17,"refusal":null}')
-    assert plain.content_digest == rich.content_digest
 
 
 @pytest.mark.parametrize(
@@ -200,33 +171,10 @@ def test_arguments_keep_one_form_however_json_is_written(value: Any) -> None:
     assert compact == canonical_arguments(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def test_a_chained_digest_tells_the_whole_history_up_to_it() -> None:
-    hello, world = digest(text="hello"), digest(text="world")
-    first, second = chain_all([hello, world])
-    assert first == chain(ROOT_DIGEST, hello) and second == chain(first, world)
-    assert chain_all([world], previous=first) == [second]
-    assert chain_all([hello, hello])[1] != chain_all([hello])[0]
-
-
-def test_only_the_leading_run_of_instructions_counts_as_leading() -> None:
-    roles = ["system", "developer", "user", "system", "assistant"]
-    assert leading_count([Message(role, "x") for role in roles]) == 2
-    assert leading_count([Message("system", "x")]) == 1
-    assert leading_count([]) == 0
-
-
-def test_a_stored_message_is_kept_verbatim_without_its_role() -> None:
-    assert stored_text(Message("user", "  Use\n\nPostgreSQL. ")) == "  Use\n\nPostgreSQL. "
-
-
 def test_a_stored_message_spells_out_its_calls_and_its_interruption() -> None:
     message = Message("assistant", "Looking.", tool_calls=(ToolCall("c", "search", '{"q":1}'),), interrupted=True)
     assert stored_text(message) == 'Looking.\n[call search {"q":1}]\n[interrupted]'
     assert stored_text(called("{}")) == "[call search {}]"
-
-
-def test_a_block_in_front_of_text_leaves_the_text() -> None:
-    assert without_memory_blocks(f"{BLOCK}\n\nWhich database?\n\nThanks") == "Which database?\n\nThanks"
 
 
 def test_blocks_anywhere_in_text_are_removed() -> None:
@@ -258,10 +206,6 @@ def test_only_what_is_memds_own_is_removed() -> None:
 def test_a_block_is_known_whatever_became_of_the_ends_of_its_lines() -> None:
     echoed = BLOCK.replace("\n", " \r\n") + "\t"
     assert block_digest(echoed) == block_digest(BLOCK) != block_digest(BLOCK.replace("[mem", " [mem"))
-
-
-def test_a_block_with_line_ends_of_windows_is_removed() -> None:
-    assert without_memory_blocks(BLOCK.replace("\n", "\r\n") + "\r\nWhich?") == "Which?"
 
 
 @given(st.text().filter(lambda text: BLOCK_OPENING not in text))

@@ -10,7 +10,6 @@ from crash_files import CrashFiles
 from histories import said
 
 from memd.documents import GivenDocument, GivenSection
-from memd.entries import Draft
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, last_look
@@ -127,19 +126,3 @@ def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing
     assert [draft.content for draft in drafts][-1] == "[redacted:whole]"
     topic.append(drafts)
     assert all(draft.vector == embedder.embed_many([draft.content])[0].tobytes() for draft in drafts)
-
-
-def test_a_chunk_that_repeats_an_earlier_one_of_its_batch_leaves_its_messages_with_that_one(
-    topic: TopicLog, embedder: HashEmbedder
-) -> None:
-    runs = [run_of("u:Which lamp?"), run_of("a:Which lamp?")]
-    (draft,) = drafter(embedder).drafts(topic, runs)
-    assert draft.digests == tuple(run[0].digest for run in runs)
-
-
-def test_what_is_left_out_of_a_batch_is_known_by_its_last_chunk(topic: TopicLog, embedder: HashEmbedder) -> None:
-    known, new = run_of("u:The bell is green."), run_of("u:The mast is white.")
-    topic.append(drafter(embedder).drafts(topic, [known]))
-    again = [Utterance(known[0].text, known[0].role, bytes(16))]
-    (draft,) = drafter(embedder).drafts(topic, [again, new])
-    assert isinstance(draft, Draft) and draft.digests == (new[0].digest, bytes(16))

@@ -16,7 +16,7 @@ from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import BlockChunk
 from memd.receipts import Receipt
 from memd.settings.model import Config, ConversationSettings
-from memd.shares import Held, by_turns, surplus
+from memd.shares import Held, surplus
 from memd.store.disk import LocalDisk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import SUBSCRIBERS_MAX, Events
@@ -41,10 +41,6 @@ def test_what_stays_fits_and_nobody_loses_anything_who_has_no_more_than_a_share(
         assert [place for place in leaving if place in places] == places[: len([p for p in leaving if p in places])]
 
 
-def test_principals_take_turns() -> None:
-    assert by_turns([("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]) == [1, 3, 2, 5, 4]
-
-
 def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_leave_and_why() -> None:
     events, streams = Events(), []
     ann = events.subscription("ann")
@@ -57,16 +53,6 @@ def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_le
     with events.subscription("bob") as his:
         events.publish("stored", {"topic_id": "t"})
         assert his.get_nowait()[0] == hers.get_nowait()[0] == "stored"
-
-
-def test_who_makes_room_for_another_stream_of_events_hears_the_reason() -> None:
-    events = Events()
-    with events.subscription(MALLORY) as first:
-        others = [events.subscription(MALLORY) for _ in range(SUBSCRIBERS_MAX)]
-        for one in others:
-            one.__enter__()
-        name, told = first.get_nowait()
-        assert name == "end" and f"mallory had the most of them: {SUBSCRIBERS_MAX + 1}" in told["reason"]
 
 
 def asked_by(buffer: HotBuffer, author: str, *history: str, now: float = 0.0) -> Arrival:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from msgspec import Raw
 
 from memd.errors import ConfigError
 from memd.messages import Message, stored_text
@@ -15,8 +14,7 @@ from memd.settings.loading import load_config
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
-from memd.wire.chat import parse_message
-from memd.wire.message_cache import MessageCache, parsed_message
+from memd.wire.message_cache import MessageCache
 from memd.wire.registry import APIS
 
 PROGRAMS = programs_of(Config().ingest)
@@ -76,11 +74,6 @@ def test_words_that_only_look_like_it_are_said_as_they_stand(text: str) -> None:
     assert SPEECH.heard(message) is message and message.said is text
 
 
-def test_what_was_taken_out_leaves_no_trace_in_the_white_space() -> None:
-    assert SPEECH.said("user", f"one\n\n{REMINDER}\n\ntwo") == "one\ntwo"
-    assert SPEECH.said("user", f"one {REMINDER} two") == "one two"
-
-
 def test_thinking_before_an_answer_is_not_said() -> None:
     thinking = SPEECH.heard(Message("assistant", "<think>\nHm, 8765?\n</think>\n\nPort 8765."))
     assert thinking.content_digest == Message("assistant", "Port 8765.").content_digest
@@ -114,14 +107,6 @@ def test_a_result_loses_only_what_a_program_put_at_its_ends_and_never_all_of_it(
     assert SPEECH.heard(Message(role, text)).said == said
 
 
-def test_a_model_wraps_nothing() -> None:
-    assert SPEECH.said("assistant", f"Claude Code writes\n{REMINDER}\nand {DETAILS}") is None
-
-
-def test_a_group_said_is_kept() -> None:
-    assert Speech([r"\[\[(?P<said>[^\]]*+)\]\]"]).said("user", "a [[b]] c") == "a b c"
-
-
 def test_a_rewritten_wrapping_is_the_same_message_through_every_api() -> None:
     cache = MessageCache(speech=SPEECH)
     for api in APIS:
@@ -130,11 +115,6 @@ def test_a_rewritten_wrapping_is_the_same_message_through_every_api() -> None:
             content = f"Go on.\n{DETAILS.replace('{minute}', minute)}"
             [digest] = api.parse(json.dumps({name: [{"role": "user", "content": content}]}).encode(), cache).digests
             assert digest == Message("user", "Go on.").content_digest
-
-
-def test_without_a_cache_thinking_is_left_out_all_the_same() -> None:
-    raw = b'{"role":"assistant","content":"<think>a</think>b"}'
-    assert parsed_message(Raw(raw), parse_message).message.said == "b"
 
 
 @pytest.mark.parametrize("piece", ["<environment_details>", "<", "<env>\n", "<task>\n", "<hook_context ", "\n", AIDER])

@@ -21,7 +21,6 @@ from memd.settings.model import ChunkingSettings
 
 NOON = 1_762_171_200_000_000
 """2025-11-03T12:00Z."""
-DAY_US = 86_400_000_000
 
 
 def receive(buffer: HotBuffer, *history: str, at: int) -> Arrival:
@@ -36,24 +35,6 @@ def times(arrival: Arrival) -> list[int | None]:
 
 
 # From arrival on
-
-
-def test_each_message_keeps_the_time_at_which_it_first_arrived() -> None:
-    buffer = new_buffer()
-    receive(buffer, "u:one", at=NOON)
-    receive(buffer, "u:one", "a:two", "u:three", at=NOON + 5)
-    again = receive(buffer, "u:one", "a:two", "u:three", at=NOON + 9)
-    assert times(again) == [0, 5, 5]
-
-
-def test_an_edit_and_a_rewritten_history_keep_the_times_of_what_they_share() -> None:
-    buffer = new_buffer()
-    history = [f"{'ua'[n % 2]}:number {n} of many" for n in range(12)]
-    receive(buffer, *history, at=NOON)
-    edited = receive(buffer, *history[:8], "u:something else", at=NOON + 5)
-    assert times(edited) == [0] * 8 + [5]
-    rewritten = receive(buffer, *history[:2], "u:new in the middle", *history[4:], "u:the end", at=NOON + 7)
-    assert times(rewritten) == [0, 0, 7] + [0] * 8 + [7]
 
 
 def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> None:
@@ -145,13 +126,6 @@ def test_what_is_no_time_or_later_than_now_dates_nothing_and_is_counted(value: o
     dating = Dating(NOON)
     assert dating.told_time(json.dumps({"timestamp": value}).encode()) is None
     assert dating.refused == 1
-
-
-@pytest.mark.parametrize("members", [{}, {"timestamp": None}, {"create_time": ""}])
-def test_what_names_no_time_is_not_counted(members: dict[str, Any]) -> None:
-    dating = Dating(NOON)
-    assert dating.told_time(json.dumps(members).encode()) is None
-    assert dating.refused == 0
 
 
 # What the model and people see

@@ -13,7 +13,7 @@ from drafts import open_journal
 from histories import new_buffer, state, talk
 
 from memd.conversation.events import decode_event
-from memd.errors import BadTopicId, StoreError
+from memd.errors import BadTopicId
 from memd.ingest.topics import Topic
 from memd.settings.model import Config, IngestSettings, StoreSettings
 
@@ -43,22 +43,6 @@ async def test_a_name_that_is_no_topic_creates_nothing(stage: Stage) -> None:
         await stage.topics.get("../elsewhere")
     assert await stage.topics.existing("nobody") is None
     assert stage.files.operations == before
-
-
-async def test_a_topic_that_cannot_be_opened_is_tried_again_by_the_next_caller(stage: Stage) -> None:
-    stage.fail_next_write()
-    results = await asyncio.gather(*(stage.topics.get("talk") for _ in range(2)), return_exceptions=True)
-    assert all(isinstance(result, StoreError) for result in results)
-    assert (await stage.topics.get("talk")).id == "talk"
-
-
-async def test_a_restart_gives_back_what_was_journalled(stage: Stage) -> None:
-    topic = await stage.topics.get("talk")
-    talk(topic.buffer, *LAMP)
-    await topic.save(sync=True)
-    again = await restarted(stage)
-    assert state((await again.topics.get("talk")).buffer) == state(topic.buffer)
-    await again.close()
 
 
 async def test_a_journal_write_that_fails_is_made_good_at_once(stage: Stage) -> None:
@@ -102,19 +86,6 @@ async def test_nothing_is_journalled_behind_a_gap(stage: Stage) -> None:
     copy = new_buffer()
     copy.replay([decode_event(payload) for payload in payloads])
     assert state(copy) == before
-
-
-async def test_a_journal_that_cannot_be_rewritten_is_rewritten_later(stage: Stage) -> None:
-    topic = await stage.topics.get("talk")
-    talk(topic.buffer, *LAMP)
-    stage.fail_next_write()
-    await topic.rewrite_journal()
-    assert is_in_trouble(topic)
-    await topic.save()
-    assert not is_in_trouble(topic)
-    again = await restarted(stage)
-    assert len((await again.topics.get("talk")).buffer.conversations()) == 1
-    await again.close()
 
 
 def letting_go(**settings: int) -> Config:

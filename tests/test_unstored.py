@@ -21,7 +21,6 @@ import memd.recall.retrieve
 from memd.admin import history
 from memd.conversation.conversation import Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Draft
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
@@ -117,20 +116,6 @@ async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_reque
         assert LAMP[1][2:] in found.entry.displayed
 
 
-async def test_what_was_cut_is_not_cut_again_until_a_branch_has_stored_some_of_it(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = talk(topic.buffer, *LAMP)
-    branch = talk(topic.buffer, *LAMP, *FERRY)
-    topic.unstored().chunks()
-    with topic.buffer.awaited(talk(topic.buffer, "u:Another chat begins.")):  # an open turn is not cut
-        with monkeypatch.context() as patched:
-            patched.delattr(Cutter, "cut")
-            assert len(topic.unstored().chunks()) == 2
-        assert first is branch and await stage.archiver.store(topic, first, 2)
-        assert [FERRY[1][2:] in chunk.draft.content for chunk in topic.unstored().chunks()] == [True]
-
-
 async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_for_the_first(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,18 +130,6 @@ async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_fo
     assert await stage.archiver.store(topic, lamp, 2)
     chunks = topic.unstored().chunks()
     assert [chunk.draft.content.count("Monday") for chunk in chunks] == [1, 0]
-
-
-async def test_nothing_is_embedded_for_a_question_whose_prompt_has_all_there_is(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    visible = Filters(visible_digests={item.digest for item in conversation.messages})
-    with monkeypatch.context() as patched:
-        patched.delattr(Encoder, "embed_parts")
-        assert await recalled(stage, "Where is the lamp?", topic.log, filters=visible) == []
-    talk(topic.buffer, *FERRY)
-    assert await recalled(stage, "When does the ferry leave?", topic.log, filters=visible) != []
 
 
 async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
@@ -208,25 +181,6 @@ async def test_what_was_joined_for_questions_is_let_go_when_all_is_stored(stage:
     assert topic.listed_parts.memory_bytes == 0
 
 
-async def test_a_related_topic_is_searched_in_the_same_way(stage: Stage, topic: Topic) -> None:
-    other = await stage.topics.get("other")
-    talk(other.buffer, *LAMP)
-    talk(topic.buffer, *FERRY)
-    (found,) = await recalled(stage, "Where is the spare lamp?", topic.log, other.log)
-    assert found.topic_id == "other"
-
-
-async def test_what_is_in_the_prompt_is_not_shown_and_an_open_turn_is_not_ready(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    visible = {item.digest for item in conversation.messages}
-    assert await recalled(stage, "the spare lamp", topic.log, filters=Filters(visible_digests=visible)) == []
-    asked = receive(topic.buffer, "u:The bell of the harbour is green.", session="open").conversation
-    with topic.buffer.awaited(asked):
-        assert await recalled(stage, "Which colour is the harbour bell?", topic.log) == []
-    (found,) = await recalled(stage, "Which colour is the harbour bell?", topic.log)
-    assert "green" in found.entry.displayed, "the answer did not come"
-
-
 async def test_a_finished_round_of_calls_in_an_open_turn_is_found_with_its_id_known(stage: Stage, topic: Topic) -> None:
     conversation = receive(topic.buffer, *LOOP).conversation
     found = max(await recalled(stage, "KINGFISHER9", topic.log), key=lambda one: one.parts.score)
@@ -257,18 +211,6 @@ async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_store
     assert [(one.uuid, one.public_id) for one in said] == [(found.entry.uuid, found.entry.public_id)]
     assert "I have looked." in said[0].content
     assert sum("I have looked." in one.content for one in live_entries(topic)) == 1
-
-
-async def test_of_a_round_shown_with_and_without_its_answer_both_are_stored(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, *LOOP[:3], "a:I have looked.")
-    conversation = receive(topic.buffer, *LOOP).conversation
-    shown = [one for one in topic.unstored().chunks() if "KINGFISHER9" in one.draft.content]
-    assert len(shown) == 2
-    topic.buffer.injected(
-        [BlockChunk(one.entry.public_id, one.entry.uuid, "talk", one.entry.origin_id) for one in shown]
-    )
-    assert await stage.archiver.store(topic, conversation, 3)
-    assert {one.entry.uuid for one in shown} <= {one.uuid for one in live_entries(topic)}
 
 
 async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_while_a_slow_model_was_at_work(
@@ -305,23 +247,6 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
         may_go_on.set()
     assert await stage.archiver.store(topic, conversation, len(conversation))
     assert named <= {one.public_id for one in live_entries(topic)} and not conversation.former_lines
-
-
-async def test_a_round_that_is_not_complete_waits_for_its_end(stage: Stage, topic: Topic) -> None:
-    conversation = receive(topic.buffer, *LOOP).conversation
-    assert await stage.archiver.store(topic, conversation, 4)
-    assert conversation.stored == 3
-    assert await stage.archiver.store(topic, conversation, len(conversation))
-    assert conversation.stored == len(conversation)
-
-
-def test_parts_are_the_same_whatever_of_them_is_stored() -> None:
-    conversation = talk(HotBuffer(lambda: "1", 4), *LAMP, *LOOP, "a:Done.", *MAIL)
-    whole = [part.messages for part in each_part(conversation)]
-    assert [len(messages) for messages in whole] == [2, 3, 2, 3, 2]
-    for count in range(len(whole)):
-        conversation.stored = sum(len(messages) for messages in whole[:count])
-        assert [part.messages for part in each_part(conversation)] == whole[count:]
 
 
 def corrector_of(stage: Stage) -> Corrector:
@@ -366,15 +291,6 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
     assert sum("lamp" in one.content for one in live_entries(topic)) == 1
 
 
-async def test_a_pending_chunk_is_stored_at_once_however_its_id_is_written(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, *LAMP)
-    (found,) = await recalled(stage, "Where is the spare lamp?", topic.log)
-    logs = [(topic.log, topic.unstored())]
-    named = await asyncio.to_thread(history.named, logs, f"[mem:{found.entry.uuid.hex()[:9]}]")
-    await stage.archiver.store_named(topic, [named.uuid])
-    assert [one.uuid for one in live_entries(topic)] == [found.entry.uuid]
-
-
 async def test_a_correction_of_a_chunk_in_the_log_does_not_wait_for_what_is_being_stored(
     stage: Stage, topic: Topic
 ) -> None:
@@ -410,21 +326,6 @@ async def test_turns_are_stored_a_moment_after_their_reply_and_not_before(topic:
     stage.wall += 2
     await stage.archiver.tend_topic(topic)
     assert ["lamp" in one.content for one in live_entries(topic)] == [True], "the open turn waits for its answer"
-
-
-async def test_a_long_history_is_stored_bit_by_bit(stage: Stage, topic: Topic) -> None:
-    turns = [said for number in range(40) for said in (f"u:Turn {number}. " + "word " * 100, f"a:Yes, {number}.")]
-    conversation = talk(topic.buffer, *turns)
-    seen: list[int] = []
-    embed = stage.embedder.embed_many
-
-    def watched(texts: object) -> object:
-        seen.append(conversation.stored)
-        return embed(texts)  # type: ignore[arg-type]
-
-    stage.embedder.embed_many = watched  # type: ignore[method-assign,assignment]
-    assert await stage.archiver.store(topic, conversation, len(conversation))
-    assert sorted(set(seen)) == list(dict.fromkeys(seen)) and len(set(seen)) > 2
 
 
 async def played(files: CrashFiles) -> tuple[Stage, Topic, Conversation]:

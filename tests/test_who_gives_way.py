@@ -68,19 +68,10 @@ def test_a_threshold_set_by_hand_is_an_upper_bound_whether_the_window_is_known_o
     assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
 
 
-def test_system_prompt_reply_and_memory_are_subtracted_from_a_threshold_set_by_hand_too() -> None:
-    assert limits(16_384, hard=16_384, standing_tokens=6_000).hard == limits(16_384, standing_tokens=6_000).hard
-
-
 def test_where_the_server_counts_max_tokens_the_reply_does_not_shrink() -> None:
     counted = limits(32_768, counts_reply=True, max_tokens=20_000, standing_tokens=2_000)
     assert counted.room == 32_768 - 20_000 - 2_000
     assert limits(32_768, counts_reply=True) == limits(32_768), "without max_tokens it takes what is left"
-
-
-def test_where_max_tokens_cannot_fit_whatever_leaves_nothing_is_given_up_for_it() -> None:
-    hopeless = limits(32_768, counts_reply=True, max_tokens=32_000, standing_tokens=18_000)
-    assert hopeless == limits(32_768, max_tokens=32_000, standing_tokens=18_000)
 
 
 @given(
@@ -107,20 +98,6 @@ def test_history_memory_and_a_reply_always_fit_the_window(
 
 
 # -- the blocks of earlier turns --------------------------------------------------------------------------------------
-
-
-def test_blocks_of_earlier_turns_stay_as_long_as_there_is_room() -> None:
-    found = limits(8_192)
-    assert keeps_earlier_blocks(found, text=3_000, earlier=3_900, current=0)
-    assert not keeps_earlier_blocks(found, text=100, earlier=4_001, current=0), "more than injection.sticky_tokens"
-    assert not keeps_earlier_blocks(limits(8_192, sticky_tokens=0), text=0, earlier=1, current=0)
-
-
-def test_they_leave_before_history_does() -> None:
-    found = limits(8_192)
-    assert not keeps_earlier_blocks(found, text=found.hard, earlier=1, current=0)
-    assert keeps_earlier_blocks(found, text=found.hard - 1, earlier=1, current=0)
-    assert not keeps_earlier_blocks(found, text=found.hard - 1, earlier=1, current=found.injection_min + 1)
 
 
 @pytest.mark.parametrize(
