@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,39 +22,35 @@ TOOL = {
 }
 RESULTS = ["row one is fine", f"row two is fine {ANSWERED_MARKER}"]
 
-ways = pytest.mark.parametrize("how", ["create", "stream", "helper"])
-
-
 Ask = Callable[..., dict[str, Any]]
 """One question through one of the clients; what it told of each step."""
 
 
-@pytest.fixture(params=["python", "typescript"])
+@pytest.fixture(params=[("python", "create"), ("python", "helper"), ("typescript", "stream"), ("typescript", "helper")])
 def ask_client(request: pytest.FixtureRequest) -> Ask:
-    if request.param == "python":
-        return ask_anthropic
+    client, how = request.param
+    if client == "python":
+        return partial(ask_anthropic, how=how)
     typescript: TypeScriptClient = request.getfixturevalue("typescript")
 
     def ask_typescript(base_url: str, question: str, **asked: Any) -> dict[str, Any]:
-        return typescript.run("anthropic.ts", base_url, {"question": question, **asked})
+        return typescript.run("anthropic.ts", base_url, {"question": question, "how": how, **asked})
 
     return ask_typescript
 
 
-@ways
-def test_the_client_works_with_only_the_base_url_changed(ask_client: Ask, daemon: DaemonProcess, how: str) -> None:
-    [step] = ask_client(daemon.base_url, FACT, how=how)["steps"]
+def test_the_client_works_with_only_the_base_url_changed(ask_client: Ask, daemon: DaemonProcess) -> None:
+    [step] = ask_client(daemon.base_url, FACT)["steps"]
     assert (step["reply"], step["stop_reason"], step["memory_status"]) == ("".join(REPLY), "end_turn", "none")
-    [step] = ask_client(daemon.base_url, QUESTION, how=how)["steps"]
+    [step] = ask_client(daemon.base_url, QUESTION)["steps"]
     assert (step["reply"], step["memory_status"]) == ("".join(REPLY_WITH_MEMORY), "injected")
     assert step["memory_out"] == []
 
 
-@ways
-def test_the_client_sends_memory_in_and_reads_memory_out_once(ask_client: Ask, daemon: DaemonProcess, how: str) -> None:
+def test_the_client_sends_memory_in_and_reads_memory_out_once(ask_client: Ask, daemon: DaemonProcess) -> None:
     def memory_out(question: str, **memory_in: Any) -> Any:
         memory_in["topic_id"] = "lighthouse"
-        [step] = ask_client(daemon.base_url, question, how=how, memory_in=memory_in)["steps"]
+        [step] = ask_client(daemon.base_url, question, memory_in=memory_in)["steps"]
         [out] = step["memory_out"]
         return out
 
@@ -68,12 +65,11 @@ def test_the_client_sends_memory_in_and_reads_memory_out_once(ask_client: Ask, d
     assert {"type": "correction_failed", "chunk_id": "ffffffff"} in signals
 
 
-@ways
 def test_a_tool_loop_of_three_steps_is_stored_once_however_the_client_echoes_it(
-    ask_client: Ask, make_daemon: MakeDaemon, calling_llama: str, how: str
+    ask_client: Ask, make_daemon: MakeDaemon, calling_llama: str
 ) -> None:
     daemon = make_daemon(calling_llama).start()
-    told = ask_client(daemon.base_url, "Read the logs.", how=how, tools=[TOOL], results=RESULTS)
+    told = ask_client(daemon.base_url, "Read the logs.", tools=[TOOL], results=RESULTS)
     assert [step["stop_reason"] for step in told["steps"]] == ["tool_use", "tool_use", "end_turn"]
     assert told["steps"][-1]["reply"] == "".join(REPLY_AFTER_CALLS)
     assert_stored_once(daemon)

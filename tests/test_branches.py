@@ -268,7 +268,7 @@ async def test_an_answer_of_which_a_client_sends_a_part_only_is_stored_whole(sta
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("mode", "restarts"), [("full", False), ("full", True), ("readonly", False)])
+@pytest.mark.parametrize(("mode", "restarts"), [("full", True), ("readonly", False)])
 def test_going_back_shows_all_that_fits_whatever_another_branch_left_out(
     tmp_path: Path, mode: str, restarts: bool
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
@@ -37,10 +37,15 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.F
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
     daemon.chat([said(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
-    wait_until(lambda: "1 memory" in daemon.run("turn").stdout, lambda: daemon.run("turn").stdout)
+    turns = f"{daemon.own_url}/memd/turns?limit=1"
+    wait_until(lambda: bool(ask(turns).json["turns"][0]["injected"]), lambda: ask(turns).body.decode())
     if request.param == "without":
         assert daemon.terminate() == 0
     return daemon
+
+
+with_a_daemon = pytest.mark.parametrize("told", ["with a daemon"], indirect=True)
+"""What does not depend on it."""
 
 
 def out(daemon: DaemonProcess, *arguments: str) -> str:
@@ -98,6 +103,7 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     assert told.run("verify").returncode == 0
 
 
+@with_a_daemon
 def test_praise_and_blame(told: DaemonProcess) -> None:
     chunk = events(told)[0]
     for flag, multiplier in (("--helpful", 1.5), ("--unhelpful", 1), ("--unhelpful", 1 / 1.5)):
@@ -105,6 +111,7 @@ def test_praise_and_blame(told: DaemonProcess) -> None:
         assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
 
 
+@with_a_daemon
 def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     chunk = events(told)[0]
     out(told, "correct", chunk["uuid"], "--deprecate", "--topic", "work", "--reason", "wrong")
@@ -205,6 +212,7 @@ def test_a_command_waits_for_a_daemon_that_is_being_started(
             assert daemon.url == told.own_url and len(waited) == 1
 
 
+@with_a_daemon
 def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
     before = told.export()
     for arguments, says in (

@@ -23,7 +23,7 @@ from memd.store.tools.export import export
 
 DESCRIPTORS_MAX = 256
 """What macOS gives a process by default."""
-TOPICS = 400
+TOPICS = 280
 
 
 def fact(number: int) -> str:
@@ -35,7 +35,7 @@ def tell(daemon: DaemonProcess, number: int) -> None:
     assert answer.status == 200 and answer.headers["X-Memory-Status"] == "none"
 
 
-def test_four_hundred_topics_are_stored_with_256_descriptors_and_all_connections_taken(
+def test_more_topics_than_256_descriptors_are_stored_and_all_connections_taken(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, connect: Connect
 ) -> None:
     daemon = make_daemon(upstream.url)
@@ -43,7 +43,7 @@ def test_four_hundred_topics_are_stored_with_256_descriptors_and_all_connections
     daemon.start()
     for number in range(TOPICS - 1):
         tell(daemon, number)
-        assert ask(f"{daemon.base_url}/memd/health").status == 200
+        assert number % 20 or is_healthy(daemon)
     held = [connect(daemon.base_url) for _ in range(DESCRIPTORS_MAX)]
     wait_until(lambda: "made room for another" in daemon.log.read_text(), lambda: f"there was room: {daemon!r}")
     assert is_healthy(daemon), "silent connections keep nobody out"

@@ -14,7 +14,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from recording_upstream import recording_upstream
 
-KILLS = 4
+KILLS = 2
 SMALL_BUFFER = {
     "buffer": {"soft_tokens": 300, "hard_tokens": 600},
     "segment": {"max_entries": 20},  # so that kills also meet rotation and sealing
@@ -30,7 +30,7 @@ def test_nothing_stored_is_lost_when_the_daemon_is_killed_in_the_middle_of_inges
         for life in range(KILLS):
             daemon.start()
             talker = Talker(daemon, life)
-            wait_until_more(daemon, partial(log_bytes, daemon), chance.randrange(3_000, 30_000))
+            wait_until_more(daemon, partial(log_bytes, daemon), chance.randrange(3_000, 15_000))
             stored = assert_kept(stored, daemon.export(settled=False))  # it never rests: the client talks on
             # From here any moment will do: in a request, an append, a compaction, a seal.
             wait_until_more(daemon, partial(len, upstream.requests), chance.randrange(1, 40))

@@ -127,7 +127,7 @@ def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(
     answer = daemon.chat([said("Good.")], memory_in=asked)
     assert [one["chunk_id"] for one in answer.json["memory_out"]["signals"]] == wrong, "its own client may know"
     assert not any(one in str(answer.headers) for one in wrong[:3])
-    wait_until(lambda: "correction_failed" in daemon.run("turn", "--json").stdout, lambda: repr(daemon))
+    wait_until(lambda: b"correction_failed" in ask(f"{daemon.own_url}/memd/turns").body, lambda: repr(daemon))
     told = json.loads(daemon.run("turn", "--json").stdout)["turns"][0]
     assert [known, "dead"] == [one for one in told["corrections"][0]["chunk_ids"] if not one.startswith("redacted-")]
     assert len(told["corrections"][0]["chunk_ids"]) == 5

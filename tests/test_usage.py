@@ -60,11 +60,10 @@ def test_the_command_shows_what_requests_took(make_daemon: MakeDaemon, upstream:
     for text in ("Where is the oil for the lamp?", "And the wick?"):
         daemon.chat([{"role": "user", "content": text}], memory_in={"topic_id": "work"})
 
-    def requests() -> int:
-        rows = json.loads(daemon.run("usage", "--json").stdout)["rows"]
-        return sum(row["requests"] for row in rows if row["topic_id"] == "work")
-
-    wait_until(lambda: requests() == 2, lambda: daemon.run("usage").stdout)
+    turns = f"{daemon.own_url}/memd/turns?topic=work"
+    wait_until(lambda: len(ask(turns).json["turns"]) == 2, lambda: repr(daemon))
+    rows = json.loads(daemon.run("usage", "--json").stdout)["rows"]
+    assert sum(row["requests"] for row in rows if row["topic_id"] == "work") == 2
     shown = daemon.run("usage", "--topic", "work").stdout
     at = ask(f"{daemon.own_url}/memd/turns").json["turns"][0]["at"]
     assert f"{datetime.fromtimestamp(at / 1e6):%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown

@@ -13,16 +13,12 @@ from recording_upstream import recording_upstream
 pytestmark = [pytest.mark.process, pytest.mark.linux]
 SAMPLE = [
     Fault("write", 12, errno.EIO),
-    Fault("write", 20, errno.ENOSPC),
     Fault("write", 33, ENDS),
     Fault("write", 25, errno.ENOSPC, lasts=True),
-    Fault("sync", 14, errno.EIO),
     Fault("sync", 21, ENDS),
     Fault("sync", 18, errno.EIO, lasts=True),
     Fault("rename", 4, errno.EIO),
-    Fault("rename", 5, ENDS),
     Fault("open", 45, errno.EIO),
-    Fault("close", 35, errno.EIO),
     Fault("read", 25, errno.EIO),
 ]
 

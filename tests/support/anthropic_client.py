@@ -5,7 +5,6 @@ Rule: as `clients/anthropic.ts` does it, so that one test says what both have to
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from anthropic import Anthropic
@@ -26,7 +25,7 @@ def ask_anthropic(
     """What came back at each step, and the messages that were sent.
 
     Args:
-        how: `create` (one answer), `stream` (raw events), `helper` (the client puts the answer together).
+        how: `create` (one answer) or `helper` (a stream that the client puts together).
     """
     messages: list[MessageParam] = [{"role": "user", "content": question}]
     said = iter(results or [])
@@ -35,9 +34,8 @@ def ask_anthropic(
         while True:
             step: dict[str, Any] = {"events": [], "memory_out": []}
             extra = {} if memory_in is None else {"memory_in": memory_in}
-            answer = {"create": _create, "stream": _stream, "helper": _helper}[how](
-                client, step, messages, tools or [], extra
-            )
+            asking = _create if how == "create" else _helper
+            answer = asking(client, step, messages, tools or [], extra)
             step["reply"] = "".join(block.text for block in answer.content if block.type == "text")
             step["stop_reason"] = answer.stop_reason
             steps.append(step)
@@ -61,36 +59,6 @@ def _create(
     answer = raw.parse()
     _note_memory_out(step, answer)
     return answer
-
-
-def _stream(
-    client: Anthropic, step: dict[str, Any], messages: list[MessageParam], tools: list[ToolParam], extra: Any
-) -> Message:
-    """The reply is put together by hand, from the fewest events that it takes."""
-    events = client.messages.create(
-        model="tiny", max_tokens=TOKENS_MAX, messages=messages, tools=tools, extra_body=extra, stream=True
-    )
-    step["memory_status"] = events.response.headers["X-Memory-Status"]
-    blocks: list[dict[str, Any]] = []
-    partial: dict[int, str] = {}
-    answer: Message | None = None
-    for event in events:
-        step["events"].append(event.type)
-        _note_memory_out(step, event)
-        if event.type == "message_start":
-            answer = event.message
-        elif event.type == "content_block_start":
-            blocks.append(event.content_block.to_dict())
-        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
-            blocks[event.index]["text"] += event.delta.text
-        elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
-            partial[event.index] = partial.get(event.index, "") + event.delta.partial_json
-        elif event.type == "message_delta" and answer is not None:
-            answer.stop_reason = event.delta.stop_reason
-    assert answer is not None
-    for index, text in partial.items():
-        blocks[index]["input"] = json.loads(text)
-    return Message.model_validate({**answer.to_dict(), "content": blocks})
 
 
 def _helper(
