@@ -38,12 +38,6 @@ def month(tmp_path: Path) -> Path:
     return tmp_path / "memd.audit" / "2026-11.jsonl"
 
 
-def test_an_untouched_chain_is_whole(month: Path) -> None:
-    found = read(month.parent.parent)
-    assert (found.findings, found.notices, found.head.n) == ((), (), 7)
-    assert [one.count for _, one in found.acts if one.act == "search"] == [2, 3, 4, 5, 6, 7]
-
-
 def _changed(lines: list[bytes]) -> list[bytes]:
     return [*lines[:3], lines[3].replace(b'"ann"', b'"bob"'), *lines[4:]]
 
@@ -141,25 +135,6 @@ def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Pa
     found = read(data_dir)
     assert found.findings == ("2026-11.jsonl:6: lines 6 to 7 are missing before it",)
     assert found.head.n == 8
-
-
-def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
-    data_dir = month.parent.parent
-    book = AuditBook(LocalDisk(), data_dir)
-    book.append([act(8)])
-    month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
-    book.append([act(9)])
-    assert read(data_dir).findings == ("2026-11.jsonl:6: lines 6 to 8 are missing before it",)
-
-
-def test_each_month_has_a_file_that_hangs_on_the_one_before(tmp_path: Path) -> None:
-    book = AuditBook(LocalDisk(), tmp_path)
-    for at in (NOVEMBER, DECEMBER, JANUARY):
-        book.append([act(1, at), act(2, at)])
-    assert AuditLayout(tmp_path).names(LocalDisk()) == ["2026-11.jsonl", "2026-12.jsonl", "2027-01.jsonl"]
-    assert read(tmp_path).findings == ()
-    (tmp_path / "memd.audit" / "2026-12.jsonl").unlink()
-    assert read(tmp_path).findings == ("2027-01.jsonl:1: lines 4 to 6 are missing before it",)
 
 
 def test_a_first_month_that_was_removed_is_missing_and_the_rest_can_be_checked(tmp_path: Path) -> None:

@@ -96,18 +96,6 @@ def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_t
     assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
 
 
-def test_serving_a_backup_changes_nothing_in_what_it_was_made_from(source: Path, target: Path) -> None:
-    filled(source, 13)
-    before = contents(source)
-    backup(source, target, DISK)
-    restored = open_store(None, target, segment_entries_max=5).topic("talk")
-    for number in range(100, 110):
-        restored.append([draft(number)])
-        seal_all(restored)
-    assert contents(source) == before
-    assert verify(source, DISK).ok and verify(target, DISK).ok
-
-
 def test_files_are_copied_where_they_cannot_be_linked(source: Path, target: Path) -> None:
     filled(source, 13)
     report = backup(source, target, Unlinkable())
@@ -130,34 +118,6 @@ def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, file
     assert verify(target, DISK).ok
     assert contents(target) == chunks(0, 27)
     assert not (target / "talk" / "segments" / "seg_0003.bin").samefile(target / "talk" / "active.bin")
-
-
-def test_an_index_that_was_built_since_is_added(source: Path, target: Path) -> None:
-    topic = open_store(None, source, segment_entries_max=5).topic("talk")
-    for number in range(7):
-        topic.append([draft(number)])
-    backup(source, target, DISK)
-    assert not (target / "talk" / "segments" / "seg_0001.meta").exists()
-    seal_all(topic)
-    report = backup(source, target, DISK)
-    assert (report.linked, report.kept) == (3, 2), "kept: the log of the full segment and active.bin"
-    assert verify(target, DISK).ok
-
-
-def test_an_unfinished_append_is_left_out(tmp_path: Path) -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([draft(0)])
-    topic.append([draft(1), draft(2)])
-    active = DATA_DIR / "talk" / "active.bin"
-    whole = files.read(active)
-    for length in range(len(whole) - 1, len(whole) - 400, -37):
-        files.put(active, whole[:length])
-        folder = Path(f"/backup{length}")
-        backup(DATA_DIR, folder, files)
-        assert contents(folder, files) == chunks(0, 1)
-        report = verify(folder, files)
-        assert report.ok and len(report.lines) == 1
 
 
 def test_a_rotation_while_reading_hides_and_doubles_nothing() -> None:
@@ -297,23 +257,6 @@ def test_a_backup_that_was_served_since_is_not_overwritten(source: Path, target:
     store.close()
     refused(source, target)
     assert contents(target) == [*chunks(0, 3), "user: chunk its own"]
-
-
-def test_a_backup_with_something_of_its_own_in_a_journal_or_in_another_topic_is_not_overwritten(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
-    filled(source, 3)
-    backup(source, target, DISK)
-    DISK.lock(target / LOCK_NAME).release()
-    journal, _ = open_journal(target / "talk" / "hot.log", DISK)
-    journal.append([b"its own"])
-    refused(source, target)
-    other = tmp_path / "other"
-    backup(source, other, DISK)
-    store = open_store(None, other)
-    store.topic("new").append([draft("its own")])
-    store.close()
-    refused(source, other)
 
 
 def test_a_backup_that_is_served_from_is_not_overwritten(source: Path, target: Path) -> None:

@@ -136,16 +136,6 @@ def test_a_log_that_the_bucket_has_lost_is_named(source: Source, is_damaged: boo
         restore(source.bucket, source.folder.parent / "restored", DISK)
 
 
-def test_only_what_is_new_is_sent(source: Source) -> None:
-    source.say(*range(13))
-    source.back_up()
-    whole = source.bucket.bytes_sent
-    source.say(13)
-    source.back_up()
-    assert 0 < source.bucket.bytes_sent - whole < 1_000
-    assert len([key for key in keys(source.bucket, FILES) if ".bin" in key]) == 2
-
-
 def test_nothing_is_asked_of_the_bucket_while_nothing_changes(source: Source) -> None:
     source.say(1)
     source.back_up()
@@ -154,18 +144,6 @@ def test_nothing_is_asked_of_the_bucket_while_nothing_changes(source: Source) ->
         assert source.writer.round()
         source.writer.tidy()
     assert source.bucket.requests == asked
-
-
-def test_a_start_sends_nothing_again(source: Source) -> None:
-    source.say(*range(13))
-    source.back_up()
-    source.store.close()
-    sent, files = source.bucket.bytes_sent, keys(source.bucket, FILES)
-    source.restart()
-    source.back_up()
-    assert source.bucket.bytes_sent - sent < 2_000
-    assert keys(source.bucket, FILES) == files
-    assert files_of(restored(source)[0]) == files_of(source.folder)
 
 
 def test_what_was_written_while_no_backup_ran_is_found_by_the_next_start(source: Source) -> None:

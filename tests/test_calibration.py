@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memd.assets import calibration_pairs
 from memd.embedding import calibration
-from memd.embedding.calibration import RELATED, UNMEASURED, UNRELATED, CalibratedEmbedder, Calibration, measure
+from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
@@ -86,18 +86,6 @@ def narrow(bundled: Embedder) -> Narrow:
     return Narrow(bundled)
 
 
-def test_the_scale_is_the_bundled_models(english: tuple[Floats, Floats]) -> None:
-    questions, texts = english
-    assert means(questions @ texts.T) == pytest.approx((RELATED, UNRELATED), abs=0.001)
-
-
-def test_the_bundled_model_is_left_as_it_is(bundled: Embedder, tmp_path: Path) -> None:
-    assert type(bundled) is type(load_embedder(EmbeddingSettings(), models_dir=tmp_path))
-    assert bundled.embed_query("a question").shape == (1, bundled.dimension)
-    assert bundled.same_cosine(0.99) == 0.99
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_model_with_other_cosines_gets_the_same_values(narrow: Narrow, tmp_path: Path) -> None:
     embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
     texts = {language: narrow.embed_many([text for text, _ in pairs]) for language, pairs in PAIRS.items()}
@@ -128,13 +116,6 @@ def test_it_is_measured_once_and_kept(narrow: Narrow, tmp_path: Path) -> None:
     file.write_bytes(b"damaged")
     CalibratedEmbedder(narrow, tmp_path, is_server=False).prepare()
     assert narrow.asked > 2 * asked - 10, "what is damaged is measured again"
-
-
-def test_near_repetitions_are_as_near_with_each_model(narrow: Narrow, tmp_path: Path) -> None:
-    embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
-    assert embedder.same_cosine(0.99) > 0.9999, "not known yet: what is the same is"
-    embedder.prepare()
-    assert 0.991 < embedder.same_cosine(0.99) < 1
 
 
 def test_a_model_that_tells_nothing_apart_is_left_as_it_is(tmp_path: Path) -> None:
@@ -198,10 +179,3 @@ def test_a_server_that_hangs_keeps_a_start_for_a_question_s_time_only(narrow: Na
 
     with pytest.raises(EmbeddingError, match="in time"):
         CalibratedEmbedder(Hanging(narrow._bundled), tmp_path, is_server=True).prepare()
-
-
-def test_what_is_not_measured_changes_nothing() -> None:
-    queries = np.ones((2, 3), np.float32)
-    assert UNMEASURED.applied(queries) is queries
-    moved = Calibration(np.zeros((1, 3), "<f4").tobytes(), 2.0, -0.5).applied(queries)
-    assert moved.ravel() == pytest.approx([3**-0.5] * 6)

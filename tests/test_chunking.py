@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 
 import msgspec
-import pytest
 from effort import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,20 +124,10 @@ def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: i
     assert all(0 < COUNTER.count(piece) <= CHUNKING.max_tokens for piece in pieces)
 
 
-@pytest.mark.parametrize("block", [CODE, LIST, TABLE, TRACE])
-def test_what_is_one_thing_is_one_piece(block: str) -> None:
-    assert block in pieces_of(f"{PROSE}\n\n{block}{PROSE}")
-
-
 def test_a_code_block_is_not_cut_where_it_fits() -> None:
     sources = [source(role, f"{PROSE * 2}\n{CODE}{PROSE}") for role in ("user", "assistant")] * 5
     chunks = chunked(sources)
     assert sum(chunk.content.count(CODE) for chunk in chunks) == 10
-
-
-def test_a_code_block_directly_behind_the_role_is_seen() -> None:
-    code = "```\n\n" + "x = 1. Y = 2.\n\n" * 3 + "```\n"
-    assert pieces_of(f"{code}Done.", opening="user: ") == [code, "Done."]
 
 
 def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
@@ -154,16 +143,6 @@ def test_prose_is_cut_into_sentences_in_any_script() -> None:
     assert pieces_of("मछली लाओ। कब आओगे? आज।") == ["मछली लाओ। ", "कब आओगे? ", "आज।"]
     assert pieces_of("أين المفتاح؟ هنا. شكرا") == ["أين المفتاح؟ ", "هنا. ", "شكرا"]
     assert pieces_of("چابی یہاں ہے۔ ٹھیک ہے") == ["چابی یہاں ہے۔ ", "ٹھیک ہے"]
-
-
-def test_a_short_message_and_a_short_paragraph_are_one_piece() -> None:
-    short = "One. Two! Three?"
-    assert pieces_of(short, whole_tokens=6) == [short]
-    assert pieces_of(short, whole_tokens=5) == ["One. ", "Two! ", "Three?"]
-    long = " ".join(f"Sentence number {number} of a longer paragraph." for number in range(9))
-    pieces = pieces_of(f"{short}\n\n{long}", whole_tokens=20)
-    assert pieces[0] == f"{short}\n\n" and len(pieces) == 10
-    assert pieces_of(short * 100, whole_tokens=10_000)[0] != short * 100, "never more than max_tokens"
 
 
 def test_a_chunk_does_not_end_within_a_short_message() -> None:
@@ -187,12 +166,6 @@ def test_a_chunk_does_not_end_between_a_call_and_the_beginning_of_its_result() -
     first, second, *_ = chunked([source("user", "Look."), call, source("tool", f"{PROSE * 3}\n\n" * 6)])
     assert [speaker.role for speaker in first.speakers] == ["user", "assistant", "tool"]
     assert [speaker.role for speaker in second.speakers] == ["tool"]
-
-
-def test_texts_without_a_speaker_are_put_together_as_they_are() -> None:
-    (chunk,) = chunked([Utterance("Milk."), Utterance("Bread.")])
-    assert chunk == Chunk("Milk.\nBread.", speakers=(), digests=())
-    assert chunked([]) == ()
 
 
 def test_no_text_is_too_long_or_too_odd() -> None:

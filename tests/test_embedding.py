@@ -52,21 +52,6 @@ def test_the_bundled_model_gives_the_documented_vector(embedder: PiecewiseEmbedd
     assert vector[:4] == pytest.approx([0.0602, 0.0659, 0.0426, 0.0784], abs=0.001)  # the int8 file, not rewritten
 
 
-def test_related_texts_are_nearer_than_unrelated_ones(embedder: PiecewiseEmbedder) -> None:
-    question = embedder.embed("Which database do we use for sessions?")
-    near = cosine(question, embedder.embed("user: Use PostgreSQL for session storage."))
-    far = cosine(question, embedder.embed("user: The cat sleeps on the warm window sill."))
-    assert near > 0.4
-    assert far < 0.2
-
-
-def test_a_line_that_looks_like_a_role_is_embedded_whole(embedder: PiecewiseEmbedder) -> None:
-    text = "access.yaml:\nuser: alice"
-    assert embedder.embed(text).tobytes() == embedder.embed_query(text)[0].tobytes()
-    assert embedder.embed(text).tobytes() != embedder.embed("access.yaml:\nalice").tobytes()
-    assert np.isfinite(embedder.embed("user: ")).all()
-
-
 def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     texts = ["short", SENTENCE * 3, SENTENCE * 40, "短い文。", ""]
     alone = load_embedder(EmbeddingSettings())
@@ -75,11 +60,6 @@ def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda text: beside.embed(text).tobytes(), texts * 4))
     assert found == expected * 4
-
-
-def test_a_text_within_256_word_pieces_is_one_piece(embedder: PiecewiseEmbedder) -> None:
-    assert embedder.pieces("word " * 254) == ["word " * 254]
-    assert len(embedder.pieces("word " * 255)) == 2
 
 
 @pytest.mark.parametrize(
@@ -98,16 +78,6 @@ def test_pieces_join_to_the_text_and_fit_the_model(embedder: PiecewiseEmbedder, 
     pieces = embedder.pieces(text)
     assert "".join(pieces) == text
     assert all(embedder.pieces(piece) == [piece] for piece in pieces)
-
-
-def test_a_long_text_is_the_normalised_mean_of_its_pieces(embedder: PiecewiseEmbedder) -> None:
-    text = SENTENCE * 40
-    vectors = embedder.embed_query(text)
-    assert vectors.shape == (len(embedder.pieces(text)), 384) and len(vectors) > 2
-    for vector, piece in zip(vectors, embedder.pieces(text), strict=True):
-        assert np.array_equal(vector, embedder.embed(piece))
-    mean = vectors.mean(axis=0)
-    assert embedder.embed(text) == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +111,6 @@ def test_a_question_at_the_end_of_a_long_paste_is_still_found(embedder: Piecewis
     vectors = embedder.embed_query("lorem ipsum dolor sit amet\n" * 20_000 + question)
     cosines = vectors @ embedder.embed(question)
     assert cosines[-1] > 0.6 > 5 * cosines[:-1].max()
-
-
-def test_the_fingerprint_is_that_of_the_files(embedder: PiecewiseEmbedder) -> None:
-    assert len(embedder.fingerprint) == 32 and int(embedder.fingerprint, 16)
-    assert load_embedder(EmbeddingSettings()).fingerprint == embedder.fingerprint
 
 
 def test_the_bundled_model_touches_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import threading
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import MakeDaemon
 from daemon_process import wait_until
@@ -51,22 +50,6 @@ def test_a_folder_with_a_graph_and_its_tokenizer_is_a_model(folder: Path, bundle
     long = " ".join([TEXT] * 100)
     assert own.fingerprint == bundled.fingerprint
     assert own.embed_many([TEXT, long]).tobytes() == bundled.embed_many([TEXT, long]).tobytes()
-
-
-@pytest.mark.parametrize("place", ["onnx/model.onnx", "model_int8.onnx"])
-def test_the_graph_may_be_where_repositories_have_it(place: str, folder: Path, bundled: Embedder) -> None:
-    (folder / "onnx").mkdir()
-    (folder / "model.onnx").rename(folder / place)
-    assert loaded(folder).embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes()
-
-
-def test_the_vector_of_the_first_token_is_taken_where_the_folder_says_so(folder: Path, bundled: Embedder) -> None:
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    own = loaded(folder)
-    assert own.fingerprint != bundled.fingerprint
-    assert np.linalg.norm(own.embed(TEXT)) == pytest.approx(1, abs=1e-5)
-    assert float(own.embed(TEXT) @ bundled.embed(TEXT)) < 0.95
 
 
 @pytest.mark.parametrize(
@@ -192,23 +175,6 @@ def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_
     assert resident.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes(), "one who stores waits"
     assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
     assert next(loads) == 1, "it was loaded once"
-    resident.close()
-
-
-def test_loading_that_failed_is_tried_again(bundled: Embedder) -> None:
-    outcomes: list[Embedder | EmbeddingError] = [bundled, EmbeddingError("no memory")]
-
-    def load() -> Embedder:
-        outcome = outcomes.pop()
-        if isinstance(outcome, EmbeddingError):
-            raise outcome
-        return outcome
-
-    load_later = partial(ResidentEmbedder, "m", bundled.dimension, bundled.fingerprint, load)
-    resident = load_later(idle_seconds=60.0, question_seconds=60.0)
-    with pytest.raises(EmbeddingError, match="no memory"):
-        resident.embed_query(TEXT)
-    assert resident.embed_query(TEXT).shape == (1, bundled.dimension)
     resident.close()
 
 

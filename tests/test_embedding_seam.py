@@ -76,14 +76,6 @@ def runs(count: int) -> list[list[Utterance]]:
     return [[Utterance(f"Lamp {number} is lit.", "user", bytes([number]) * 16)] for number in range(count)]
 
 
-def test_chunks_are_embedded_in_batches_with_the_prefix_of_a_text(
-    topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
-) -> None:
-    drafts = Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(10))
-    assert [len(request) for request in embedder.requests] == [4, 4, 2]
-    assert [draft.vector for draft in drafts] == [vector_of(f"passage: {draft.spoken}").tobytes() for draft in drafts]
-
-
 def test_a_question_has_the_prefix_of_a_question_and_finds_among_the_texts(
     topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
 ) -> None:
@@ -91,19 +83,6 @@ def test_a_question_has_the_prefix_of_a_question_and_finds_among_the_texts(
     question = encoder.embed_parts(["Which lamp?"], 60)
     assert embedder.requests[-1] == ["query: Which lamp?"]
     assert len(topic.snapshot().search(question, 3)) == 3
-
-
-def test_an_embedder_that_does_not_answer_stores_nothing(
-    topic: TopicLog, embedder: RemoteEmbedder, encoder: Encoder
-) -> None:
-    embedder.is_there = False
-    with pytest.raises(EmbeddingError, match="does not answer"):
-        Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(2))
-    assert topic.snapshot().live_count == 0
-
-
-def test_no_texts_have_no_vectors(encoder: Encoder) -> None:
-    assert encoder.embed_texts([]).shape == (0, DIMENSION)
 
 
 @pytest.mark.process

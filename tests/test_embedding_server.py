@@ -102,12 +102,6 @@ def test_ollamas_api_is_found_out(path: str, server: RecordingUpstream) -> None:
         at(server.url + path, name="other")
 
 
-def test_vectors_are_told_apart_by_name_prefixes_and_dimension_not_by_the_address(server: RecordingUpstream) -> None:
-    same = {at(server.url).fingerprint, at(f"{server.url}/v1").fingerprint}
-    others = {at(server.url, name="n").fingerprint, at(server.url, text_prefix="t").fingerprint}
-    assert len(same) == 1 and len(same | others) == 3
-
-
 def test_a_server_need_not_be_up_if_the_log_has_vectors_of_its_model(server: RecordingUpstream) -> None:
     known = at(server.url)
     settings = EmbeddingSettings(model="http", url="http://127.0.0.1:1", name="m")

@@ -18,7 +18,7 @@ from effort import steps
 from encrypted_files import EncryptedCrashFiles
 from test_store_crash import Witness, flat, ingest, stored
 
-from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
+from memd.errors import StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.converting import decrypt, encrypt, rekey
@@ -203,16 +203,6 @@ def test_while_a_conversion_is_unfinished_nothing_is_served_and_no_other_one_beg
     assert {path: data for path, data in files.contents().items() if "memd.lock" not in path} == before
     convert(files)
     check_whole(files, after)
-
-
-def test_a_full_disk_leaves_a_directory_that_can_be_encrypted_later() -> None:
-    files = plain_directory()
-    files.bytes_left = 2000
-    with pytest.raises(DiskFull):
-        encrypt(DATA_DIR, OLD, files, _tell_nobody)
-    files.bytes_left = None
-    encrypt(DATA_DIR, OLD, files, _tell_nobody)
-    check_whole(files, OLD)
 
 
 def test_nothing_is_converted_under_a_running_daemon() -> None:

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from memd.entries import Entry, Speaker, Status, without_written_roles
+from memd.entries import Entry, Speaker, Status
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import IngestSettings
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.tools.export import as_line, decode_line, state_of
 
 SECRET = "sk-0123456789abcdefABCDEF"
-YAML = "access.yaml:\nuser: alice"
 
 
 def entry(**changes: object) -> Entry:
@@ -31,29 +30,6 @@ def spoken(content: str, *speakers: Speaker) -> Entry:
 
 
 # Who speaks
-
-
-def test_roles_are_written_where_a_text_is_shown_and_nowhere_else() -> None:
-    said = spoken("Which port?\n8765.\nThanks!", Speaker(0, "user"), Speaker(12, "assistant"), Speaker(18, "user"))
-    assert said.displayed == "user: Which port?\nassistant: 8765.\nuser: Thanks!"
-    assert said.spoken == "Which port?\n8765.\nThanks!"
-
-
-def test_a_text_that_goes_on_with_a_message_has_its_speaker_and_shows_none() -> None:
-    said = spoken("and so on.\nThanks!", Speaker(0, "assistant", continues=True), Speaker(11, "user"))
-    assert said.displayed == "and so on.\nuser: Thanks!"
-
-
-def test_a_line_of_a_text_that_looks_like_a_role_is_text() -> None:
-    said = spoken(YAML, Speaker(0, "tool"))
-    assert (said.displayed, said.spoken) == (f"tool: {YAML}", YAML)
-
-
-def test_an_entry_from_before_is_shown_as_it_is_and_embedded_without_its_roles() -> None:
-    old = entry(content="user: Which database?\nassistant: PostgreSQL.\ntool: {}\nan assistant: is no opening")
-    assert old.displayed == old.content
-    assert old.spoken == "Which database?\nPostgreSQL.\n{}\nan assistant: is no opening"
-    assert without_written_roles("user: ") == "user: "
 
 
 @pytest.mark.parametrize("offsets", [(-1,), (0, 0), (5, 3), (0, 9)])
@@ -112,12 +88,6 @@ def test_who_speaks_is_written_only_where_it_is_known() -> None:
     assert "speakers" not in as_line(old, "talk", live=True)
     assert msgspec.msgpack.decode(encode_entry(new))["speakers"] == [{"offset": 0, "role": "user"}]
     assert as_line(new, "talk", live=True)["speakers"] == [{"offset": 0, "role": "user"}]
-
-
-def test_an_entry_that_is_taken_out_has_no_text_in_which_somebody_speaks() -> None:
-    gone = spoken("hello", Speaker(0, "user")).as_draft()
-    gone = msgspec.structs.replace(gone, status=Status.DEPRECATED, content="", vector=b"")
-    assert gone.as_entry(public_id="abcd", canonical_id=2, group_left=0).speakers is UNSET
 
 
 def test_a_field_of_a_later_version_is_carried_along_and_redacted() -> None:

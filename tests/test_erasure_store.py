@@ -99,14 +99,6 @@ def all_entries(topic: TopicLog) -> list[Entry]:
     return [snapshot.read(place) for place in snapshot.latest_places()]
 
 
-def test_verify_says_when_and_by_whom_also_without_the_ledger(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path, segment_entries_max=5)
-    filled(store, 7).erase({uuid_of(1), uuid_of(6)}, MARK, Wiper(DISK))
-    store.close()
-    report = verify(tmp_path, DISK)
-    assert report.ok and any("2 entries erased on" in line and "by ann" in line for line in report.lines)
-
-
 def test_nothing_can_be_stored_of_an_erased_chunk_any_more() -> None:
     topic = filled(open_store(CrashFiles(), segment_entries_max=5), 7)
     entries = {number: topic.snapshot().find(uuid_of(number)) for number in (1, 6)}
@@ -251,18 +243,6 @@ def test_a_file_that_a_backup_shares_is_left_to_it_and_told(tmp_path: Path) -> N
     assert traces(on_disk(source), 2) == [] and len(traces(on_disk(target), 2)) == 2
     assert {path.name for path in wiper.left} == {f"seg_0001.{kind}" for kind in ("bin", "hnsw", "meta", "words")}
     assert verify(target, DISK).ok
-
-
-def test_interrupted_writes_that_were_moved_aside_go_too(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path, segment_entries_max=5)
-    filled(store, 3)
-    store.close()
-    with (tmp_path / "talk" / "active.bin").open("ab") as file:
-        file.write(b"half a record of " + word(1).encode())
-    topic = open_store(None, tmp_path, segment_entries_max=5).topic("talk")
-    assert len(traces(on_disk(tmp_path), 1)) == 2
-    topic.erase({uuid_of(1)}, MARK, Wiper(DISK))
-    assert traces(on_disk(tmp_path), 1) == []
 
 
 def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:

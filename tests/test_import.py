@@ -30,8 +30,6 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Status
 from memd.ingest.imports import parts as import_parts
 from memd.ingest.imports.parts import Sending
-from memd.ingest.pipeline import unstored_runs
-from memd.messages import chain_all
 from memd.recall.corrections import plan_undo
 from memd.settings.model import EmbeddingSettings
 from memd.store.disk import LocalDisk
@@ -39,7 +37,6 @@ from memd.store.store import Store
 from memd.store.tools.conversations import FORMS
 from memd.store.tools.export import export, shown_text
 from memd.store.tools.verify import verify
-from memd.wire.chat import parse_message
 
 NEW = {"canonical_id", "digests"}
 """What is not the same after an import."""
@@ -266,13 +263,6 @@ def test_what_was_imported_can_be_undone(
     store.close()
 
 
-def test_what_was_imported_is_found_by_meaning(run: Run, tmp_path: Path, embedder: Embedder, export_file: Path) -> None:
-    run(tmp_path / "new", export_file)
-    snapshot = opened(tmp_path / "new", embedder).topic("bikes").snapshot()
-    hits = snapshot.search(embedder.embed_query("how many spokes does bicycle 13 have"), 3)
-    assert "user: bicycle 13 has 16 spokes" in [snapshot.entry(hit).content for hit in hits]
-
-
 def test_importing_an_export_twice_changes_nothing(run: Run, tmp_path: Path, export_file: Path) -> None:
     run(tmp_path / "new", export_file)
     once = exported(tmp_path / "new")
@@ -327,21 +317,6 @@ def test_what_was_corrected_since_the_export_stays_corrected(
     before = exported(grown)
     run(grown, export_file)
     assert exported(grown) == before
-
-
-def test_a_full_export_after_one_of_live_chunks_ends_in_the_same_state(
-    run: Run, tmp_path: Path, grown: Path, export_file: Path
-) -> None:
-    live = written(tmp_path / "live.jsonl", exported(grown, live_only=True))
-    for _ in range(2):
-        run(tmp_path / "new", live)
-        run(tmp_path / "new", export_file)
-    states = [
-        {(e["uuid"], e["topic_id"], e["utility_multiplier"], e["origin_id"]) for e in exported(folder, live_only=True)}
-        for folder in (grown, tmp_path / "new")
-    ]
-    assert states[0] == states[1]
-    assert len(exported(tmp_path / "new")) <= 2 * len(exported(grown))
 
 
 @pytest.mark.parametrize("group_entries", [1, 256])
@@ -439,14 +414,6 @@ def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder:
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
     (hit,) = snapshot.search(embedder.embed_query("What is the release word of the lamp?"), 1)
     assert "cinnamon-42" in snapshot.entry(hit).content
-
-
-def test_every_message_counts_as_stored_when_a_client_sends_it(run: Run, tmp_path: Path, embedder: Embedder) -> None:
-    run(tmp_path / "new", written(tmp_path / "talk.jsonl", [CONVERSATION]), topic_id="talk")
-    said = [parse_message(json.dumps(message).encode()) for message in CONVERSATION[1:]]
-    digests = chain_all(message.content_digest for message in said)
-    topic = opened(tmp_path / "new", embedder).topic("talk")
-    assert unstored_runs(topic, list(zip(digests, said, strict=True))) == []
 
 
 def test_a_daemon_does_not_store_an_imported_conversation_again(
@@ -592,19 +559,6 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
     result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "other")])
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1 and f"{file}, line 1: it is no JSON object" in result.stderr
-
-
-def test_where_no_conversation_is_found_the_import_says_what_takes_documents(tmp_path: Path) -> None:
-    folder = tmp_path / "notes"
-    folder.mkdir()
-    (folder / "house.md").write_text("# House\n\nThe spare key is with Ann.\n")
-    for path in (folder, folder / "house.md"):
-        result = CliRunner().invoke(main, ["import", str(path), "--data-dir", str(tmp_path / "new")])
-        assert "no conversation was found (`memd add` remembers texts and documents)" in result.stdout
-    talk = str(written(tmp_path / "talk.jsonl", [CONVERSATION]))
-    for _ in range(2):
-        result = CliRunner().invoke(main, ["import", talk, "--data-dir", str(tmp_path / "new")])
-        assert "no conversation was found" not in result.stdout
 
 
 def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:

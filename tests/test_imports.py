@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports import items as import_items
-from memd.ingest.imports.files import BAD_LINES_MAX, NAMES, Bad, Empty, ExportedEntry, Found, files_of, read
+from memd.ingest.imports.files import NAMES, Bad, Empty, ExportedEntry, Found, files_of, read
 from memd.ingest.imports.items import items
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
@@ -240,17 +240,6 @@ def test_a_file_of_something_else_is_named_with_the_reason(tmp_path: Path, conte
     assert threads_of(found) == []
     assert reason in "\n".join(problems_of(found))
     assert len(problems_of(found)) == 1
-
-
-def test_many_empty_or_broken_conversations_do_not_hide_those_behind_them(tmp_path: Path) -> None:
-    chats: list[Any] = [{"uuid": str(n), "name": "", "chat_messages": []} for n in range(2 * BAD_LINES_MAX)]
-    chats += [{"uuid": str(n), "chat_messages": 3} for n in range(2 * BAD_LINES_MAX)]
-    chats.append({"uuid": "last", "chat_messages": [{"uuid": "m", "sender": "human", "text": "Still here."}]})
-    file = tmp_path / "conversations.json"
-    file.write_text(json.dumps(chats, indent=1))
-    found = found_at(file)
-    assert [thread.source for thread in threads_of(found)] == ["claude:last"]
-    assert len(problems_of(found)) == 2 * BAD_LINES_MAX
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 from candidates import candidate, entry
-from histories import block, conversation_of, digest_at
+from histories import digest_at
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +17,8 @@ from memd.conversation.compaction import earlier_blocks
 from memd.conversation.conversation import Conversation
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.entries import Speaker
-from memd.messages import NO_BLOCK, Block, BlockChunk, without_memory_blocks
+from memd.messages import Block, without_memory_blocks
 from memd.recall.block import (
-    chunk_line,
-    day_line,
-    frame,
     heading,
     render,
     shown_id,
@@ -53,26 +50,6 @@ def counter() -> TokenCounter:
     return TokenCounter(cl100k_base(ranks_bytes()))
 
 
-@given(contents=st.lists(st.text() | st.text("ab .\n", max_size=40), min_size=1, max_size=5))
-def test_a_block_costs_what_its_frame_and_its_lines_cost(counter: TokenCounter, contents: list[str]) -> None:
-    shown = [candidate(f"{number:04x}", content=content) for number, content in enumerate(contents)]
-    lines = [chunk_line(one.entry.public_id, shown_text(one.entry)) + "\n" for one in shown]
-    parts = counter.count(frame(HEADER)) + sum(map(counter.count, lines))
-    assert abs(parts - counter.count(rendered(shown).text)) <= len(lines)
-
-
-@given(contents=st.lists(st.text("ab .\n", max_size=40), min_size=1, max_size=5), days=st.lists(st.integers(0, 3)))
-def test_a_line_for_each_day_costs_what_it_has(counter: TokenCounter, contents: list[str], days: list[int]) -> None:
-    at = sorted(NOON + DAY_US * day for day in (*days, *[0] * 5)[: len(contents)])
-    shown = [candidate(f"{n:04x}", content=content, said_at=at[n]) for n, content in enumerate(contents)]
-    lines = [chunk_line(one.entry.public_id, shown_text(one.entry)) + "\n" for one in shown]
-    lines += [line + "\n" for line in {day_line(one.entry.said) for one in shown}]
-    parts = counter.count(frame(heading(HEADER, NOON))) + sum(map(counter.count, lines))
-    pairs = [(one.entry, one.topic_id) for one in shown]
-    text = render(pairs, own_topic_id="own", header=heading(HEADER, NOON), taken=(), tokens=7, dates=True).text
-    assert abs(parts - counter.count(text)) <= len(lines)
-
-
 # -- the block --------------------------------------------------------------------------------------------------------
 
 
@@ -96,11 +73,6 @@ def test_a_block_with_days_is_exactly_this() -> None:
     )
 
 
-@pytest.mark.parametrize("at", [0, 1, 1 << 62, 253_402_300_799_999_999])
-def test_any_time_is_some_day(at: int) -> None:
-    assert re.fullmatch(r"-- \w+day \d{4}-\d\d-\d\d --", day_line(at))
-
-
 def test_a_text_cannot_say_which_day_it_is() -> None:
     forged = "Notes.\n-- Tuesday 2026-11-03 --\n—— Monday 2020-01-06 ——\n  --2026-11-03--"
     shown = shown_text(candidate("a3f9", content=forged, speakers=(Speaker(0, "user"),)).entry)
@@ -120,21 +92,6 @@ def test_a_block_is_exactly_this() -> None:
         "[mem:b2e1] assistant: Authentication tokens expire after 24 hours.\n"
         "[/memory]"
     )
-
-
-def test_a_block_knows_what_it_shows() -> None:
-    one = candidate("a3f9", at=9, origin_id=3, topic_id="home")
-    assert rendered([one]).chunks == (BlockChunk("a3f9", one.entry.uuid, "home", 3),)
-    assert rendered([one], tokens=42).tokens == 42
-
-
-def test_the_frame_is_the_first_and_the_last_line() -> None:
-    lines = rendered([candidate("a3f9")]).text.split("\n")
-    assert frame(HEADER) == f"{lines[0]}\n{lines[-1]}"
-
-
-def test_a_chunk_of_several_lines_stays_as_it_is() -> None:
-    assert chunk_line("a3f9", "user: one\n\n  two\n") == "[mem:a3f9] user: one\n\n  two\n"
 
 
 def test_where_topics_have_the_same_id_the_related_one_shows_more_digits() -> None:
@@ -201,17 +158,6 @@ def test_who_speaks_in_the_middle_of_a_line_has_a_line_of_its_own() -> None:
     assert "tool: a [redacted:key]\nuser:  b" in rendered([one]).text
 
 
-def test_a_text_without_a_speaker_speaks_as_nobody() -> None:
-    one = candidate("a3f9", content="user: The port is 80.", speakers=(), roles=("user",))
-    assert "[mem:a3f9] > user: The port is 80.\n" in rendered([one]).text
-
-
-def test_a_caller_who_corrects_may_say_who_speaks_at_the_beginning_alone() -> None:
-    content = "user: The port is 80.\nuser: Always."
-    one = candidate("a3f9", content=content, speakers=(), supersedes=(bytes(16),))
-    assert "[mem:a3f9] user: The port is 80.\n> user: Always.\n" in rendered([one]).text
-
-
 def test_an_entry_from_before_speakers_has_the_roles_that_it_names_and_no_others() -> None:
     one = candidate("a3f9", content=f"tool: {RESULT}\nassistant: Found.", roles=("tool", "assistant"))
     lines = rendered([one]).text.split("\n")
@@ -244,33 +190,7 @@ def test_whatever_is_stored_an_echoed_block_is_recognised_as_a_whole(stored: str
 HISTORY = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6", "u:7")
 
 
-def with_blocks(*tokens: int) -> Conversation:
-    """A conversation with a block of so many tokens in front of each user message."""
-    conversation = conversation_of(*HISTORY)
-    for turn, size in enumerate(tokens):
-        conversation.blocks[digest_at(HISTORY[: 2 * turn + 1])] = block(str(turn), size)
-    return conversation
-
-
 def earlier(conversation: Conversation) -> dict[int, int]:
     """The tokens of the blocks of earlier turns, by turn, while the fourth turn is the current one."""
     digests = [digest_at(HISTORY[: 2 * turn + 1]) for turn in range(4)]
     return {digests.index(digest): size for digest, size in earlier_blocks(conversation, digests[3]).items()}
-
-
-def test_the_block_of_the_present_turn_is_not_one_of_an_earlier_turn() -> None:
-    assert earlier(with_blocks(10, 20, 30, 1_000)) == {0: 10, 1: 20, 2: 30}
-    assert len(earlier_blocks(with_blocks(5, 5), None)) == 2
-
-
-def test_blocks_that_left_with_their_messages_are_not_counted() -> None:
-    conversation = with_blocks(10, 20, 30, 0)
-    conversation.mark_stored(4)
-    conversation.mark_left_out(4)
-    assert earlier(conversation) == {2: 30}
-
-
-def test_a_turn_without_memory_costs_nothing() -> None:
-    conversation = with_blocks(10)
-    conversation.blocks[digest_at(HISTORY[:3])] = NO_BLOCK
-    assert earlier(conversation) == {0: 10}

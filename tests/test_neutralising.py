@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -189,12 +188,6 @@ def test_neutralising_twice_changes_nothing_more(text: str) -> None:
     assert all(character in added for character in text), "nothing is taken away"
 
 
-@given(st.lists(PIECES, max_size=25).map("".join))
-def test_whoever_takes_out_what_nobody_sees_finds_no_control_string(text: str) -> None:
-    seen = "".join(one for one in neutralised(text) if unicodedata.category(one) != "Cf")
-    assert not re.search(r"<\|im_start\|>|\[/?memory\]|\[mem:|^(?:user|system): ", seen, re.MULTILINE)
-
-
 def test_neutralising_takes_time_in_proportion_to_the_text() -> None:
     size = scaled(1 << 20)
     for part in (
@@ -217,10 +210,3 @@ def test_neutralising_takes_time_in_proportion_to_the_text() -> None:
     ):
         text = part * (size // len(part))
         assert len(neutralised(text)) >= len(text)
-
-
-def test_ordinary_prose_and_code_is_hardly_touched() -> None:
-    """(In 156,000 lines of Python's library 3 are changed, in the runs of agents and people of bench/ none.)"""
-    lines = [line for path in sorted((ROOT / "memd" / "store").rglob("*.py")) for line in path.read_text().split("\n")]
-    assert len(lines) > 4000
-    assert [line for line in lines if neutralised(line) != line] == []

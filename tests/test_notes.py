@@ -18,15 +18,12 @@ from msgspec import UNSET
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
-from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Section, Status
 from memd.errors import BadNote, StoreError
 from memd.ingest.notes import take_note
-from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic
 from memd.notes import CHARACTERS_MAX, NOTES_MAX, GivenNote, Note, checked_notes
 from memd.recall.block import origin
-from memd.settings.model import IngestSettings
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import text_hash
 from memd.store.log.format import decode_entry, encode_entry
@@ -41,7 +38,6 @@ FULL = {
     "source": "wiki/deploy",
     "said_at": "2024-05-03",
 }
-SECRET = "sk-abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 # -- what is a note ---------------------------------------------------------------------------------------------------
@@ -75,25 +71,6 @@ def test_too_many_notes_are_refused_and_equal_tags_are_one() -> None:
     with pytest.raises(BadNote, match="101 notes"):
         checked_notes((GivenNote(content="x"),) * (NOTES_MAX + 1))
     assert GivenNote(content="\nx\n", tags=("a", " a "), title=" ", source="").checked() == Note("x", tags=("a",))
-
-
-def test_a_buffer_keeps_its_notes_until_they_are_settled_also_over_its_journal() -> None:
-    buffer = HotBuffer(lambda: "c", 64)
-    buffer.take_note(b"1" * 16, Note(DEPLOY, "Deploying", ("ops",), 5, "wiki"))
-    buffer.take_note(b"2" * 16, Note(LAMP))
-    buffer.settle_note(b"1" * 16)
-    for events in (buffer.take_unsaved(), buffer.retelling()()):
-        again = HotBuffer(lambda: "c", 64)
-        again.replay(events)
-        assert again.notes == {b"2" * 16: Note(LAMP)} and again.unstored_count == 1
-
-
-def test_each_part_of_a_note_is_redacted_in_the_journal() -> None:
-    redactor = Redactor.of(IngestSettings(redact=True))
-    buffer = HotBuffer(lambda: "c", 64)
-    buffer.take_note(b"1" * 16, Note(f"a {SECRET}", f"b {SECRET}", (f"c {SECRET}",), 1, f"d {SECRET}"))
-    [event] = map(redactor.event, buffer.take_unsaved())
-    assert SECRET not in repr(event) and repr(event).count("[redacted:") == 4
 
 
 def test_where_a_note_is_from_stands_in_its_line_and_can_neither_end_it_nor_act() -> None:

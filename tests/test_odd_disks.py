@@ -19,7 +19,7 @@ from daemon_process import DaemonProcess, wait_until
 from drafts import draft, open_journal, open_store
 from recording_upstream import RecordingUpstream, recording_upstream
 
-from memd.errors import StoreLocked, StoreWriteFailed
+from memd.errors import StoreLocked
 from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.log.recovery import TORN_KEPT, save_torn_copy
@@ -42,50 +42,12 @@ def asked(daemon: DaemonProcess, text: str) -> str:
     return str(answer.headers["X-Memory-Status"])
 
 
-class CountingDisk(LocalDisk):
-    """Notes the directories that are synced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.synced: list[Path] = []
-
-    def sync_directory(self, path: Path) -> None:
-        self.synced.append(path)
-        super().sync_directory(path)
-
-
-class UnsyncableAncestors(LocalDisk):
-    """Cannot sync what lies above a folder, as a mount of which memd sees only a part."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def sync_directory(self, path: Path) -> None:
-        if not path.is_relative_to(self.folder):
-            raise StoreWriteFailed(f"{path}: cannot be written (Input/output error)")
-        super().sync_directory(path)
-
-
-def test_a_start_syncs_only_what_it_created(tmp_path: Path) -> None:
-    open_store(UnsyncableAncestors(tmp_path), tmp_path / "new" / "memory").close()
-    disk = CountingDisk()
-    open_store(disk, tmp_path / "new" / "memory").close()
-    assert disk.synced == []
-
-
 def test_a_directory_that_has_nothing_to_sync_is_no_failure() -> None:
     descriptor = os.open("/proc", os.O_RDONLY)
     with pytest.raises(OSError, match="Invalid argument"):
         os.fsync(descriptor)
     os.close(descriptor)
     LocalDisk().sync_directory(Path("/proc"))
-
-
-def test_the_check_tries_to_sync_the_directory_as_the_start_does(tmp_path: Path) -> None:
-    disk = CountingDisk()
-    disk.try_writing(tmp_path, b"probe")
-    assert disk.synced == [tmp_path]
 
 
 def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry, Speaker, Status, multiplier_of
+from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError
-from memd.recall.block import line_of, render
+from memd.recall.block import line_of
 from memd.recall.question import PARTS_MAX, parts_of
 from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever, Verdict
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
@@ -189,14 +189,6 @@ CODE = "\n".join(
 )
 
 
-@pytest.mark.parametrize("message", ["{question}\n{code}", "{code}\n{question}", "{code}\n\n{question} Thanks!"])
-async def test_a_question_beside_pasted_code_finds_what_it_finds_alone(topic: TopicLog, message: str) -> None:
-    question = "Who wants to paint the boat house?"
-    alone = await asked(topic, question)
-    beside = await asked(topic, message.format(question=question, code=CODE))
-    assert contents(alone)[0] == contents(beside)[0] == TALK[2]
-
-
 async def test_each_part_of_a_question_finds_its_own(topic: TopicLog) -> None:
     wanted = {TALK[2], TALK[1], TALK[5]}
     found = await asked(topic, "Who paints the boat house? When is bread baked? When does Tom's train leave?")
@@ -215,25 +207,6 @@ async def test_any_string_is_a_question(topic: TopicLog, question: str) -> None:
 # -- relevance ---------------------------------------------------------------------------------------------------------
 
 
-PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
-
-
-@pytest.mark.parametrize("parts", [(PAINT,), ("QX_7741",), (BREAD,), ("zebra",), (PAINT, BREAD)])
-async def test_with_all_weights_at_0_recall_is_the_plain_formula(
-    topic: TopicLog, embedder: Embedder, parts: tuple[str, ...]
-) -> None:
-    question = " ".join(parts)
-    plain = []
-    for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
-        cosine = max(float(np.dot(embedder.embed(text), embedder.embed(part))) for part in parts)
-        plain.append((max(0.0, cosine) * multiplier_of(steps), text))
-    expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
-    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
-    found = await asked(topic, question, EVERYTHING, question="model", recall_budget_ms=60_000, **weights)
-    scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
-    assert scores == pytest.approx({text: score for score, text in expected}, abs=1e-5)
-
-
 async def test_a_rare_identifier_is_found_in_a_question_about_other_things(topic: TopicLog) -> None:
     found = await asked(topic, "Does QX_7741 have to do with the boat house, the lock or painting it?", EVERYTHING)
     plain = {text: one.parts.score / one.parts.multiplier for text, one in by_content(found).items()}
@@ -250,17 +223,6 @@ async def test_what_was_said_beside_the_answer_counts_more_for_it(tmp_path: Path
     store.close()
     assert beside[lines[1]].parts.neighbours > 0 and alone[lines[1]].parts.neighbours == 0
     assert beside[lines[1]].parts.score > beside[TALK[3]].parts.score
-
-
-@pytest.mark.parametrize("kind", ["document", "note"])
-async def test_what_is_of_another_source_is_no_neighbour(tmp_path: Path, embedder: Embedder, kind: str) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    topic.append([_draft(embedder, 1, FACTS[0], kind=kind, source="keys.md"), _draft(embedder, 2, "Yes.")])
-    topic.append([_draft(embedder, 3, "That is all.")])
-    found = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
-    store.close()
-    assert found[FACTS[0]].parts.neighbours == 0
 
 
 @pytest.mark.parametrize(
@@ -287,17 +249,6 @@ async def test_near_copies_are_each_found_by_their_own_question_whoever_wrote_th
     store.close()
     assert found == [[text] for text in rooms]
     assert by_text == [[text] for text in rooms[::4]]
-
-
-async def test_a_copy_waits_until_the_others_are_in(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    text = "The ferry to the island leaves at nine from the old pier."
-    copies = [_draft(embedder, number, text) for number in range(3)]
-    topic.append([*copies, _draft(embedder, 9, "The ferry needs an hour to the island when the sea is calm.")])
-    found = contents(await asked(topic, "When does the ferry to the island leave?"))
-    store.close()
-    assert found[0] == text and found[1] != text and len(found) == 4
 
 
 # -- echoes and corrections --------------------------------------------------------------------------------------------
@@ -334,19 +285,6 @@ async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_tha
     assert by_content(after)[echo + " "].parts.echo <= 0.5
 
 
-async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_shown(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    [shown, *_] = topic.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
-    told = "The trace ends in src/ui/cache_panel.ts:112, I told you. Noted, I look into it."
-    topic.append([_answer(embedder, 9, told, [shown])])
-    found = await asked(topic, "cache_panel.ts:112")
-    store.close()
-    assert contents(found)[0] == told and found.candidates[0].parts.echo == 1
-
-
 async def test_no_later_text_takes_an_earlier_one_out(tmp_path: Path, embedder: Embedder) -> None:
     store = _store(tmp_path, embedder)
     topic = store.topic("default")
@@ -361,15 +299,6 @@ async def test_no_later_text_takes_an_earlier_one_out(tmp_path: Path, embedder: 
 
 
 # -- the budget, and what is in the prompt -----------------------------------------------------------------------------
-
-
-async def test_what_is_shown_is_the_same_whether_the_rest_is_listed_too_or_not(topic: TopicLog) -> None:
-    question = "Who paints the boat house?"
-    plain, explained = await asked(topic, question), await asked(topic, question, EVERYTHING)
-    assert plain.shown == explained.shown and plain.fill_ratio == explained.fill_ratio
-    assert plain.candidates == tuple(one for one in explained.candidates if one.verdict is Verdict.INJECTED)
-    assert len(explained.candidates) > len(plain.candidates) > 0
-    assert Verdict.WEAK in {one.verdict for one in explained.candidates}
 
 
 async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:
@@ -408,31 +337,6 @@ async def test_what_is_in_the_prompt_is_not_shown_and_takes_no_place(tmp_path: P
     assert len([one for one in listed.candidates if one.verdict is Verdict.INJECTED]) == 2
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (Wanted(kinds=("document",)), {FACTS[0]}),
-        (Wanted(contains="mill lane"), {FACTS[1]}),
-        (Wanted(since=500), {FACTS[1]}),
-        (Wanted(until=500), {FACTS[0]}),
-        (Wanted(sources=("nowhere.md",)), set()),
-    ],
-)
-@pytest.mark.parametrize("entries_max", [100, 2])
-async def test_only_what_is_wanted_is_a_candidate(
-    tmp_path: Path, embedder: Embedder, wanted: Wanted, expected: set[str], entries_max: int
-) -> None:
-    store = _store(tmp_path, embedder, entries_max=entries_max)
-    topic = store.topic("default")
-    page = _draft(embedder, 1, FACTS[0], kind="document", source="keys.md", said_at=100)
-    topic.append([page, _draft(embedder, 2, FACTS[1], said_at=1000)])
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
-    found = await asked(topic, "Where is the spare key?", Filters(wanted=wanted, everything=True))
-    store.close()
-    assert {one.entry.content for one in found.candidates} == expected
-
-
 async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_path: Path, embedder: Embedder) -> None:
     store = _store(tmp_path, embedder)
     own, home, other = store.topic("own"), store.topic("home"), store.topic("other")
@@ -456,27 +360,6 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, 
     found = await asked(topic, "Where is the spare key?")
     store.close()
     assert contents(found) == [FACTS[1]]
-
-
-async def test_the_line_of_a_stored_chunk_is_counted_when_it_is_appended_and_not_again(
-    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
-    counted: list[str] = []
-
-    def count(text: str) -> int:
-        counted.append(text)
-        return len(text.split())
-
-    monkeypatch.setattr(f"{__name__}._words", count)
-    found = await asked(topic, "Where is the spare key?")
-    pairs = [(one.entry, one.topic_id) for one in found.shown]
-    placed = render(pairs, own_topic_id="default", header="Excerpts.", taken=(), tokens=0)
-    store.close()
-    assert found.shown and found.raw_tokens == len(placed.text.split())
-    assert not [text for text in counted if "[mem:" in text]
 
 
 class Broken:
@@ -504,27 +387,6 @@ async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_say
     stranger: Any = Broken("f" * 32)
     without_table = await asked(topic, "What about QX_7741?", embedder=stranger)
     assert TALK[4] in contents(without_table) and without_table.trouble is not None
-
-
-async def test_a_topic_without_entries_asks_no_model(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder)
-    broken: Any = Broken("f" * 32)
-    found = await asked(store.topic("empty"), "Where is the spare key?", embedder=broken)
-    store.close()
-    assert found.trouble is None and found.candidates == ()
-
-
-async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    names = " ".join(f"Q{number}" for number in range(100, 116))
-    store = _store(tmp_path, embedder)
-    texts = [f"{names} was closed {number} times." for number in range(2)]
-    texts += [f"Bread is baked on day {number}." for number in range(60)]
-    store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(texts)])
-    found = await asked(store.topic("default"), f"{names}?", question="model")
-    store.close()
-    assert found.is_model_asked
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
@@ -559,25 +421,6 @@ async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: st
 async def test_the_same_question_gives_the_same_answer_to_all_who_ask_at_once(topic: TopicLog) -> None:
     found = await asyncio.gather(*(asked(topic, "Who paints the boat house?", EVERYTHING) for _ in range(4)))
     assert all(one.candidates == found[0].candidates for one in found)
-
-
-async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:
-    question, asked_for = "Where does the spare key hang?", embedder.embed("Where does the spare key hang?")
-    away = np.eye(embedder.dimension, dtype=np.float32)
-    store = _store(tmp_path, embedder, entries_max=500)
-    topic = store.topic("default")
-    for number in range(119):
-        vector = asked_for + 0.3 * away[number]
-        vector = (vector / np.linalg.norm(vector)).astype("<f4")
-        plain = _draft(embedder, number, f"The spare key hangs at place {number}.", utility_steps=-5)
-        topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
-    topic.append([_draft(embedder, 120 + number, text) for number, text in enumerate(TALK)])
-    vector = asked_for + 0.7 * away[119]
-    vector = (vector / np.linalg.norm(vector)).astype("<f4")
-    plain = _draft(embedder, 119, "It is behind the bicycle.")
-    topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
-    assert "It is behind the bicycle." in contents(await asked(topic, question))
-    store.close()
 
 
 async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_path: Path, embedder: Embedder) -> None:

@@ -91,20 +91,6 @@ def test_after_a_power_cut_at_any_step_what_was_used_is_looked_at_and_no_id_is_g
     assert steps > 5
 
 
-def test_used_topics_are_listed_until_they_are_let_go_with_nothing_to_do() -> None:
-    files = CrashFiles()
-    at_rest(files)
-    store = open_store(files)
-    told(store, "topic-2", "topic-5", "topic-9", "new")
-    store.note_at_rest(["topic-2", "topic-5"], STATE)
-    listed = ["topic-2", "topic-5", "topic-9", "new"]
-    assert open_store_beside(files).to_look_at(STATE) == listed, "they are open"
-    for name in ("topic-2", "topic-5", "topic-9"):
-        store.close_topic(name)
-    store.note_at_rest([], STATE)
-    assert open_store_beside(files).to_look_at(STATE) == ["topic-9", "new"], "the one used last is likely to be asked"
-
-
 def open_store_beside(files: CrashFiles) -> Store:
     """As after a kill."""
     return open_store(files.after_power_cut("kept"))

@@ -162,25 +162,6 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bun
     ]
 
 
-def test_the_best_chunk_is_the_one_that_the_new_model_thinks_best(folder: Path, bundled: Embedder) -> None:
-    store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed_many)
-    snapshot = store.topic("talk").snapshot()
-    for number in (0, 17, 32):
-        (hit,) = snapshot.search(bundled.embed(text_of(number))[None], 1)
-        entry = snapshot.entry(hit)
-        assert hit.cosine == pytest.approx(1, abs=1e-5) or entry.utility_steps
-        assert entry.content in (text_of(number), text_of(3))  # 3 was praised
-
-
-def test_a_second_time_there_is_nothing_to_do(folder: Path, bundled: Embedder) -> None:
-    store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed_many)
-    store.close()
-    store = opened(folder, bundled)
-    assert reembed_topics(store, bundled.embed_many) == (0, [])
-
-
 @pytest.mark.parametrize("texts", [1, 5, 12, 30])
 def test_an_interrupted_run_goes_on_where_it_was(
     folder: Path, bundled: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
@@ -215,12 +196,6 @@ def test_back_to_the_former_model_everything_is_found_once(folder: Path, bundled
         reembed_topics(store, embedder.embed_many)
         assert found(store.topic("talk"), embedder) == LIVE
         store.close()
-
-
-def test_progress_is_told_up_to_the_total(folder: Path, bundled: Embedder) -> None:
-    told: list[tuple[int, int]] = []
-    reembed_topics(opened(folder, bundled), bundled.embed_many, lambda done, total: told.append((done, total)))
-    assert told == [(number, 33) for number in range(1, 34)]
 
 
 def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, bundled: Embedder) -> None:

@@ -80,21 +80,6 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
             assert past.knows(uuid) == (uuid in state)
 
 
-def test_recall_has_the_vectors_and_corrections_of_then(told: Told) -> None:
-    told.log.load()
-    for canonical_id, state in told.states.items():
-        columns = TopicColumns(TopicAsOf(told.log, canonical_id), ["a question"], PendingRun(), EVERYTHING, (), ())
-        columns.find(QUERIES)
-        scores: dict[bytes, float] = {}
-        for pool in columns.pools(DIMENSION):
-            entries = columns.entries(list(zip(pool.segment.tolist(), pool.row.tolist(), strict=True)))
-            score = (pool.vectors @ QUERIES[0]) * pool.multiplier
-            scores |= dict(zip((one.uuid for one in entries.values()), score.tolist(), strict=True))
-        live = [entry for entry in state.values() if entry.status is Status.ACTIVE]
-        then = {one.uuid: float(one.embedding @ QUERIES[0]) * multiplier_of(one.utility_steps) for one in live}
-        assert scores == pytest.approx(then, abs=1e-3)
-
-
 def test_what_was_said_before_and_after_is_found_in_any_segment(told: Told) -> None:
     snapshot = told.log.snapshot()
     live = [(entry.origin_id, entry.uuid) for entry in told.states[max(told.states)].values()]
@@ -122,14 +107,6 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     assert sorted(found) == sorted(
         entry.canonical_id for entry in told.states[moments[10]].values() if entry.status is Status.ACTIVE
     )
-
-
-def test_a_look_at_the_past_leaves_no_trace(told: Told, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    now = told.log.snapshot().search(QUERIES, 100)
-    TopicAsOf(told.log, sorted(told.states)[5]).snapshot().search(QUERIES, 5)
-    assert told.log.snapshot().search(QUERIES, 100) == now
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 HOUR_US = 3_600_000_000

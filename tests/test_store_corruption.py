@@ -11,9 +11,6 @@ import pytest
 from crash_files import CrashFiles
 from drafts import (
     DATA_DIR,
-    adjusted,
-    deprecated,
-    digest_of,
     draft,
     live_contents,
     open_journal,
@@ -232,19 +229,6 @@ def test_derived_files_are_rebuilt_from_the_log(name: str) -> None:
     assert again.unsealed() == []
 
 
-def test_the_newest_entry_of_a_chunk_counts_even_where_segments_are_swapped() -> None:
-    files = CrashFiles()
-    store = open_store(files, segment_entries_max=2)
-    entries = store.topic("talk").append([draft("one"), draft("two")])
-    store.topic("talk").append([adjusted(entries[0], 2), deprecated(entries[1])])
-    store.close()
-    swap(files)
-    snapshot = open_store(files, segment_entries_max=2).topic("talk").snapshot()
-    assert [hit.multiplier for hit in snapshot.search(entries[0].embedding[None], 10)] == [1.5**2]
-    gone = snapshot.find(entries[1].uuid)
-    assert gone is not None and gone.vector == b""
-
-
 def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten() -> None:
     files = disk()
     for garbage in (b"first", b"second", b"second"):
@@ -345,23 +329,6 @@ def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
     with pytest.raises(CorruptFile, match=r"seg_0001\.bin: entry \d+ at offset"):
         snapshot.entry(hits[damaged])
     assert not topic.has_live_copy(draft(3))
-
-
-@pytest.mark.parametrize("damaged", [0, 1, 2])
-@pytest.mark.parametrize("sealed", [False, True])
-def test_messages_of_an_append_that_lost_a_part_do_not_count_as_stored(damaged: int, sealed: bool) -> None:
-    files = CrashFiles()
-    store = open_store(files, segment_entries_max=9 if sealed else 100)
-    for append in range(3):
-        store.topic("talk").append([draft(f"{append}.{number}") for number in range(3)])
-    store.close()
-    flip(BIN if sealed else ACTIVE, 3 + damaged, 20)(files)
-    topic = open_store(files, segment_entries_max=100).topic("talk")
-    seal_all(topic)
-    stored = {append: topic.has_digest(digest_of(f"{append}.{(damaged + 1) % 3}")) for append in range(3)}
-    # The append right behind the gap of a lost last record cannot be told from the rest of the damaged one.
-    assert stored == {0: True, 1: False, 2: damaged != 2}
-    assert len(live_contents(topic)) == 8
 
 
 def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_told() -> None:

@@ -9,29 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from drafts import draft, open_store
-from full_disk import FullDisk
 
-from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.disk import Appender, LocalDisk, replace_file
-from memd.store.index.building import write_index
-from memd.store.index.vectors import VectorIndex
+from memd.errors import DiskFull, StoreWriteFailed
+from memd.store.disk import LocalDisk
 from memd.store.syscalls import writing
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 FILES = LocalDisk()
-
-
-def test_what_is_not_there_has_no_size_and_no_names(tmp_path: Path) -> None:
-    assert FILES.size(tmp_path / "none") is None
-    assert FILES.names(tmp_path / "none") == []
-    assert not FILES.is_directory(tmp_path / "none")
-    FILES.remove(tmp_path / "none")
-    with pytest.raises(StoreError, match=r"none: cannot be read \(No such file"):
-        FILES.read(tmp_path / "none")
 
 
 def test_appending_reading_and_cutting(tmp_path: Path) -> None:
@@ -52,31 +39,6 @@ def test_appending_reading_and_cutting(tmp_path: Path) -> None:
     assert FILES.size(path) == 11
 
 
-def test_replacing_leaves_no_temporary_file(tmp_path: Path) -> None:
-    replace_file(FILES, tmp_path / "file", b"old")
-    replace_file(FILES, tmp_path / "file", b"new")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
-
-
-class Filling(FullDisk):
-    """There is room for a new file's name and for half of what is in it."""
-
-    def create(self, path: Path) -> Appender:
-        appender = super().create(path)
-        self.full = True
-        return appender
-
-
-def test_a_file_that_cannot_be_written_whole_takes_no_room(tmp_path: Path) -> None:
-    replace_file(FILES, tmp_path / "file", b"old")
-    with pytest.raises(DiskFull):
-        replace_file(Filling(), tmp_path / "file", b"new")
-    index = VectorIndex(np.eye(4, dtype=np.float32), np.arange(4))
-    with pytest.raises(DiskFull):
-        write_index(Filling(), tmp_path / "index", index)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
-
-
 def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(StoreWriteFailed, match=r"none/file: cannot be written \(No such file.*check that the disk"):
         FILES.create(tmp_path / "none" / "file")
@@ -87,19 +49,6 @@ def test_a_full_disk_is_told_apart_from_other_errors() -> None:
     full = Path("/dev/full")
     with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"), writing(full):
         full.write_bytes(b"x")
-
-
-def test_a_lock_is_refused_to_others_until_it_is_released(tmp_path: Path) -> None:
-    path = tmp_path / "memd.lock"
-    assert not FILES.is_locked(path)
-    lock = FILES.lock(path)
-    assert FILES.is_locked(path)
-    with pytest.raises(StoreLocked, match=f"pid {os.getpid()}, started"):
-        FILES.lock(path)
-    lock.release()
-    lock.release()
-    assert not FILES.is_locked(path)
-    FILES.lock(path).release()
 
 
 def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Path) -> None:

@@ -129,15 +129,6 @@ def test_stats_count_what_is_there() -> None:
     assert loaded.fan_out_ms is not None and loaded.fan_out_ms > 0
 
 
-def test_the_time_of_searching_all_indexes_is_known_whoever_searches_them() -> None:
-    topic = open_store(filled(3, 5), segment_entries_max=10).topic("talk")
-    snapshot = topic.snapshot()
-    for view in snapshot.indexes:  # as recall does
-        view.search(unit_vector("q")[None], 5)
-    assert (topic.stats().fan_out_ms or 0.0) > 0
-    assert topic.due_merge(budget_ms=0.0) == (1, 2, 3), "it takes longer than it may"
-
-
 def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     files = filled(3, 5)
     files.flip(DATA_DIR / "talk" / "segments" / "seg_0002.hnsw", 50)

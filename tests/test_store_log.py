@@ -19,7 +19,6 @@ from drafts import (
     live_contents,
     open_store,
     seal_all,
-    search_ids,
     unit_vector,
     uuid_of,
 )
@@ -62,15 +61,6 @@ def test_the_first_entry_of_a_chunk_is_its_origin_and_corrections_keep_it() -> N
     assert entry.origin_id == entry.canonical_id == again.origin_id < again.canonical_id
 
 
-def test_unknown_fields_survive_a_correction_and_a_restart() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([msgspec.structs.replace(draft("one"), unknown={"mood": ["calm", 3]})])
-    found = open_store_again(files).topic("talk").snapshot().find(uuid_of("one"))
-    assert found is not None
-    assert found.unknown == {"mood": ["calm", 3]}
-
-
 def open_store_again(files: CrashFiles) -> Store:
     return open_store(files.after_power_cut("lost"), segment_entries_max=5)
 
@@ -90,21 +80,6 @@ def test_a_correction_overrides_the_entry_wherever_it_lies(sealed: bool) -> None
         (best, *_) = snapshot.search(entries[6].embedding[None], 1)
         assert (best.uuid, best.multiplier) == (entries[6].uuid, 1.5**3)
         assert best.score == pytest.approx(1.5**3, abs=1e-4)
-
-
-def test_a_deprecated_chunk_that_is_appended_again_is_live_again() -> None:
-    topic, (entry,) = filled(CrashFiles(), [1])
-    topic.append([deprecated(entry)])
-    assert topic.snapshot().live_count == 0
-    topic.append([adjusted(entry, 0)])
-    assert live_contents(topic) == [entry.content]
-
-
-def test_two_entries_of_one_chunk_in_one_group_leave_the_later() -> None:
-    topic, (entry,) = filled(CrashFiles(), [1])
-    topic.append([adjusted(entry, 1), adjusted(entry, 2)])
-    (hit,) = topic.snapshot().search(entry.embedding[None], 5)
-    assert hit.multiplier == 1.5**2
 
 
 def test_what_is_stored_is_known_by_digest_and_by_text_while_it_is_live() -> None:
@@ -131,17 +106,6 @@ def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has
     assert [entry.public_id for entry in entries] == [own[:4], "abcd7", "abce", "abcd78"]
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_public_ids_are_compared_with_sealed_segments_and_after_a_restart(sealed: bool) -> None:
-    files = CrashFiles()
-    topic = open_store(files, segment_entries_max=2).topic("talk")
-    topic.append([with_uuid("abcd"), with_uuid("0000")])
-    if sealed:
-        seal_all(topic)
-    assert topic.append([with_uuid("abcd12345")])[0].public_id != "abcd"
-    assert open_store_again(files).topic("talk").append([with_uuid("abcd99999")])[0].public_id != "abcd"
-
-
 def test_a_chunk_keeps_its_public_id_for_ever() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     (first,) = topic.append([with_uuid("abcd")])
@@ -159,17 +123,6 @@ def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
     again, both = topic.append([with_uuid("bbbb8", public_id="bbbb8"), with_uuid("bbbb9", public_id="bbbb")])
     assert again.public_id == "bbbb8"
     assert both.public_id != "bbbb"
-
-
-def test_ids_of_a_failed_append_are_free_again() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([draft("one")])
-    files.bytes_left = 10
-    with pytest.raises(StoreError):
-        topic.append([with_uuid("abcd1")])
-    files.bytes_left = None
-    assert topic.append([with_uuid("abcd2")])[0].public_id == "abcd"
 
 
 # Snapshots and sealing
@@ -205,28 +158,6 @@ def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_spl
         "seg_0001.meta",
         "seg_0001.words",
     ]
-
-
-def test_sealing_and_reopening_change_no_answer() -> None:
-    files = CrashFiles()
-    topic, entries = filled(files, [5, 5, 5, 2])
-    topic.append([adjusted(entries[2], 4), deprecated(entries[8]), adjusted(entries[16], -2)])
-    queries = [unit_vector("q1"), unit_vector("q2")]
-    before = search_ids(topic, queries, 100)
-    seal_all(topic)
-    assert search_ids(topic, queries, 100) == before
-    assert search_ids(open_store_again(files).topic("talk"), queries, 100) == before
-
-
-def test_a_segment_that_holds_only_deprecated_entries_can_be_sealed() -> None:
-    files = CrashFiles()
-    topic, entries = filled(files, [5], sealed=True)
-    topic.append([deprecated(entry) for entry in entries])
-    seal_all(topic)
-    assert topic.unsealed() == []
-    for log in (topic, open_store_again(files).topic("talk")):
-        assert log.snapshot().search(unit_vector("q")[None], 5) == []
-        assert log.snapshot().live_count == 0
 
 
 def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> None:
@@ -296,16 +227,6 @@ def test_a_hostile_topic_id_never_reaches_the_disk(topic_id: str) -> None:
     with pytest.raises(BadTopicId):
         store.topic(topic_id)
     assert files.operations == before
-
-
-def test_a_closed_store_refuses_appends_and_lets_another_have_the_directory() -> None:
-    files = CrashFiles()
-    store = open_store(files)
-    topic = store.topic("talk")
-    store.close()
-    with pytest.raises(StoreError, match="closed"):
-        topic.append([draft("late")])
-    open_store(files).close()
 
 
 def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

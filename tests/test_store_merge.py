@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
-import numpy as np
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from effort import steps
-from hypothesis import given
-from hypothesis import strategies as st
 
-from memd.entries import Draft, Entry
+from memd.entries import Entry
 from memd.errors import StoreWriteFailed
-from memd.store.index.building import RATIO, due_merge
+from memd.store.index.building import due_merge
 from memd.store.snapshot import Snapshot
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
@@ -89,46 +84,6 @@ def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
     assert found(again.snapshot()) == expected
 
 
-def test_segments_of_nothing_but_deprecations_are_merged_too() -> None:
-    topic = open_store(CrashFiles(), segment_entries_max=2).topic("talk")
-    entries = topic.append([draft(number) for number in range(6)])
-    topic.append([deprecated(entry) for entry in entries[:4]])
-    topic.append([draft("last")])
-    seal_all(topic)
-    expected = found(topic.snapshot())
-    merge_all(topic)
-    assert len(topic.snapshot().indexes) < len(topic.snapshot().views) - 1
-    assert found(topic.snapshot()) == expected
-
-
-def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() -> None:
-    topic, entries = grown(CrashFiles(), 9)
-    merge_all(topic)
-    before = topic.snapshot()
-    expected = found(before)
-    live = {canonical_id for canonical_id, _ in expected}
-    one, other = [entry for entry in entries[:14] if entry.canonical_id in live][:2]
-    topic.append([adjusted(one, 2), deprecated(other)])
-    scores = dict(found(topic.snapshot()))
-    assert one.canonical_id not in scores and other.canonical_id not in scores
-    assert len(scores) == len(expected) - 1
-    assert found(before) == expected
-
-
-def test_an_unloaded_snapshot_still_finds_what_went_before_its_index_was_loaded() -> None:
-    files = CrashFiles()
-    _, entries = grown(files, 9)
-    topic = open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk")
-    expected = found(open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk").snapshot())
-    before = topic.snapshot()
-    assert topic.stats().indexes_loaded == 0
-    topic.append([deprecated(entry) for entry in entries[:6] if entry.vector])
-    topic.load()
-    assert topic.stats().indexes_loaded == topic.stats().indexes == 9
-    assert found(before) == expected
-    assert len(found(topic.snapshot())) < len(expected)
-
-
 def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     files = CrashFiles()
     topic, _ = grown(files, 0)
@@ -163,21 +118,6 @@ def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
 )
 def test_what_is_merged_when(sizes: list[int], over_budget: bool, merged: range | None) -> None:
     assert due_merge(sizes, over_budget=over_budget) == merged
-
-
-@given(st.integers(1, 3000))
-def test_the_number_of_indexes_stays_logarithmic(segments: int) -> None:
-    sizes: list[int] = []
-    written = 0
-    for _ in range(segments):
-        sizes.append(1)
-        while due := due_merge(sizes, over_budget=False):
-            sizes[due.start :] = [sum(sizes[due.start :])]
-            written += sizes[-1]
-    assert sum(sizes) == segments
-    levels = 1 + int(np.log(segments) / np.log(1 + RATIO) + 1e-9)
-    assert len(sizes) <= levels
-    assert written <= RATIO * levels * segments
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -259,65 +199,6 @@ def test_a_damaged_merged_index_is_given_up_for_those_of_its_segments(name: str)
     assert verify(DATA_DIR, files).ok
 
 
-def test_two_damaged_layers_of_indexes_leave_the_log() -> None:
-    files = CrashFiles()
-    topic, _ = grown(files, 8)
-    expected = found(topic.snapshot())
-    merge_all(topic)
-    files = files.after_power_cut("lost")
-    flip(50)(files)
-    files.flip(SEGMENTS / "seg_0003.hnsw", 60)
-    topic = open_store(files, segment_entries_max=2).topic("talk")
-    before = topic.snapshot()
-    topic.load()
-    assert topic.unsealed() == [3]
-    assert found(topic.snapshot()) == expected == found(before)
-    seal_all(topic)
-    assert merge_all(topic) == 1
-    assert found(topic.snapshot()) == expected
-    assert verify(DATA_DIR, files).ok
-
-
-def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path: Path) -> None:
-    dimension, size, segments = 48, 250, 16
-    chosen = np.random.default_rng(3)
-    centres = chosen.normal(size=(40, dimension))
-    noise = 0.7 * chosen.normal(size=(size * segments, dimension))
-    vectors = (centres[chosen.integers(0, 40, len(noise))] + noise).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    topic = open_store(data_dir=tmp_path, segment_entries_max=size, dimension=dimension).topic("talk")
-    ids = []
-    for number in range(0, len(vectors), size):
-        group = [_with_vector(i, vectors[i].tobytes()) for i in range(number, number + size)]
-        ids += [entry.canonical_id for entry in topic.append(group)]
-        seal_all(topic)
-    assert merge_all(topic) == 1
-    right = total = 0
-    for query in chosen.permutation(vectors)[:100] + 0.05 * chosen.normal(size=(100, dimension)).astype(np.float32):
-        best = {ids[i] for i in np.argsort(-(vectors @ query))[:32]}
-        hits = topic.snapshot().search((query / np.linalg.norm(query))[None], 32)
-        right += len(best & {hit.canonical_id for hit in hits})
-        total += len(best)
-    assert right / total > 0.99
-
-
-def test_a_merge_stands_back_between_batches() -> None:
-    topic, _ = grown(CrashFiles(), 8)
-    asked = []
-    due = topic.due_merge(NO_LIMIT_MS)
-    assert due is not None
-    topic.merge(due, give_way=lambda: asked.append(live_contents(topic)))
-    assert len(asked) == 12  # twice for each that has something to be merged: the first time for a sample
-    assert all(contents == asked[0] for contents in asked)
-
-
-def test_in_a_closed_topic_no_merge_is_due_as_none_is_made() -> None:
-    topic, _ = grown(CrashFiles(), 8)
-    assert topic.due_merge(NO_LIMIT_MS) is not None
-    topic.close()
-    assert topic.due_merge(NO_LIMIT_MS) is None
-
-
 def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     topic, entries = grown(CrashFiles(), 8)
     live = {canonical_id for canonical_id, _ in found(topic.snapshot())}
@@ -333,7 +214,3 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
     assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
     assert len(topic.snapshot().indexes) == 2
-
-
-def _with_vector(name: int, vector: bytes) -> Draft:
-    return msgspec.structs.replace(draft(name), vector=vector)

@@ -10,7 +10,7 @@ from drafts import adjusted, deprecated, draft, open_store, seal_all, unit_vecto
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, multiplier_of
-from memd.store.index.vectors import CompactIndex, best_rows
+from memd.store.index.vectors import CompactIndex
 from memd.store.log.columns import Floats
 from memd.store.store import TopicLog
 
@@ -86,17 +86,6 @@ def test_a_praised_chunk_surfaces_by_score_from_a_sealed_segment() -> None:
     assert topic.snapshot().search(query[None], 1)[0].uuid == weak.uuid
 
 
-def test_one_append_may_correct_a_chunk_of_a_sealed_segment_several_times() -> None:
-    topic = open_store(CrashFiles(), segment_entries_max=300, dimension=DIMENSION).topic("talk")
-    entries = topic.append([draft(number, dimension=DIMENSION) for number in range(300)])
-    seal_all(topic)
-    query = unit_vector("query", DIMENSION)[None]
-    topic.snapshot().search(query, 1)
-    topic.append([adjusted(entries[7], 1), adjusted(entries[7], 0), adjusted(entries[7], 10)])
-    hits = [hit for hit in topic.snapshot().search(query, 300) if hit.uuid == entries[7].uuid]
-    assert [hit.multiplier for hit in hits] == [pytest.approx(1.5**10)]
-
-
 def test_no_query_no_topic_contents_and_no_places_give_no_hits() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     assert topic.snapshot().search(unit_vector("q")[None], 5) == []
@@ -105,45 +94,8 @@ def test_no_query_no_topic_contents_and_no_places_give_no_hits() -> None:
     assert topic.snapshot().search(unit_vector("q")[None], 0) == []
 
 
-def test_best_rows_prefers_later_rows_among_equals() -> None:
-    scores = np.array([0.0, 0.5, 0.5, 0.9, 0.5, 0.0])
-    assert sorted(best_rows(scores, 3).tolist()) == [2, 3, 4]
-    assert sorted(best_rows(scores, 10).tolist()) == [0, 1, 2, 3, 4, 5]
-
-
-def test_the_same_vectors_give_the_same_index_file() -> None:
-    matrix = np.stack([unit_vector(number, DIMENSION) for number in range(300)])
-    images = []
-    for _ in range(2):
-        files = CrashFiles()
-        topic = open_store(files, segment_entries_max=300, dimension=DIMENSION).topic("talk")
-        topic.append([_with_vector(number, matrix[number].tobytes()) for number in range(300)])
-        seal_all(topic)
-        images.append({name: data for name, data in files.contents().items() if name.endswith(".hnsw")})
-    assert images[0] == images[1] and images[0]
-
-
 def _with_vector(name: str | int, vector: bytes) -> Draft:
     return msgspec.structs.replace(draft(name), vector=vector)
-
-
-@pytest.mark.parametrize("segment_entries_max", [1000, 150])
-@pytest.mark.parametrize("sealed", [False, True])
-def test_the_entries_at_some_places_have_the_cosines_of_a_plain_computation(
-    segment_entries_max: int, sealed: bool
-) -> None:
-    topic, state = populated(segment_entries_max)
-    if sealed:
-        seal_all(topic)
-    query = unit_vector("somewhere", DIMENSION)[None]
-    snapshot = topic.snapshot()
-    places = snapshot.live_places([entry.canonical_id for entry in state.values()])
-    live = [entry for entry in state.values() if entry.canonical_id in places]
-    hits = snapshot.hits_at(query, list(places.values()))
-    assert len(hits) == len(live) > 300
-    for entry in live:
-        place = places[entry.canonical_id]
-        assert hits[place].cosine == pytest.approx(float(entry.embedding @ query[0]), abs=2e-6)
 
 
 def clustered(count: int, dimension: int, seed: int = 3) -> Floats:
@@ -160,17 +112,6 @@ def compact(vectors: Floats, size: int) -> CompactIndex:
     return CompactIndex.build(vectors[::3], [(labels, vectors)], count=len(labels), size=size)
 
 
-def test_a_compact_index_finds_nearly_what_a_scan_does_and_tells_the_cosines() -> None:
-    vectors = clustered(20_000, 96)
-    index, right = compact(vectors, 40_000), 0
-    for query in clustered(50, 96, seed=4):
-        rows, found = index.search(query[None], 32)
-        exact = vectors @ query
-        assert found == pytest.approx(exact[rows // 2], abs=1e-3)
-        right += len(np.intersect1d(rows // 2, np.argsort(-exact)[:32]))
-    assert right / (50 * 32) > 0.98
-
-
 def test_a_compact_index_with_nearly_everything_marked_or_unwanted_still_finds_the_rest() -> None:
     vectors = clustered(20_000, 96)
     index, query = compact(vectors, 40_000), vectors[:1]
@@ -183,27 +124,3 @@ def test_a_compact_index_with_nearly_everything_marked_or_unwanted_still_finds_t
     assert index.search_among(query, 32, wanted)[0].tolist() == [39_999]
     index.mark(np.arange(40_000))
     assert index.search(query, 32)[0].tolist() == []
-
-
-def test_several_queries_find_each_row_once_with_its_best_cosine() -> None:
-    vectors = clustered(5_000, 96)
-    rows, found = compact(vectors, 10_000).search(vectors[:3], 20)
-    assert len(set(rows.tolist())) == len(rows) >= 20
-    assert found == pytest.approx((vectors[rows // 2] @ vectors[:3].T).max(axis=1), abs=1e-3)
-
-
-@pytest.mark.parametrize("merges", [False, True])
-def test_an_index_tells_the_vectors_of_its_labels_without_the_log(merges: bool) -> None:
-    vectors = clustered(400, 96)
-    topic = open_store(CrashFiles(), segment_entries_max=100, dimension=96).topic("talk")
-    for start in range(0, 400, 100):
-        entries = topic.append([_with_vector(i, vectors[i].tobytes()) for i in range(start, start + 100)])
-        if start == 0:
-            topic.append([adjusted(entries[7], 2)])
-        seal_all(topic)
-    if merges:
-        topic.merge([1, 2, 3])
-    index = topic.snapshot().indexes[0].index
-    labels = np.random.default_rng(1).permutation(np.flatnonzero(~index.dead))
-    right = np.stack([one.read(row).embedding for one in index.segments for row in one.rows])[labels]
-    assert index.vectors_of(labels) == pytest.approx(right, abs=1e-3)

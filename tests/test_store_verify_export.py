@@ -33,16 +33,6 @@ def test_verify_counts_what_it_read() -> None:
     assert report.lines == [f"checked 2 topics: 7 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
 
 
-def test_verify_changes_nothing() -> None:
-    files = CrashFiles()
-    open_store(files).topic("talk").append([draft("one")])
-    files.put(ACTIVE, files.read(ACTIVE) + b"torn")
-    before, operations = files.contents(), files.operations
-    verify(DATA_DIR, files)
-    list(export(DATA_DIR, files, topic_id=None, live_only=False))
-    assert (files.contents(), files.operations) == (before, operations)
-
-
 def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported() -> None:
     files = CrashFiles()
     store = open_store(files)

@@ -10,16 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from crash_files import CrashFiles
 from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 
 from memd.entries import Draft, Entry, Erased
-from memd.errors import StoreWriteFailed
 from memd.recall.columns import TopicColumns
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.lexical.analyzer import analyze, analyze_query
+from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.postings import ChunkTerms
-from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
@@ -45,26 +42,6 @@ def filled(directory: Path, texts: dict[str, str] | None = None, *, segment_entr
     everything = {**(IDENTIFIERS if texts is None else texts), **{text: text for text in OTHERS}}
     store.topic("talk").append([said(name, text) for name, text in everything.items()])
     return store
-
-
-def test_an_append_that_the_disk_refuses_leaves_nothing_in_the_columns() -> None:
-    files = CrashFiles()
-    store = open_store(files)
-    topic = store.topic("talk")
-    topic.append([said("lamp", "The lamp is green.")])
-    files.fail_at = {files.operations}
-    with pytest.raises(StoreWriteFailed):
-        topic.append([said("rope", "The rope hangs in the shed."), said("bell", "The bell is cracked.")])
-    topic.append([said("door", "The door is red.")])
-    [view] = topic.snapshot().views.values()
-    assert isinstance(view.segment, GrowingSegment)
-    assert len(view.rows) == view.segment.columns.count == 2
-    found = {text: scores(topic, text) for text in ("lamp", "rope", "bell", "door")}
-    store.close()
-    again = open_store(files)
-    assert {text: scores(again.topic("talk"), text) for text in found} == found
-    assert [list(one) for one in found.values()] == [["The lamp is green."], [], [], ["The door is red."]]
-    again.close()
 
 
 def scores(topic: TopicLog, text: str) -> dict[str, float]:
@@ -210,34 +187,6 @@ def test_function_words_of_a_chunk_s_language_are_no_words_of_it(tmp_path: Path)
     assert found(topic, "Was ist mit dem Keller?") == [german]
 
 
-def test_texts_in_english_need_no_detector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memd.store.lexical.analyzer._detector", lambda: pytest.fail("loaded"))
-    for text in ("", "1 2 3", IDENTIFIERS["error"], "Where did you put the keys of the car?"):
-        assert not any(term.startswith("\0") for term in analyze(text))
-
-
-def test_a_question_without_a_word_that_says_anything_finds_nothing(tmp_path: Path) -> None:
-    topic = filled(tmp_path).topic("talk")
-    for text in ("yes, do that", "and what about it?", "", " \n", "!!!", "zebra"):
-        assert found(topic, text) == []
-
-
-def test_what_was_superseded_is_not_found_and_what_is_corrected_is_found_once(tmp_path: Path) -> None:
-    topic = filled(tmp_path).topic("talk")
-    [entry] = topic.append([said("new", "The lighthouse was painted white.")])
-    topic.append([adjusted(entry, 2)])
-    assert found(topic, "lighthouse") == ["The lighthouse was painted white."]
-    topic.append([deprecated(entry)])
-    assert found(topic, "lighthouse") == []
-
-
-def test_an_append_is_found_by_the_next_question(tmp_path: Path) -> None:
-    topic = filled(tmp_path).topic("talk")
-    for number in range(5):
-        topic.append([said(f"{number}", f"Lamp number {number}hh stands in the hall.")])
-        assert found(topic, f"{number}hh")[0] == f"Lamp number {number}hh stands in the hall."
-
-
 def test_an_append_goes_through_while_its_words_are_asked_for(tmp_path: Path) -> None:
     store = open_store(None, tmp_path, segment_entries_max=10_000)
     topic, ended = store.topic("talk"), threading.Event()
@@ -345,21 +294,6 @@ def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, damage:
     assert path.read_bytes() == whole
     store.close()
     assert verify(tmp_path, LocalDisk()).ok
-
-
-def test_a_file_of_another_log_is_not_used(tmp_path: Path) -> None:
-    for name, texts in (("one", None), ("other", {f"{n}": f"Quite another text {n}." for n in range(6)})):
-        store = filled(tmp_path / name, texts, segment_entries_max=9)
-        seal_all(store.topic("talk"))
-        store.close()
-    stranger = (tmp_path / "other" / "talk" / "segments" / "seg_0001.words").read_bytes()
-    (tmp_path / "one" / "talk" / "segments" / "seg_0001.words").write_bytes(stranger)
-    store = open_store(None, tmp_path / "one", segment_entries_max=9)
-    topic = store.topic("talk")
-    topic.load()
-    topic.complete_words()
-    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
-    store.close()
 
 
 def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(

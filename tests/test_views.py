@@ -92,12 +92,6 @@ def test_a_view_shows_periods_names_and_what_belongs_together_and_stores_nothing
     assert told.export() == before
 
 
-def test_a_title_before_a_name_ends_no_sentence() -> None:
-    said = "Come again on the third of December, Dr. Lindqvist wants to see the tooth."
-    _, (day,) = digest([Said("work", entry("1", said))], "day", 3)
-    assert [one.text for one in day.sentences] == [said]
-
-
 def test_a_mark_inside_a_word_ends_no_sentence_and_takes_no_time() -> None:
     began = time.process_time()
     said = ["=" * 5_000 + "!b", "The old bridge near the mill was closed in spring."]
