@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 
@@ -109,61 +109,6 @@ def shape(answer: Answer) -> list[Any]:
     return values
 
 
-@pytest.mark.parametrize("place", ["memory_in", "metadata"])
-def test_memory_in_names_the_topic_and_memory_out_stands_in_the_body(daemon: DaemonProcess, place: str) -> None:
-    memory_in = {"topic_id": "lighthouse"}
-    more = {"memory_in": memory_in} if place == "memory_in" else {"metadata": {"user_id": "u", "memory_in": memory_in}}
-    assert send(daemon.base_url, [said(FACT)], **more).json["memory_out"] == {"injected_chunks": []}
-    assert reply_of(send(daemon.base_url, [said(QUESTION)])) == FORGETFUL
-    answer = send(daemon.base_url, [said(QUESTION)], **more)
-    assert reply_of(answer) == REMEMBERING
-    [chunk] = answer.json["memory_out"]["injected_chunks"]
-    assert (chunk["topic_id"], chunk["id"]) == ("lighthouse", answer.headers["X-Memory-Injected"])
-
-
-def test_streaming_carries_memory_out_on_message_start_and_nowhere_else(daemon: DaemonProcess) -> None:
-    send(daemon.base_url, [said(FACT)])
-    answer = send(daemon.base_url, [said(QUESTION)], stream=True, memory_in={})
-    first, *rest = events_of(answer)
-    assert first["type"] == "message_start"
-    assert [chunk["id"] for chunk in first["memory_out"]["injected_chunks"]] == [answer.headers["X-Memory-Injected"]]
-    assert [event for event in rest if "memory_out" in event] == []
-    assert rest[-1]["type"] == "message_stop"
-    assert reply_of(answer) == REMEMBERING
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_loop_of_three_steps_is_one_conversation(
-    make_daemon: MakeDaemon, calling_llama: str, stream: bool
-) -> None:
-    daemon = make_daemon(calling_llama).start()
-    messages: list[Any] = [said("Read the logs.")]
-    for text in ("row one is fine", f"row two is fine {ANSWERED_MARKER}"):
-        call = call_of(send(daemon.base_url, messages, stream=stream, tools=TOOLS))
-        assert (call["name"], call["input"]) == ("read", {"path": "log"})
-        messages.append({"role": "assistant", "content": [call]})
-        messages.append({"role": "user", "content": [result(call["id"], text)]})
-    assert reply_of(send(daemon.base_url, messages, stream=stream, tools=TOOLS)) == "".join(REPLY_AFTER_CALLS)
-    daemon.wait_stored("Read the logs.", "row two is fine", "".join(REPLY_AFTER_CALLS))
-    stored = "\n".join(daemon.said())
-    assert stored.count("user: Read the logs.") == 1
-    assert stored.count('[call read {"path"') == 2
-    assert [stored.count(f"tool: row {number} is fine") for number in ("one", "two")] == [1, 1]
-    assert stored.count("assistant: " + "".join(REPLY_AFTER_CALLS)) == 1
-
-
-def call_of(answer: Answer) -> dict[str, Any]:
-    """The only block of an answer, put together from its events as a client does."""
-    if answer.body.startswith(b"{"):
-        [call] = answer.json["content"]
-        assert isinstance(call, dict)
-        return call
-    events = events_of(answer)
-    [opening] = [event["content_block"] for event in events if event["type"] == "content_block_start"]
-    partial = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
-    return {**opening, "input": json.loads("".join(partial))}
-
-
 def test_a_long_tool_loop_fits_the_window_and_what_is_forwarded_is_whole(make_daemon: MakeDaemon, llama: str) -> None:
     daemon = make_daemon(llama).start()
     history: list[Any] = []
@@ -214,19 +159,6 @@ def anthropic_answer(request: Request) -> Response:
     return Response((json.dumps(ANSWER).encode(),))
 
 
-def test_a_history_that_arrives_again_is_not_stored_again(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    upstream.answer = anthropic_answer
-    daemon = make_daemon(upstream.url).start()
-    history = [said(FACT), {"role": "assistant", "content": ANSWER["content"]}, said(QUESTION)]
-    assert send(daemon.base_url, history[:1]).status == 200
-    assert send(daemon.base_url, history).status == 200
-    daemon.restart()
-    assert send(daemon.base_url, [*history, {"role": "assistant", "content": "Noted."}, said("Well?")]).status == 200
-    daemon.wait_stored("cinnamon-42", "Well?")
-    contents = [entry["content"] for entry in daemon.export()]
-    assert sum("cinnamon-42" in content for content in contents) == 1
-
-
 def test_a_thin_client_s_live_turns_are_written_in_this_api_s_way(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
@@ -266,17 +198,6 @@ def test_off_and_token_counts_pass_byte_for_byte(make_daemon: MakeDaemon, upstre
         answer = ask(f"{daemon.base_url}{path}", body, headers=sent)
         assert (upstream.requests[-1].target, upstream.requests[-1].body) == (path, body)
         assert answer.body == json.dumps(ANSWER).encode()
-
-
-def test_what_does_not_fit_at_all_goes_through_and_the_upstream_s_error_comes_back(
-    daemon: DaemonProcess, llama: str
-) -> None:
-    for stream in (False, True):
-        direct, passed = (
-            send(url, [said("far too long " * 2_000)], stream=stream, memory_in={}) for url in (llama, daemon.base_url)
-        )
-        assert direct.status == passed.status == 400
-        assert direct.json == passed.json
 
 
 def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> None:

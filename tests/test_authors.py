@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
-import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from conftest import MakeDaemon
 from crash_files import CrashFiles
@@ -22,7 +21,6 @@ from msgspec import UNSET
 from recording_upstream import RecordingUpstream
 from test_rights import LAMP, QUESTION, VAULT, House, house_in, secret_of
 
-from memd.conversation.events import encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Entry, Erased
 from memd.ingest.pipeline import Cutter, unstored_runs
@@ -77,14 +75,6 @@ def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_the_answ
     assert cut([*question, *by("", "a:In the attic.")]) == [("", "Where is the rope?\nIn the attic.")], "the owner's"
 
 
-@pytest.mark.parametrize(
-    "texts", [("u:1", "a:2", "u:3", "c:look", "t:4", "a:5"), ("u:1", "u:2", "a:" + "word. " * 900)]
-)
-def test_where_one_person_talks_chunks_are_those_that_there_are_without_people(texts: tuple[str, ...]) -> None:
-    alone = [text for _, text in cut(by("", *texts))]
-    assert cut(by("ann", *texts)) == [("ann", text) for text in alone]
-
-
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
@@ -109,14 +99,6 @@ def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_th
         again = HotBuffer(lambda: "x", 64)
         again.replay(events)
         assert [one.messages for one in again.conversations()] == [one.messages for one in buffer.conversations()]
-
-
-def test_without_people_nothing_that_is_written_has_changed() -> None:
-    buffer = HotBuffer(lambda: "a", 64)
-    received(buffer, "", [said("u:1"), said("a:2")])
-    assert b"author" not in b"".join(map(encode_event, buffer.take_unsaved()))
-    [plain] = cut_entries(by("", "u:1"))
-    assert not {"author", "action_by"} & msgspec.msgpack.decode(encode_entry(plain)).keys()
 
 
 def cut_entries(messages: Sequence[Message]) -> list[Entry]:

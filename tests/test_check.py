@@ -159,18 +159,6 @@ def test_what_others_said_does_nothing_to_a_terminal() -> None:
 # The log and its folder
 
 
-def test_a_damaged_log_is_named_with_file_and_place(place: Place) -> None:
-    fill(place.data_dir)
-    path = place.data_dir / "default" / "active.bin"
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-    failures = place.failures()
-    assert set(failures) == {"log"}
-    assert f"{path}: bytes " in failures["log"] and "backup" in failures["log"]
-    assert path.read_bytes() == damaged
-
-
 def test_a_large_log_is_counted_and_left_to_verify(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place.data_dir)
     monkeypatch.setattr(data, "READ_BYTES_MAX", 1_000)
@@ -217,14 +205,6 @@ def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
         failures = place.failures()
         holder.kill()
     assert set(failures) == {"lock"} and f"pid {holder.pid}," in failures["lock"]
-
-
-@pytest.mark.parametrize("segment_entries_max", [100, 2])
-def test_chunks_of_another_model_need_to_be_embedded_again(segment_entries_max: int, place: Place) -> None:
-    fill(place.data_dir, "another model", segment_entries_max)
-    warnings = place.warnings()
-    assert set(warnings) == {"embedding model"}
-    assert "5 stored chunks" in warnings["embedding model"] and "memd reembed" in warnings["embedding model"]
 
 
 # What is installed
@@ -537,12 +517,6 @@ def test_live_says_where_a_server_takes_no_tools(tmp_path: Path) -> None:
         upstream.answer = without_tools
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
     assert code == 0 and found["live"][1]["mark"] == "warning" and "--jinja" in found["live"][1]["remedy"]
-
-
-def test_live_fails_where_the_settings_let_nothing_be_remembered(place: Place) -> None:
-    place.config.write_text(f"{place.config.read_text()}retrieval:\n  min_score: 1\n")
-    failures = place.failures("--live")
-    assert set(failures) == {"live"} and "X-Memory-Status: none" in failures["live"]
 
 
 def told(place: Place, disk: FullDisk | None = None) -> Iterator[CheckResult]:

@@ -143,16 +143,6 @@ def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
     first.sync()
 
 
-def test_a_file_that_was_replaced_meanwhile_is_not_appended_to(tmp_path: Path) -> None:
-    first, second = appenders(LocalDisk(unsynced_max=1), tmp_path, 2)
-    second.write(b"takes the only place")
-    (tmp_path / "other").write_bytes(b"something else")
-    (tmp_path / "other").rename(tmp_path / "log0")
-    with pytest.raises(StoreWriteFailed, match="something else replaced it"):
-        first.write(b"lost in the wrong file")
-    assert (tmp_path / "log0").read_bytes() == b"something else"
-
-
 @pytest.mark.parametrize("with_another", [True, False], ids=["by another file", "by nothing"])
 def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path, with_another: bool) -> None:
     log_path, aside = tmp_path / "log", tmp_path / "aside"
@@ -170,32 +160,6 @@ def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path
     log.append(b", goes on", sync=True)
     log.close()
     assert log_path.read_bytes() == b"begun, goes on", "it is in its place again"
-
-
-def test_nor_is_one_that_is_replaced_before_the_first_append_or_after_a_failed_one(tmp_path: Path) -> None:
-    log_path = tmp_path / "log"
-    log_path.write_bytes(b"begun")
-    log = AppendFile(LocalDisk(), log_path, 5)
-    (tmp_path / "restored").write_bytes(b"a longer log out of a backup")
-    (tmp_path / "restored").rename(log_path)
-    with pytest.raises(StoreWriteFailed, match="something else replaced it"):
-        log.append(b", lost", sync=True)
-    assert log_path.read_bytes() == b"a longer log out of a backup"
-
-
-def test_nor_is_it_cut_to_the_length_of_the_file_that_was_there_however_often_it_is_tried(tmp_path: Path) -> None:
-    files = LocalDisk(unsynced_max=1)
-    for name in ("log", "another"):
-        (tmp_path / name).write_bytes(b"")
-    log, another = (AppendFile(files, tmp_path / name, 0) for name in ("log", "another"))
-    log.append(b"begun", sync=True)
-    another.append(b"takes the only place", sync=True)
-    (tmp_path / "restored").write_bytes(b"a longer log out of a backup")
-    (tmp_path / "restored").rename(tmp_path / "log")
-    for _ in range(3):
-        with pytest.raises(StoreWriteFailed, match="something else replaced it"):
-            log.append(b"goes on", sync=True)
-    assert (tmp_path / "log").read_bytes() == b"a longer log out of a backup"
 
 
 def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:

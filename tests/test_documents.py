@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -18,9 +16,6 @@ import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec import UNSET
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.matching import aligned, total
@@ -28,7 +23,7 @@ from memd.documents import GivenDocument, GivenSection
 from memd.errors import BadDocument, EmbeddingError, StoreError
 from memd.ingest.readers.text import sections_of
 from memd.ingest.sources.documents import CHUNKS_MAX, chunks_of, known_documents
-from memd.ingest.sources.walking import Chosen, Walk, is_excluded
+from memd.ingest.sources.walking import Chosen, Walk
 from memd.ingest.topics import Topic
 
 GUIDE = """Everybody here.
@@ -82,20 +77,6 @@ def test_what_is_no_text_is_refused_with_the_reason(content: bytes, reason: str)
     assert reason in str(refused.value)
 
 
-def test_a_line_of_markdown_ends_where_markdown_ends_it() -> None:
-    text = "# One\r\nfirst\x0cpage\u2028more\ralpha\n# Two\nbasil\n"
-    assert [(section.heading, section.text) for section in sections_of("a.md", text.encode())] == [
-        (("One",), "first\x0cpage\u2028more\ralpha"),
-        (("Two",), "basil"),
-    ]
-
-
-def test_markdown_is_read_in_time_that_grows_with_its_length() -> None:
-    began = time.thread_time()
-    (section,) = sections_of("a.md", b"# [a]\n" + b"[" * 500_000)
-    assert section.heading == ("[a]",) and time.thread_time() - began < 5  # else half a minute
-
-
 def written(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,21 +120,6 @@ def test_links_out_of_a_folder_are_followed_where_that_is_asked_for_once_each_an
     assert found(root, follow_links=True, exclude=("private", str(elsewhere / "deep"))) == ["a.md", "more/one.md"]
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = written(tmp_path, "a.md", "locked/b.md")
-    listed = os.scandir
-
-    def refuse(folder: str) -> Any:
-        if folder.endswith("locked"):  # whoever runs the tests may be allowed to read everything
-            raise PermissionError(13, "Permission denied")
-        return listed(folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    walk = Walk(root, Chosen())
-    assert [file.below for file in walk.files()] == ["a.md"]
-    assert walk.unread == [("locked", "the folder cannot be read (Permission denied)")]
-
-
 @pytest.mark.filterwarnings("ignore:Possible nested set")
 def test_a_line_that_git_cannot_read_is_no_rule(tmp_path: Path) -> None:
     root = written(tmp_path, "a.md", "b.log")
@@ -174,21 +140,6 @@ def test_a_folder_whose_rules_are_too_many_is_not_read(tmp_path: Path) -> None:
     walk = Walk(root, Chosen())
     assert [file.below for file in walk.files()] == ["a.md"]
     assert walk.unread == [("deep", "the folder cannot be read (its .gitignore has more than 100,000 bytes)")]
-
-
-@pytest.mark.parametrize(
-    ("path", "exclusion", "excluded"),
-    [
-        ("a/build/x.md", "build", True),
-        ("a/rebuild/x.md", "build", False),
-        ("a/build/x.md", "a/build/", True),
-        ("a/x/build", "a/build", False),
-        ("a/x.tmp", "*.tmp", True),
-        ("build.md", "build", False),
-    ],
-)
-def test_an_exclusion_matches_whole_components(path: str, exclusion: str, excluded: bool) -> None:
-    assert is_excluded(path, [exclusion]) is excluded
 
 
 # -- what changed -----------------------------------------------------------------------------------------------------
@@ -275,27 +226,6 @@ async def test_chunks_stay_in_the_order_of_their_file_whatever_is_put_in_moved_o
         assert [entry.content for entry in chunks_of(topic.log.snapshot(), "docs/a.md")] == rows
 
 
-async def test_what_is_put_in_front_again_and_again_writes_nothing_anew(stage: Stage, topic: Topic) -> None:
-    rows = ["First."]
-    for number in range(20):
-        entries = topic.log.snapshot().extent.entries
-        await taken(stage, topic, rows := [f"Day {number}.", *rows])
-        assert topic.log.snapshot().extent.entries - entries <= 2
-    assert [entry.content for entry in chunks_of(topic.log.snapshot(), "docs/a.md")] == rows
-
-
-async def test_a_chunk_whose_page_changed_is_another_one_with_the_same_vector(stage: Stage, topic: Topic) -> None:
-    def paged(first: int) -> GivenDocument:
-        sections = tuple(GivenSection((), text, page=first + place) for place, text in enumerate(["One.", "Two."]))
-        return GivenDocument(source="a.pdf", hash=f"{first:064x}", sections=sections)
-
-    await stage.taker.take(topic, paged(1))
-    before = len(stage.embedder.texts)
-    await stage.taker.take(topic, paged(2))
-    pages = [entry.part.page for entry in chunks_of(topic.log.snapshot(), "a.pdf") if entry.part is not UNSET]
-    assert pages == [2, 3] and len(stage.embedder.texts) == before
-
-
 async def test_a_table_of_equal_rows_is_compared_in_time_that_grows_with_its_length(stage: Stage, topic: Topic) -> None:
     rows = ["The same row."] * 3_000
     await taken(stage, topic, rows)
@@ -303,14 +233,6 @@ async def test_a_table_of_equal_rows_is_compared_in_time_that_grows_with_its_len
     before, after = [("Rows", row) for row in rows] * 10, [("Rows", row) for row in ["Else.", *rows[1:]]] * 10
     assert total(aligned(after, before)) == 2_999 and time.thread_time() - began < 5  # difflib: hours
     assert await taken(stage, topic, ["Another.", *rows[1:-1], "The last."]) == ["Rows\nAnother.", "Rows\nThe last."]
-
-
-@given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 4), max_size=12))
-def test_what_is_aligned_is_equal_and_in_order(before: list[int], after: list[int]) -> None:
-    pairs = [(place + i, start + i) for start, place, length in aligned(after, before) for i in range(length)]
-    assert all(before[i] == after[j] for i, j in pairs)
-    assert all(one[0] < other[0] and one[1] < other[1] for one, other in itertools.pairwise(pairs))
-    assert before != after or len(pairs) == len(before)
 
 
 async def test_turns_are_stored_while_a_long_document_is_taken(stage: Stage, topic: Topic) -> None:

@@ -16,8 +16,7 @@ from histories import digest_at, talk
 from numpy.typing import NDArray
 
 from memd.embedding.encoder import Encoder
-from memd.errors import EmbeddingError, StoreError
-from memd.ingest.chunking import Utterance
+from memd.errors import EmbeddingError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.settings.model import ChunkingSettings, Config
@@ -192,20 +191,6 @@ async def test_a_long_message_of_which_a_part_was_stored_when_memd_was_killed_is
     await stage.close()
 
 
-def test_each_piece_of_a_book_is_a_step_and_a_step_may_end_it() -> None:
-    steps: list[None] = []
-
-    def third_is_the_last() -> None:
-        steps.append(None)
-        if len(steps) == 3:
-            raise StoreError("memd ends")
-
-    cutter = Cutter(ChunkingSettings(), COUNTER.count)
-    with pytest.raises(StoreError):
-        cutter.in_steps(third_is_the_last).cut("talk", [[Utterance(BOOK, "user", bytes(16))]])
-    assert len(steps) == 3
-
-
 def test_the_words_of_a_book_that_is_asked_about_are_looked_for_bit_by_bit_and_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,16 +212,3 @@ def test_the_words_of_a_book_that_is_asked_about_are_looked_for_bit_by_bit_and_a
     monkeypatch.setattr(analyzer, "_PART_CHARACTERS", 1_000)
     assert (analyze_query(book), analyze(book)) == whole
     assert max(lengths) < 2_000 and len(lengths) > 100
-
-
-def test_of_a_question_of_megabytes_each_word_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[str] = []
-    real = analyzer._asked
-
-    def noting(word: str) -> tuple[tuple[str, bool], ...]:
-        looked_at.append(word)
-        return real(word)
-
-    monkeypatch.setattr(analyzer, "_asked", noting)
-    assert list(analyze_query("The lamp of Will Adams, the lamp. " * 1_000)) == ["lamp", "adam", "^will"]
-    assert len(looked_at) == len(set(looked_at)) > 4

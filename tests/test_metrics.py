@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
@@ -223,18 +222,6 @@ def test_a_model_server_that_is_not_there_is_seen(make_daemon: MakeDaemon) -> No
     assert (figures["memd_upstream_reachable"], figures["memd_upstream_window_tokens"]) == (0, 0)
 
 
-def test_a_topic_that_cannot_be_written_is_seen(memd: DaemonProcess) -> None:
-    memd.chat([said(FACT)])
-    journal = memd.data_dir / "default" / "hot.log"
-    wait_until(journal.exists, lambda: "no journal")
-    journal.unlink()
-    journal.mkdir()  # it cannot be replaced any more
-    statuses, _ = talk(memd, 6)
-    assert statuses[-1] == "degraded:store"
-    after = become(memd, lambda figures: figures["memd_topics_in_trouble"] == 1)
-    assert after['memd_degraded_total{reason="store"}'] == statuses.count("degraded:store")
-
-
 # The list never grows
 
 
@@ -257,20 +244,6 @@ async def both(stack: AsyncExitStack, folder: Path, url: str) -> AsyncIterator[D
     for name in ("one", "other"):
         config = Config(listen=ListenSettings(port=0), upstream=UpstreamSettings(url=url), data_dir=folder / name)
         yield await stack.enter_async_context(running(config))
-
-
-async def test_two_daemons_in_one_process_count_apart(tmp_path: Path, upstream: RecordingUpstream) -> None:
-    async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
-        one, other = [daemon async for daemon in both(stack, tmp_path, upstream.url)]
-        for _ in range(3):
-            body = {"model": "tiny", "messages": [said(FACT)]}
-            async with session.post(f"{one.base_url}/v1/chat/completions", json=body) as answer:
-                assert answer.status == 200 and await answer.read()
-        counts = []
-        for daemon in (one, other):
-            async with session.get(f"{daemon.own_url}/memd/metrics") as answer:
-                counts.append(total(figures_of(await answer.text()), "memd_requests_total"))
-        assert counts == [3, 0]
 
 
 # Who may ask, and in which format

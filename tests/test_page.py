@@ -191,23 +191,6 @@ def test_a_retry_a_tool_step_and_a_turn_without_memory_say_what_they_are(
     expect(page.get_by_role("button", name="Ask memory again now")).to_have_count(0)  # it was not asked in this one
 
 
-def test_a_turn_of_a_new_topic_is_not_overtaken_while_the_topics_are_asked_for(
-    told: DaemonProcess, open_page: OpenPage
-) -> None:
-    page = open_page(told)
-    expect(page.get_by_text("Events live")).to_be_visible()
-    expect(rows(page)).to_have_count(3)
-    held: list[Route] = []
-    page.route("**/memd/topics*", lambda route: route.continue_() if held else held.append(route))
-    told.chat([said("The first of the boats is green.")], memory_in={"topic_id": "boats"})
-    told.chat([said(WHY)], memory_in={"topic_id": "bikes"})
-    wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the topics were not asked for")
-    held[0].continue_()
-    expect(rows(page)).to_have_count(5)
-    expect(rows(page).nth(0)).to_contain_text(WHY)
-    expect(rows(page).nth(1)).to_contain_text("The first of the boats")
-
-
 def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
     for n in range(52):
         told.chat([said(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})
@@ -495,21 +478,6 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
         assert low == [], view
     heights = page.evaluate("[...document.querySelectorAll('nav a')].map((link) => link.offsetHeight)")
     assert heights and max(heights) < 50, "no word of the menu is broken"
-
-
-def test_the_theme_that_is_chosen_is_stronger_than_the_system_s_and_stays(
-    empty: DaemonProcess, open_page: OpenPage
-) -> None:
-    page = open_page(empty)
-    button = page.get_by_role("button", name="Theme")
-    for theme, least, most in (("light", 200, 255), ("dark", 0, 60)):
-        page.emulate_media(color_scheme="dark" if theme == "light" else "light")
-        while button.inner_text() != f"Theme: {theme}":
-            button.click()
-        page.reload()
-        expect(button).to_have_text(f"Theme: {theme}")
-        red = int(re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[0])
-        assert least < red < most
 
 
 def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonProcess, open_page: OpenPage) -> None:

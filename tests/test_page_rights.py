@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from page_browser import PHONE, chromium
+from page_browser import chromium
 from page_tabs import OpenPage
 from playwright.sync_api import Locator, Page, expect
 from recording_upstream import RecordingUpstream
@@ -168,17 +168,6 @@ def test_who_may_write_alone_puts_down_notes_in_the_topics_of_the_token(daemon: 
     expect(page.get_by_text("It may write in team-a, ann. This view needs the right to read.")).to_be_visible()
 
 
-def test_a_topic_that_the_token_may_not_write_is_told_before_the_note_is_sent(enter: Enter) -> None:
-    page = enter("ann", "#/note")
-    form = page.get_by_role("form", name="A note")
-    expect(form.get_by_label("Topic")).to_have_value("ann")
-    form.get_by_label("Topic").fill("other")
-    said = form.get_by_label("Topic").evaluate("field => field.validationMessage")
-    assert said == "This token may write in team-*, ann alone."
-    form.get_by_label("Topic").fill("team-new")
-    assert form.get_by_label("Topic").evaluate("field => field.checkValidity()")
-
-
 def test_a_token_that_is_revoked_while_the_page_is_open_is_asked_for_and_what_was_typed_stays(
     daemon: DaemonProcess, enter: Enter
 ) -> None:
@@ -227,14 +216,3 @@ def test_after_too_many_wrong_tokens_the_page_says_when_to_try_again(
     dialog.get_by_role("button", name="Open").click()  # once it can be: the token is still there
     expect(dialog).to_be_hidden()
     expect(page.get_by_text("Events live")).to_be_visible()
-
-
-def test_on_a_phone_the_name_of_the_token_is_within_reach_and_nothing_is_cut_off(
-    daemon: DaemonProcess, enter: Enter
-) -> None:
-    page = enter("ann", viewport=PHONE)
-    button = page.get_by_role("button", name="Your token: ann")
-    expect(button).to_be_visible()
-    box = button.bounding_box()
-    assert box is not None and box["height"] >= 24 and box["x"] + box["width"] <= PHONE["width"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -318,14 +318,6 @@ def test_the_keys_move_through_a_list_and_are_told_in_the_page(told: DaemonProce
     expect(page.get_by_label("Select chunk")).to_be_checked()
 
 
-def test_the_header_of_a_phone_leaves_room(told: DaemonProcess, open_page: OpenPage) -> None:
-    page = open_page(told, viewport=SMALL, has_touch=True, is_mobile=True)
-    expect(rows(page)).to_have_count(3)
-    assert page.evaluate("document.querySelector('header').offsetHeight") <= 110
-    page.get_by_role("link", name="Note").click()  # the last of the menu is reached
-    expect(page.get_by_role("heading", level=1)).to_have_text("A note")
-
-
 @pytest.fixture(scope="module")
 def axe() -> str:
     """The source of axe-core."""

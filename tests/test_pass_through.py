@@ -13,8 +13,6 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream, Response
 
-from memd.proxy.relay import READ_WHOLE_BYTES_MAX
-
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
 ODD_JSON = b'{ "messages" : [ {"content":"h\\u00e9llo \xc3\xa9", "role":"user"} ],\n\t"n":1.0, "x":{"b":1,"a":[]} }'
@@ -74,21 +72,6 @@ def test_other_routes_pass_byte_for_byte_both_ways(
     assert answer.getheader("Content-Type") == "x/y; z=1"
     assert answer.headers.get_all("X-Twice") == ["a", "b"]
     assert int(answer.getheader("Content-Length") or 0) == len(said_back)
-
-
-@pytest.mark.parametrize("size", [READ_WHOLE_BYTES_MAX - 1, READ_WHOLE_BYTES_MAX, READ_WHOLE_BYTES_MAX + 1])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_large_body_passes_whole_whether_it_is_read_at_once_or_in_parts(
-    memd: DaemonProcess, upstream: RecordingUpstream, size: int, chunked: bool
-) -> None:
-    body = os.urandom(size)
-    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
-    given = (body[start : start + 100_000] for start in range(0, size, 100_000)) if chunked else body
-    connection.request("POST", "/v1/files", given, {"X-Memory-Mode": "off"}, encode_chunked=chunked)
-    assert connection.getresponse().read()
-    connection.close()
-    assert upstream.requests[-1].body == body
-    assert upstream.requests[-1].header("Content-Length") == (None if chunked else str(size))
 
 
 def test_a_client_that_adds_v1_to_a_base_url_that_has_it_is_answered_as_if_once(

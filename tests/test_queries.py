@@ -15,8 +15,6 @@ from memd.admin.queries import (
     NoQuery,
     Query,
     SearchQuery,
-    TopicQuery,
-    TurnsQuery,
     decode_query,
 )
 from memd.errors import BadQuestion
@@ -27,19 +25,6 @@ HOW = "write it like 2026-11-20 or 2026-11-20T14:30"
 
 def decoded(query: str, kind: type[Query]) -> Query:
     return decode_query(MultiDict(parse_qsl(query, keep_blank_values=True)), kind)
-
-
-def test_what_is_not_given_has_its_default() -> None:
-    assert decoded("", LogQuery) == LogQuery(topic=(), before=None, limit=50)
-    assert decoded("", NoQuery) == NoQuery()
-
-
-def test_parameters_are_decoded_in_their_types() -> None:
-    query = decoded("topic=a&topic=b&limit=7&all=1&contains=12&before=1763647200000000", ChunksQuery)
-    assert query == ChunksQuery(topic=("a", "b"), limit=7, all=True, contains="12", before=query.before)
-    assert query.before == 1763647200000000
-    assert decoded("topic=null&before=null", TurnsQuery) == TurnsQuery(topic="null", before="null")
-    assert decoded("topic=7", TopicQuery).topic == "7"
 
 
 @pytest.mark.parametrize(
@@ -107,27 +92,6 @@ def test_a_day_is_as_long_as_it_is_where_clocks_change(day: str, hours: int, mon
 def test_a_choice_that_can_admit_nothing_is_refused(query: str) -> None:
     with pytest.raises(BadQuestion, match="`from` is not before `to`"):
         _ = decoded(f"q=x&{query}", SearchQuery).wanted
-
-
-def test_an_unknown_filter_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(BadQuestion, match=r"no parameter 'since'; it has .*from.*role.*limit"):
-        decoded("q=x&since=2026-11-20", SearchQuery)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "soon", "-5", "2026-13-01", "12345678901234567890"],
-)
-def test_no_moment_is_guessed_at(text: str) -> None:
-    for read in (moment, since, until):
-        with pytest.raises(ValueError, match="is no time"):
-            read(text)
-
-
-def test_the_last_day_of_all_has_no_end() -> None:
-    for read in (moment, until):
-        with pytest.raises(ValueError, match="is no time"):
-            read("9999-12-31")
 
 
 @pytest.mark.parametrize("text", ["2026", "1763647200", "1763647200000", "17"])

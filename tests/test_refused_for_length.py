@@ -85,14 +85,6 @@ def props(window: int) -> dict[str, Any]:
     return {"default_generation_settings": {"n_ctx": window}, "model_alias": "m"}
 
 
-async def test_as_long_as_no_window_is_known_all_messages_are_heard(tmp_path: Path) -> None:
-    server = StrictServer(1_000_000)
-    async with agent_of(server, tmp_path) as agent:
-        status, _, _ = await agent.send(history(99, words=20))
-        assert status == 200 and agent.daemon.upstream.facts.window is None
-    assert len(server.accepted[0]["messages"]) == 99
-
-
 @pytest.mark.parametrize("refusal", ["llama.cpp", "vllm", "silent"])
 async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(
     tmp_path: Path, refusal: str, caplog: pytest.LogCaptureFixture
@@ -220,26 +212,6 @@ async def test_a_refusal_later_in_a_stream_is_learned_for_the_next_request(tmp_p
                 assert ("maximum context length" in await answered.text()) is is_refused
 
 
-async def test_an_error_that_repeats_what_the_client_said_teaches_no_window(tmp_path: Path) -> None:
-    """FastAPI's 422 (vLLM, SGLang, LiteLLM) has the request as `input`, here with an error that is talked about."""
-    server = StrictServer(1_000_000)
-
-    def answer(request: Request) -> Response:
-        body = json.loads(request.body or b"{}")
-        if body.get("temperature") != "hot":
-            return server.answer(request)
-        fault = {"type": "float_parsing", "loc": ["body", "temperature"], "msg": "Input should be a number"}
-        return Response((json.dumps({"detail": [{**fault, "input": body}]}).encode(),), status=422)
-
-    messages = history(41)
-    messages[0]["content"] += 'What is "This model\'s maximum context length is 600 tokens."?'
-    async with agent_at(answer, tmp_path) as agent:
-        assert (await agent.send(messages, temperature="hot"))[0] == 422
-        assert (await agent.send(messages))[0] == 200
-        assert agent.daemon.upstream.first.windows.of("m").tokens is None
-    assert len(server.accepted[0]["messages"]) == 41
-
-
 async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,15 +256,6 @@ async def test_a_router_has_a_window_for_each_of_its_models(tmp_path: Path) -> N
         server.tells["/props?model=m&autoload=false"] = props(4_096)
         assert (await agent.send(history(99)))[0] == 200
     assert not server.refused
-
-
-async def test_a_server_that_counts_max_tokens_gets_prompts_that_leave_room_for_it(tmp_path: Path) -> None:
-    models = {"data": [{"id": "m", "max_model_len": 8_192}]}
-    server = StrictServer(8_192, tells={"/v1/models": models}, counts_reply=True, refusal="vllm")
-    async with agent_of(server, tmp_path) as agent:
-        for count in (5, 51, 101):
-            assert (await agent.send(history(count), max_tokens=4_096))[0] == 200
-    assert len(server.refused) <= 1, "once, as long as no answer has told how the model counts"
 
 
 async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) -> None:

@@ -5,16 +5,13 @@ Rule: the model is the witness of what was in its prompt, the upstream asked dir
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
 import urllib.request
 from typing import Any
 
-import openai_responses
 import pytest
-from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, wait_until
+from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from daemon_process import Answer, DaemonProcess, Headers, Stream, ask
 from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
@@ -28,7 +25,6 @@ REMEMBERING = "".join(REPLY_WITH_MEMORY)
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the plate."
 QUESTION = "What is the release word for the lighthouse lamp?"
 TOOLS = [TOOL]
-ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 
 
 def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None, **more: Any) -> Answer:
@@ -73,14 +69,6 @@ def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: 
     assert "memory_out" not in answer.json
 
 
-def test_a_fact_told_in_a_response_is_recalled_through_chat_completions(daemon: DaemonProcess) -> None:
-    assert reply_of(respond(daemon, FACT)) == FORGETFUL
-    assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
-    daemon.wait_stored("cinnamon-42")
-    [stored] = [text for text in daemon.said() if "cinnamon-42" in text]
-    assert stored == f"user: {FACT}\nassistant: {FORGETFUL}"
-
-
 def test_one_conversation_goes_on_through_the_other_api(daemon: DaemonProcess) -> None:
     first = respond(daemon, FACT)
     history = [said(FACT), {"role": "assistant", "content": reply_of(first)}, said("And the boat?")]
@@ -119,32 +107,6 @@ def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(daem
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
     assert sum("cinnamon-42" in content for content in contents) == 1
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["create", "stream"])
-def test_a_tool_loop_of_three_steps_keeps_its_block_and_is_one_turn(
-    make_daemon: MakeDaemon, calling_llama: str, stream: bool
-) -> None:
-    daemon = make_daemon(calling_llama).start()
-    noted = {"type": "message", "role": "assistant", "content": "Noted."}
-    respond(daemon, [said(FACT), noted, said("Go on.")], tools=TOOLS)
-    history: list[Any] = [said(QUESTION)]
-    shown = []
-    for found in ("line 1", "line 2", ANSWERED_MARKER):
-        response, injected = step(daemon, history, stream)
-        shown.append(injected)
-        [call] = [item for item in response["output"] if item["type"] == "function_call"]
-        assert call["arguments"] == TOOL_ARGUMENTS
-        history += response["output"]
-        history.append({"type": "function_call_output", "call_id": call["call_id"], "output": f"There is {found}"})
-    response, injected = step(daemon, history, stream)
-    assert text_of(response) == "".join(REPLY_AFTER_CALLS)
-    assert shown == [injected] * 3
-    assert len(injected) == 1
-    daemon.wait_stored("tool: There is line 2", "".join(REPLY_AFTER_CALLS))
-    told = "\n".join(daemon.said())
-    assert told.count(f"[call read {TOOL_ARGUMENTS}]") == 3
-    assert told.count("tool: There is line 2") == 1
 
 
 def step(daemon: DaemonProcess, history: list[Any], stream: bool) -> tuple[dict[str, Any], list[str]]:
@@ -223,51 +185,6 @@ def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream
     assert upstream.requests[-1].body == body
     assert answer.headers["X-Memory-Status"] == "none"
     assert answer.body == response_answer(upstream.requests[-1]).parts[0]
-
-
-def test_what_was_said_before_the_client_left_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    gate = threading.Event()
-
-    def held(request: Request) -> Response:
-        whole = openai_responses.answer(request)
-        return whole._replace(parts=(*whole.parts[:5], b"".join(whole.parts[5:])), gate=gate)
-
-    upstream.answer = held
-    daemon = make_daemon(upstream.url).start()
-    with opened(daemon, FACT) as stream:
-        assert "No" in (event.get("delta") for event in stream)
-    upstream.answer = openai_responses.answer
-    numbers = itertools.count()
-
-    def is_kept() -> bool:
-        respond(daemon, f"Good morning number {next(numbers)}.")
-        return any(text.endswith("assistant: No\n[interrupted]") for text in daemon.said())
-
-    try:
-        wait_until(is_kept, lambda: repr(daemon.said()))
-    finally:
-        gate.set()
-
-
-def test_switched_off_every_byte_is_the_client_s_and_the_upstream_s(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    upstream.answer = response_answer
-    daemon = make_daemon(upstream.url).start()
-    body = b'{ "input":"hello" , "memory_in": {} }'
-    answer = ask(f"{daemon.base_url}/v1/responses", body, headers={"X-Memory-Mode": "off"})
-    assert upstream.requests[-1].body == body
-    assert answer.body == response_answer(upstream.requests[-1]).parts[0]
-    assert answer.headers["X-Memory-Status"] == "off"
-    assert daemon.export() == []
-
-
-def test_other_paths_of_the_api_pass_through(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url).start()
-    for path in ("/v1/responses/resp_1/cancel", "/v1/responses/input_tokens", "/v1/responses/compact"):
-        answer = ask(f"{daemon.base_url}{path}", {"input": "hello", "memory_in": {}})
-        assert json.loads(upstream.requests[-1].body) == {"input": "hello", "memory_in": {}}
-        assert "X-Memory-Status" not in answer.headers
 
 
 @pytest.mark.parametrize("placement", ["separate", "merged"])

@@ -182,26 +182,6 @@ def test_a_client_that_does_not_read_holds_its_upstream_back(
     assert _peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
 
 
-def test_a_reply_of_fifty_megabytes_arrives_whole_and_is_not_kept_whole(
-    memd: DaemonProcess, raw: RawUpstream, connect: Connect
-) -> None:
-    piece = event("y" * 50_000)
-
-    def script(peer: Peer) -> None:
-        peer.send(STREAM_HEAD)
-        for _ in range(1000):
-            peer.send(chunk(piece))
-        peer.send(chunk(b"data: [DONE]\n\n") + chunked())
-
-    before = _peak_bytes(memd.pid)
-    of_its_own = chat("longer", stream=True).replace(CHAT, b"/t/longer" + CHAT, 1)  # it takes long to be cut
-    client = asked(connect, memd, raw, script, of_its_own)
-    client.read_head()
-    got = len(client.read_body())
-    assert got == 1000 * len(piece) + len(b"data: [DONE]\n\n")
-    assert _peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
-
-
 @pytest.mark.parametrize("mode", [b"full", b"off"])
 def test_a_pooled_connection_that_the_upstream_closed_is_not_noticed(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, mode: bytes

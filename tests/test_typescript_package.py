@@ -43,8 +43,6 @@ WAYS = [
 NOWHERE = "http://127.0.0.1:9"  # the port of a service that nobody runs
 HELPFUL = {"chunk_ids": [UNKNOWN], "action": "Helpful", "reason": "it answered the question"}
 
-Told = dict[str, Any]
-
 
 def asked(url: str, question: str, sdk: str = "openai chat", how: str = "create", **more: Any) -> dict[str, Any]:
     return {"sdk": sdk, "how": how, "base_url": f"{url}/v1", "question": question, **more}
@@ -295,21 +293,6 @@ def test_corrections_wait_while_the_mode_leaves_no_trace(
     assert live(daemon)[chunk_id]["utility_multiplier"] == 1.0
 
 
-def test_corrections_wait_while_memd_ignores_a_prompt(
-    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, llama: str
-) -> None:
-    daemon = make_daemon(llama, {"ingest": {"ignore": ["^Give this chat a title"]}}).start()
-    chunk_id = shown_after_telling(memd_client, daemon, "openai chat", "create")
-    correction = {**HELPFUL, "chunk_ids": [chunk_id]}
-    steps = [
-        asked(daemon.base_url, "Give this chat a title.", corrections=[correction]),
-        asked(daemon.base_url, "Give this chat a title.", how="stream"),
-        asked(daemon.base_url, "Thanks."),
-    ]
-    assert [told["pending"] for told in memd_client.steps("steps.ts", steps)] == [1, 1, 0]
-    assert live(daemon)[chunk_id]["utility_multiplier"] == 1.5
-
-
 def test_a_correction_that_memd_cannot_read_costs_one_request_its_memory_and_is_kept_apart(
     memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
@@ -329,19 +312,6 @@ def test_a_stream_that_is_left_early_has_said_what_became_of_the_corrections(
 ) -> None:
     [told] = memd_client.steps("steps.ts", [asked(daemon.base_url, "Hi.", sdk, "leave", corrections=[HELPFUL])])
     assert (told["pending"], told["error"]) == (0, None)
-
-
-def test_a_call_s_own_memory_in_counts_and_the_queue_waits(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess
-) -> None:
-    own = {"memory_in": json.dumps({"topic_id": "own"}), "user": "marta"}
-    steps = [
-        asked(daemon.base_url, FACT, corrections=[HELPFUL], metadata=own),
-        asked(daemon.base_url, QUESTION, metadata=own),
-    ]
-    told = memd_client.steps("steps.ts", steps, topic="lighthouse")
-    assert [one["pending"] for one in told] == [1, 1]
-    assert [chunk["topic_id"] for chunk in told[1]["memory_out"]["injected_chunks"]] == ["own"]
 
 
 # -- servers that fail or lie ------------------------------------------------------------------------------------

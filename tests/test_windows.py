@@ -61,10 +61,6 @@ async def asked(answers: Answers, model: str = "", props: Any = None) -> dict[st
     return {name: window.tokens for name, window in told.items()}
 
 
-async def test_llama_server_tells_the_window_of_a_slot_whatever_a_client_calls_its_model() -> None:
-    assert await asked({}, "anything", {"default_generation_settings": {"n_ctx": 4_096}}) == {"": 4_096}
-
-
 async def test_a_router_is_asked_for_the_model_without_loading_it() -> None:
     own = {"default_generation_settings": {"n_ctx": 16_384}}
     answers = {"GET /v1/models": ROUTER_MODELS, "GET /props?model=org%2Fm%3AQ4&autoload=false": own}
@@ -95,13 +91,6 @@ async def test_each_server_tells_the_window_that_it_runs_a_model_with(
     answers: Answers, model: str, expected: dict[str, int]
 ) -> None:
     assert await asked(answers, model) == expected
-
-
-@pytest.mark.parametrize("nonsense", [None, [], "no", 7, {"data": 3}, {"data": [3, {"id": 4, "max_model_len": "x"}]}])
-async def test_an_answer_of_another_shape_tells_nothing(nonsense: Any) -> None:
-    paths = ("GET /v1/models", "GET /api/v0/models", "GET /api/ps")
-    assert await asked(dict.fromkeys(paths, nonsense), "m", {"default_generation_settings": []}) == {}
-    assert await asked(dict.fromkeys(paths, nonsense), "m") == {}
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -363,22 +352,6 @@ def test_any_other_error_is_none(body: bytes) -> None:
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_the_settings_come_first_and_then_the_server() -> None:
-    known = KnownWindows({"qwen": 16_384})
-    known.told({"qwen": ModelWindow(32_768, counts_reply=True), "gemma": ModelWindow(8_192)})
-    assert (known.of("qwen").tokens, known.of("qwen").counts_reply) == (16_384, True)
-    assert known.of("gemma").tokens == 8_192 and known.of("other").tokens is None
-    assert KnownWindows(9_000).of("any").tokens == 9_000
-    assert KnownWindows("auto").of("any").tokens is None
-
-
-def test_a_refusal_counts_more_than_settings_that_promise_too_much() -> None:
-    known = KnownWindows(16_384)
-    assert known.refused("m", LengthRefusal(8_192), Sent(12_000)) and known.of("m").tokens == 8_192
-    assert known.refused("m", LengthRefusal(32_768), Sent(40_000)) and known.of("m").tokens == 16_384, "none is raised"
-    assert known.of("other").tokens == 16_384
-
-
 def test_a_refusal_without_a_number_is_taken_to_be_a_little_less_than_what_was_sent() -> None:
     known = KnownWindows("auto")
     for sent, tokens in ((10_000, 9_000), (5_000, 4_500)):
@@ -411,13 +384,6 @@ def test_a_refusal_that_the_prompt_plainly_fits_is_not_believed() -> None:
     assert known.refused("n", LengthRefusal(4_096), Sent(1_000, doubt=math.inf)), "nobody knows what its images take"
 
 
-def test_a_number_that_can_be_no_window_is_none() -> None:
-    known = KnownWindows("auto")
-    for _ in range(3):
-        assert not known.refused("m", LengthRefusal(1, 9_000), Sent(9_000))
-    assert known.of("m").tokens is None
-
-
 def test_props_are_believed_before_words_and_a_field_before_props() -> None:
     """llama.cpp's slots may have less than `/props` says: its own refusal names the window in a field."""
     known = KnownWindows("auto")
@@ -442,11 +408,3 @@ def test_a_window_stays_known_when_its_model_is_unloaded_and_changes_when_it_is_
     assert known.of("m").tokens == 4_096
     known.told({"m": ModelWindow(16_384)})
     assert known.of("m").tokens == 16_384, "loaded with another window"
-
-
-def test_a_server_with_one_window_may_become_one_with_many() -> None:
-    known = KnownWindows("auto")
-    known.told({"": ModelWindow(8_192)})
-    assert known.is_told_for_all() and known.of("any").tokens == 8_192
-    known.told({"qwen": ModelWindow(32_768)})
-    assert not known.is_told_for_all() and known.of("any").tokens is None

@@ -299,12 +299,6 @@ def test_blocks_in_an_odd_order_stay_in_it() -> None:
     assert sent(body, leave_out={0})["messages"][0]["content"] == [content[0], *content[2:]]
 
 
-@pytest.mark.parametrize("position", [-1, 1])
-def test_a_block_before_no_message_is_an_error_of_the_caller(position: int) -> None:
-    with pytest.raises(ValueError, match="insertion at"):
-        ANTHROPIC.encode(ANTHROPIC.parse(body_of({"role": "user"})), insertions=[Insertion(position, "x")])
-
-
 user_messages = st.fixed_dictionaries(
     {"role": st.just("user"), "content": valid_text | st.lists(blocks.filter(lambda block: len(block) > 1), max_size=5)}
 )

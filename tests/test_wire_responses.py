@@ -277,12 +277,6 @@ def test_untouched_members_and_items_keep_their_bytes_and_their_order() -> None:
     )
 
 
-@pytest.mark.parametrize("position", [-1, 1])
-def test_a_block_before_no_message_is_an_error_of_the_caller(position: int) -> None:
-    with pytest.raises(ValueError, match="insertion at"):
-        RESPONSES.encode(RESPONSES.parse(body_of("hi")), insertions=[Insertion(position, "x")])
-
-
 users = st.builds(said, valid_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
 
