@@ -133,13 +133,13 @@ def _fork_as_asked(asked: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
     running: dict[int, tuple[int, int]] = {}  # by its descriptor: the number of a process, and where its end is told
     while True:
-        ready, _, _ = select.select([asked, *running], [], [])
+        ready, _, _ = select.select([asked.fileno(), *running], [], [])
         for ended in set(running).intersection(ready):
             pid, tells = running.pop(ended)
             _, status = os.waitpid(pid, 0)
             os.write(tells, b"%d" % os.waitstatus_to_exitcode(status))
             _close(ended, tells)
-        if asked in ready:
+        if asked.fileno() in ready:
             request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES_MAX, 4)
             if not request:
                 os._exit(0)
