@@ -154,13 +154,13 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
 def test_each_sentence_that_asks_is_a_part_and_so_are_its_clauses_the_ends_and_the_items_of_a_list(
     message: str, parts: list[str]
 ) -> None:
-    assert parts_of(message)[: len(parts)] == parts
+    assert list(parts_of(message))[: len(parts)] == parts
 
 
 def test_a_question_that_is_wrapped_is_one_part_and_code_is_not_unwrapped() -> None:
     question = "In which of the two harbours did we want to leave the boat over the winter, and\nwho has the key?"
-    assert parts_of(f"{CODE}\n\n{question}")[0] == question.replace("\n", " ")
-    assert parts_of(f"{CODE}\nWho has the key?")[0] == "Who has the key?"
+    assert next(iter(parts_of(f"{CODE}\n\n{question}"))) == question.replace("\n", " ")
+    assert next(iter(parts_of(f"{CODE}\nWho has the key?"))) == "Who has the key?"
 
 
 @pytest.mark.parametrize("code", ["  total += table[{0}].size;", "  let first = rows[{0}]?"])
@@ -174,8 +174,9 @@ def test_no_code_takes_the_place_of_the_question_before_or_behind_it(question: s
 def test_of_a_long_question_the_end_is_a_part_too() -> None:
     before = "After all that we have tried with the pump, the filter and the two valves behind the boiler, "
     message = f"{before * 4}where is the spare key?"
-    assert parts_of(message)[1].endswith("where is the spare key?") and len(parts_of(message)[1]) <= 200
-    assert parts_of("会" * 300 + "？")[1] == "会" * 199 + "？"
+    _, end, *_ = parts_of(message)
+    assert end.endswith("where is the spare key?") and len(end) <= 200
+    assert list(parts_of("会" * 300 + "？"))[1] == "会" * 199 + "？"
 
 
 def test_a_message_has_few_short_parts_whatever_it_is() -> None:
@@ -416,6 +417,15 @@ async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: st
         "model": (True, True),
         "auto": (False, True),
     }[question]
+
+
+async def test_what_stands_beside_a_question_is_not_read_by_the_model_and_brings_nothing_where_that_does_not(
+    topic: TopicLog,
+) -> None:
+    code = "for row in table: total += row.size * factor"
+    assert not (await asked(topic, f"{code}\n{PAINT}")).is_model_asked
+    nothing = await asked(topic, f"{code}\nHow are you today?")
+    assert nothing.is_model_asked and contents(nothing) == []
 
 
 async def test_the_same_question_gives_the_same_answer_to_all_who_ask_at_once(topic: TopicLog) -> None:

@@ -36,20 +36,22 @@ TAIL_CHARACTERS_MIN, TAIL_PART_CHARACTERS = 250, 200
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 
-def parts_of(message: str) -> list[str]:
+def parts_of(message: str) -> dict[str, bool]:
     """The sentences that ask with their clauses and the ends of long ones, the last and the first sentence, the items
-    of a list: at most `PARTS_MAX`, each once."""
+    of a list: at most `PARTS_MAX`, and whether each asks. Where no sentence asks all of them do."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
     asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
-    tails = (one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN)
-    tails = (one.partition(" ")[2] or one for one in tails)
-    clauses = (some for one in asking for some in _clauses(one))
+    tails = [one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN]
+    tails = [one.partition(" ")[2] or one for one in tails]
+    clauses = [some for one in asking for some in _clauses(one)]
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
+    questions = {one[:PART_CHARACTERS_MAX] for one in itertools.chain(asking, tails, clauses)}
     chosen = itertools.chain(asking, sentences[-1:], sentences[:1], tails, clauses, items)
-    return list(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen))[:PARTS_MAX]
+    parts = itertools.islice(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen), PARTS_MAX)
+    return {one: one in questions or not asking for one in parts}
 
 
 def _clauses(sentence: str) -> list[str]:

@@ -189,20 +189,30 @@ class Field:
         return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
 
     def scores(
-        self, settings: RetrievalSettings, read: Collection[int], readers: Mapping[int, int], *, is_ever_silent: bool
+        self,
+        settings: RetrievalSettings,
+        read: Collection[int],
+        beside: Collection[int],
+        readers: Mapping[int, int],
+        *,
+        is_ever_silent: bool,
     ) -> Scores:
         """Score all chunks.
 
         Args:
             read: the parts whose vectors are the model's.
+            beside: unclear parts that do not ask; they are silent where those are that ask.
             readers: of a part, the one that was to be read for it (of a clause its sentence), with which it is silent.
         """
         near = self._near()
         parts = len(self._weights)
-        is_read = np.zeros(parts, np.bool_)
-        is_read[list(read)] = True
-        speaking = (near >= self._silent_below) | ~is_read if is_ever_silent else np.ones(parts, np.bool_)
-        speaking = speaking[[readers.get(part, part) for part in range(parts)]]
+        is_read, is_beside = np.zeros((2, parts), np.bool_)
+        is_read[list(read)] = is_beside[list(beside)] = True
+        speaking = np.ones(parts, np.bool_)
+        if is_ever_silent:
+            speaking = (near >= self._silent_below) | ~(is_read | is_beside)
+            speaking = speaking[[readers.get(part, part) for part in range(parts)]]
+            speaking &= ~is_beside | (speaking & ~is_beside).any()
         if is_silent := not speaking.any():
             speaking = ~speaking  # all, so that they can be listed with the reason
         more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(parts)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import itertools
 import logging
 import math
@@ -205,14 +206,14 @@ class Retriever:
                 patience = UNHURRIED_SECONDS if budget.seconds is None else CUTTING_SHARE * budget.seconds
                 until = time.monotonic() + patience
                 waiting = [one.chunks(but=filters.visible_digests, until=until) for one in unstored]
-                weights = self._parts(question, filters.step)
+                parts = self._parts(question, filters.step)
                 now_us = self._now_us() if filters.asked_at is None else int(filters.asked_at)
                 times = spans(question, now_us) if self._settings.time_weight else ()
                 searched = [
-                    TopicColumns(topic, list(weights), some, filters.wanted, filters.visible_digests, times)
+                    TopicColumns(topic, list(parts), some, filters.wanted, filters.visible_digests, times)
                     for topic, some in zip(topics, waiting, strict=True)
                 ]
-                found = self._answer(question, weights, searched, times, now_us, budget, filters)
+                found = self._answer(question, parts, searched, times, now_us, budget, filters)
                 if not any(one.is_partial for one in unstored):
                     return found
                 if budget.seconds is not None and not found.shown:
@@ -263,7 +264,7 @@ class Retriever:
     def _answer(
         self,
         question: str,
-        weights: dict[str, float],
+        asked: dict[str, Part],
         topics: Sequence[TopicColumns],
         times: Sequence[tuple[int, int]],
         now_us: int,
@@ -278,23 +279,24 @@ class Retriever:
             budget=budget,
             note=" ".join(notes) or None,
         )
-        parts = list(weights)
+        parts = list(asked)
         filled = [topic for topic in topics if not topic.is_empty]
         if not filled:
             return nothing
         if not parts:
             return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
-        field = Field(filled, list(weights.values()), vectors, self._encoder.embedder.scale)
-        unclear = self._unclear(field, parts)
+        field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
+        unclear = self._unclear(field)
+        beside = [one for one in unclear if vectors[one].any() and not asked[parts[one]].asks]
+        readers = {one: _containing(parts, one) for one in unclear if one not in beside}
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
-        if unclear:
+        if to_read := [one for one in dict.fromkeys(readers.values()) if one in unclear]:
             try:
                 seconds = self._settings.recall_budget_ms / 1000
-                asked = list(dict.fromkeys(unclear.values()))
-                vectors = self._encoder.embed_parts([parts[number] for number in asked], seconds)
-                read = asked[: len(vectors)]
+                vectors = self._encoder.embed_parts([parts[number] for number in to_read], seconds)
+                read = to_read[: len(vectors)]
                 field.read_again(read, vectors)
             except EmbeddingError as error:
                 notes.insert(0, f"Searched by words alone: {error}.")
@@ -302,7 +304,7 @@ class Retriever:
                 if not self._settings.lexical_weight and self._encoder.table is None:
                     raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, unclear, is_ever_silent=self._encoder.embedder.tells_apart)
+        scores = field.scores(self._settings, read, beside, readers, is_ever_silent=self._encoder.embedder.tells_apart)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -326,19 +328,20 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1] if unclear else 0.0,
+            embed_ms=spent[1] if to_read else 0.0,
             fill_ms=spent[3],
             is_model_asked=bool(read),
             trouble=trouble,
             note=" ".join(notes) or None,
         )
 
-    def _parts(self, question: str, step: str) -> dict[str, float]:
-        """All that asks, and its weight."""
-        weights = {self._encoder.embedder.cut(part, PART_TOKENS): 1.0 for part in parts_of(question)}
-        for part in parts_of(step)[:STEP_PARTS_MAX]:
-            weights.setdefault(self._encoder.embedder.cut(part, PART_TOKENS), STEP_WEIGHT)
-        return weights
+    def _parts(self, question: str, step: str) -> dict[str, Part]:
+        """All that asks, or stands beside what asks."""
+        cut = functools.partial(self._encoder.embedder.cut, tokens=PART_TOKENS)
+        parts = {cut(text): Part(1.0, asks) for text, asks in parts_of(question).items()}
+        for text in itertools.islice(parts_of(step), STEP_PARTS_MAX):
+            parts.setdefault(cut(text), Part(STEP_WEIGHT, asks=True))
+        return parts
 
     def _table_vectors(self, parts: Sequence[str]) -> Floats:
         table = self._encoder.table
@@ -346,13 +349,11 @@ class Retriever:
             return np.zeros((len(parts), self._encoder.embedder.dimension), np.float32)
         return table.vectors(parts)
 
-    def _unclear(self, field: Field, parts: Sequence[str]) -> dict[int, int]:
-        """The parts of which the table's answer does not stand, or there is none; and for each of them the part that
-        the model reads for it: itself, or of a clause its sentence."""
+    def _unclear(self, field: Field) -> list[int]:
+        """The parts of which the table's answer does not stand, or there is none."""
         if self._settings.question == "table" and self._encoder.table is not None:
-            return {}
-        unclear = np.flatnonzero(~field.is_clear()).tolist()
-        return {one: next(other for other in unclear if parts[one] in parts[other]) for one in unclear}
+            return []
+        return np.flatnonzero(~field.is_clear()).tolist()
 
     def _notes(self, topics: Sequence[TopicColumns]) -> list[str]:
         views = (view for topic in topics for view in topic.snapshot.views.values())
@@ -450,6 +451,15 @@ class Retriever:
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 
+class Part(NamedTuple):
+    """A part of a question."""
+
+    weight: float
+    asks: bool
+    """Else it stands beside what asks: the model does not read it, and it brings nothing where the question does not,
+    or where the table finds nothing near it."""
+
+
 class Filling(NamedTuple):
     """A filled budget."""
 
@@ -458,6 +468,11 @@ class Filling(NamedTuple):
     raw_tokens: int
     ratio: float
     worth_showing: int
+
+
+def _containing(parts: Sequence[str], one: int) -> int:
+    """The part that the model reads for one: itself, or of a clause its sentence."""
+    return next(other for other, text in enumerate(parts) if parts[one] in text)
 
 
 def _is_visible(entry: Entry | None, visible: frozenset[bytes]) -> bool:
