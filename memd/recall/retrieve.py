@@ -264,7 +264,7 @@ class Retriever:
     def _answer(
         self,
         question: str,
-        asked: dict[str, Part],
+        asked: dict[str, AskedPart],
         topics: Sequence[TopicColumns],
         times: Sequence[tuple[int, int]],
         now_us: int,
@@ -335,12 +335,12 @@ class Retriever:
             note=" ".join(notes) or None,
         )
 
-    def _parts(self, question: str, step: str) -> dict[str, Part]:
+    def _parts(self, question: str, step: str) -> dict[str, AskedPart]:
         """All that asks, or stands beside what asks."""
         cut = functools.partial(self._encoder.embedder.cut, tokens=PART_TOKENS)
-        parts = {cut(text): Part(1.0, asks) for text, asks in parts_of(question).items()}
+        parts = {cut(text): AskedPart(1.0, asks) for text, asks in parts_of(question).items()}
         for text in itertools.islice(parts_of(step), STEP_PARTS_MAX):
-            parts.setdefault(cut(text), Part(STEP_WEIGHT, asks=True))
+            parts.setdefault(cut(text), AskedPart(STEP_WEIGHT, asks=True))
         return parts
 
     def _table_vectors(self, parts: Sequence[str]) -> Floats:
@@ -451,7 +451,7 @@ class Retriever:
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 
-class Part(NamedTuple):
+class AskedPart(NamedTuple):
     """A part of a question."""
 
     weight: float
