@@ -423,7 +423,7 @@ async def test_what_stands_beside_a_question_is_not_read_by_the_model_and_brings
     topic: TopicLog,
 ) -> None:
     code = "for row in table: total += row.size * factor"
-    assert not (await asked(topic, f"{code}\n{PAINT}")).is_model_asked
+    assert not (await asked(topic, f"{code}\nWho paints the boat house?")).is_model_asked
     nothing = await asked(topic, f"{code}\nHow are you today?")
     assert nothing.is_model_asked and contents(nothing) == []
 
