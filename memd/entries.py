@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -362,28 +362,3 @@ class Moment(int):
 class WallTime(Moment):
     """A time in microseconds since the epoch, as people know it. Where a clock was set back, a larger id stands for it
     in some topics: see `store.order.id_upto`."""
-
-
-class CanonicalClock:
-    """Gives out canonical ids: strictly increasing across the daemon, and the time of the entry in microseconds.
-
-    Not thread-safe: only the one writer of a store draws from it.
-    """
-
-    def __init__(self, now_us: Callable[[], int], last: int = 0) -> None:
-        self._now_us = now_us
-        self.last = last
-
-    def next(self) -> int:
-        """`max(previous + 1, now in microseconds)`; fits a JavaScript number until the year 2255."""
-        return self.next_and_now()[0]
-
-    def next_and_now(self) -> tuple[int, int]:
-        """The next id, and the time for which it stands, in microseconds."""
-        now = self._now_us()
-        self.last = max(self.last + 1, now)
-        return self.last, now
-
-    def saw(self, canonical_id: int) -> None:
-        """Raise the floor to an id that is already on disk."""
-        self.last = max(self.last, canonical_id)

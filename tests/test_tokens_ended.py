@@ -24,7 +24,7 @@ from memd.principals import OWNER, Principals, digest_of
 from memd.settings.loading import load_config
 from memd.settings.tokens import known_principals
 from memd.store.disk import LocalDisk
-from memd.store.token_list import KeptToken, TokenFile
+from memd.store.token_list import KeptToken, TokenList
 
 ANN, BOB, CID = ("ann-" * 8, "bob-" * 8, "cid-" * 8)
 OTHERS = {digest_of("somebody else's"): OWNER}
@@ -47,7 +47,7 @@ class Lists:
         self.path, self._folder = folder / "config.yaml", folder
         self.write([ANN, BOB])
         source = AuthSource(self.path, lambda: load_config(self.path, {}, {}).auth)
-        self.watch = TokenWatch(source.read(), TokenFile(LocalDisk(), folder), source)
+        self.watch = TokenWatch(source.read(), TokenList(LocalDisk(), folder), source)
         self.watch.load()
 
     def text(self, secrets: list[str]) -> str:
@@ -57,7 +57,7 @@ class Lists:
         self.path.write_text(self.text(secrets))
 
     def keep(self, *secrets: str) -> None:
-        TokenFile(LocalDisk(), self._folder).keep([KeptToken(**listed(one, 1)) for one in secrets])  # type: ignore[arg-type]
+        TokenList(LocalDisk(), self._folder).keep([KeptToken(**listed(one, 1)) for one in secrets])  # type: ignore[arg-type]
 
     async def known(self) -> tuple[list[str], str]:
         """Who is known after another look, and what was wrong with the lists."""

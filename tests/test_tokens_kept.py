@@ -22,7 +22,7 @@ from memd.access import headers_with_token
 from memd.errors import StoreError
 from memd.principals import OWNER, Principals, digest_of
 from memd.store.disk import LocalDisk
-from memd.store.token_list import TokenFile
+from memd.store.token_list import TokenList
 
 NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
 
@@ -153,7 +153,7 @@ def test_a_token_that_was_taken_back_does_not_reach_the_upstream_beside_one_that
 def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:
     (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
     with pytest.raises(StoreError, match="is no list of tokens"):
-        TokenFile(LocalDisk(), tmp_path).read()
+        TokenList(LocalDisk(), tmp_path).read()
 
 
 @pytest.mark.process

@@ -26,7 +26,7 @@ from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
-from memd.store.token_list import KeptToken, TokenFile, TokenList
+from memd.store.token_list import KeptToken, TokenList
 from memd.wording import counted, for_terminal, sized
 
 _SCHEMES = ("postgresql://", "postgres://")
@@ -151,7 +151,7 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     Raises:
         StoreError: a side cannot be read or written; what was copied is there.
     """
-    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenFile(LocalDisk(), folder)
+    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
     there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
     here, is_kept = GrantFile(LocalDisk(), path), LocalDisk().size(path) is not None

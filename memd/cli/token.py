@@ -33,7 +33,7 @@ from memd.store.disk import LocalDisk
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.postgres import shared_log
-from memd.store.token_list import KeptToken, TokenFile, TokenList
+from memd.store.token_list import KeptToken, TokenList
 
 Tokens = tuple[KeptToken, ...]
 SECRET_BYTES = 32
@@ -305,7 +305,7 @@ def token_list(config: Config) -> Iterator[TokenList]:
     """The list of `memd token`; raises StoreError where the database cannot be used."""
     if not config.cluster.is_on:
         check_no_cluster(LocalDisk(), config.data_dir)
-        yield TokenFile(LocalDisk(), config.data_dir)
+        yield TokenList(LocalDisk(), config.data_dir)
         return
     with shared_book(config, "tokens") as book:
         yield SharedTokens(book)

@@ -70,7 +70,7 @@ from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog
 from memd.store.store import MakeErasures, Store
 from memd.store.syscalls import raise_descriptors_limit
-from memd.store.token_list import TokenFile, TokenList
+from memd.store.token_list import TokenList
 from memd.telemetry.logging import configure_logging
 from memd.telemetry.metrics import Metrics
 from memd.wording import counted
@@ -403,9 +403,9 @@ def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
 
 async def _rights(config: Config, source: AuthSource | None, kept: SharedLog | None) -> TokenWatch:
     """The tokens, which all daemons of a cluster have."""
-    listed: TokenList = TokenFile(LocalDisk(), config.data_dir)
+    listed = TokenList(LocalDisk(), config.data_dir)
     if kept is not None:
-        listed = SharedTokens(SharedBook(kept, "tokens"), TokenFile(LocalDisk(), config.data_dir))
+        listed = SharedTokens(SharedBook(kept, "tokens"), TokenList(LocalDisk(), config.data_dir))
     watch = TokenWatch(config.auth, listed, source)
     await asyncio.get_running_loop().run_in_executor(None, watch.load)
     return watch

@@ -18,7 +18,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -26,6 +26,7 @@ from typing import Literal, get_args
 import msgspec
 
 from memd.errors import StoreError, StoreLocked
+from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import AuditLayout
 
@@ -354,16 +355,11 @@ class AuditBook:
             line, head = encoded(act, head)
             lines.append(line)
         data = b"".join(lines)
-        appender = self._files.append_to(self._layout.folder / self._name)
+        file = AppendFile(self._files, self._layout.folder / self._name, self._size)
         try:
-            appender.write(data)
-            appender.sync()
-        except StoreError:
-            with suppress(StoreError):  # else it is done when the file is read again
-                appender.truncate(self._size)
-            raise
+            file.append(data, sync=True)
         finally:
-            appender.close()
+            file.close()
         self._size += len(data)
         self._head = head
         return head
@@ -405,7 +401,7 @@ class AuditBook:
         if head.n < known.n:  # the end is gone: its numbers stay free, so that the gap shows
             head = known
         if torn:
-            self._cut(torn)
+            self._size -= torn  # behind which the next append cuts the file off
             recovered = Act(at=_now(), act="recovered", who="memd", count=torn)
             head = self._write(head, [recovered])
         self._head = head
@@ -426,15 +422,6 @@ class AuditBook:
                 if (head := head_of(line)) is not None:
                     return torn, head
         return torn, Head()
-
-    def _cut(self, torn: int) -> None:
-        appender = self._files.append_to(self._layout.folder / self._name)
-        try:
-            appender.truncate(self._size - torn)
-            appender.sync()
-        finally:
-            appender.close()
-        self._size -= torn
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

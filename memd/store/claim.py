@@ -113,19 +113,19 @@ class Claim:
         self.check()
         self._ends[stream] = AppendFile(self.files, self._path(stream), at)
 
-    def append(self, stream: Stream, at: int, data: bytes, *, sync: bool = True) -> None:
-        """Append to a stream that was resumed or rolled: all of `data`, or nothing.
+    def append(self, stream: Stream, data: bytes, *, sync: bool = True) -> int:
+        """Append to a stream that was resumed or rolled: all of `data`, or nothing. Return where it begins.
 
         Args:
-            at: where the stream ends, as far as the caller knows; Fenced if that is not so.
             sync: durably; else it is before the next `sync`, and a crash may take it.
         """
         file = self._ends.get(stream)
-        if file is None or file.end != at:
+        if file is None:
             self.check()
-            found = "is not open" if file is None else f"ends at {file.end}, not at {at}"
-            raise Fenced(f"{self._path(stream)}: {found}: something else writes it; nothing is appended, restart memd")
+            raise Fenced(f"{self._path(stream)}: is not open; nothing is appended, restart memd")
+        start = file.end
         file.append(data, sync=sync)
+        return start
 
     def sync(self, stream: Stream) -> None:
         """Make everything appended durable."""
@@ -159,16 +159,15 @@ class Claim:
 
         Args:
             written: the place of a file → the file that was written beside it, and is gone afterwards, also after an
-                error; or the place again of a full segment, which what comes behind it vouches for.
+                error.
             trims: nobody reads them any more.
             wiper: overwrites what is removed or replaced.
         """
-        put = {path: temporary for path, temporary in written.items() if temporary != path}
-        with only_whole(self.files, *put.values()):
+        with only_whole(self.files, *written.values()):
             self.check()
             for path in trims:
                 self.files.remove(path) if wiper is None else wiper.wipe(path)
-            for path, temporary in put.items():
+            for path, temporary in written.items():
                 if wiper is None:
                     put_in_place(self.files, temporary, path)
                 else:

@@ -46,17 +46,16 @@ _TAIL_BYTES = 64 << 10
 class OpenedTopic(msgspec.Struct, kw_only=True):
     """A topic as read from disk."""
 
-    segments: dict[int, GrowingSegment | SealedSegment]
+    segments: dict[int, GrowingSegment | SealedSegment] = {}
     """By number, ascending; the active one included."""
-    index_files: list[IndexFile]
+    index_files: list[IndexFile] = []
     """The indexes to search: together they cover each searchable sealed segment once."""
-    gaps: dict[int, list[tuple[int, int]]]
+    gaps: dict[int, list[tuple[int, int]]] = {}
     """Unreadable ranges of the segments that are not sealed."""
-    active: GrowingSegment | None
+    active: GrowingSegment | None = None
     """None until something is appended."""
-    active_end: int
-    findings: list[Finding]
-    missing: list[Path]
+    findings: list[Finding] = []
+    missing: list[Path] = []
     """Full segments that are not there, or are another topic's."""
 
 
@@ -72,7 +71,7 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     remove_temporaries(files, layout.segments)
     header = read_header(files, layout.active)
     missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
-    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[], missing=[])
+    opened = OpenedTopic()
     opened.missing = [layout.bin(segment_id) for segment_id in missing]
     opened.findings += map(missing_segment, opened.missing)
     for segment_id in layout.segment_ids(files):
@@ -90,7 +89,7 @@ def reread_segment(claim: Claim, model: ModelId, segment_id: int) -> OpenedTopic
     Raises:
         StoreError: the log cannot be read.
     """
-    opened = OpenedTopic(segments={}, index_files=[], gaps={}, active=None, active_end=0, findings=[], missing=[])
+    opened = OpenedTopic()
     _open_unsealed(claim, model, segment_id, opened)
     return opened
 
@@ -238,8 +237,8 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
         claim.rotate(segment_id)
         segment.rotated_to(layout.bin(segment_id))
         return
-    opened.active, opened.active_end = segment, log_file.whole_end
-    claim.resume("log", opened.active_end)
+    opened.active = segment
+    claim.resume("log", log_file.whole_end)
 
 
 def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:

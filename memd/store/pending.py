@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -172,17 +172,19 @@ class JoinedRuns:
         return one
 
 
-class UnstoredText(Protocol):
-    """The text of a topic that was said and is not in its log, as of one moment."""
+class UnstoredText:
+    """The text of a topic that was said and is not in its log, as of one moment; there is none."""
 
-    is_partial: bool = False
+    is_partial = False
     """Some of it was left out of its chunks, because it was not cut yet."""
 
     def __bool__(self) -> bool:
         """Whether there is any; known at once."""
+        return False
 
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """Whether there is text of other messages than these; known at once."""
+        return False
 
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
         """Its chunks. Called in a thread: text may be cut first.
@@ -191,17 +193,7 @@ class UnstoredText(Protocol):
             but: digests of messages; what has no other messages is left out, and need not be cut.
             until: a `time.monotonic()` after which nothing more is cut: what was not cut by then is left out.
         """
-
-
-class _Nothing(UnstoredText):
-    def __bool__(self) -> bool:
-        return False
-
-    def has_others_than(self, digests: Collection[bytes]) -> bool:
-        return False
-
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
         return PendingRun()
 
 
-NOTHING_UNSTORED: UnstoredText = _Nothing()
+NOTHING_UNSTORED = UnstoredText()

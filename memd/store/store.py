@@ -63,7 +63,7 @@ from memd.store.shared.postgres import join
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Hit, Snapshot
-from memd.store.topic import DraftFilter, SharedClock, StoreShared, TopicLog, keep_draft
+from memd.store.topic import CanonicalClock, DraftFilter, StoreShared, TopicLog, keep_draft
 
 __all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
 
@@ -145,7 +145,7 @@ class Store:
                 check_no_cluster(files, data_dir)
             else:
                 join(files, data_dir, kept)
-            clock, names = SharedClock(now_us), TopicNames(files, data_dir)
+            clock, names = CanonicalClock(now_us), TopicNames(files, data_dir)
             ledger = erasures(files, data_dir)
             clock.observe(ledger.highest_id)
             found = _recent(files, data_dir, names, clock, dimension)
@@ -377,7 +377,9 @@ class Store:
         self._lock.release()
 
 
-def _recent(files: LocalDisk, data_dir: Path, names: TopicNames, clock: SharedClock, dimension: int) -> Recent | None:
+def _recent(
+    files: LocalDisk, data_dir: Path, names: TopicNames, clock: CanonicalClock, dimension: int
+) -> Recent | None:
     """Read the list of recent topics, and let the clock see all ids."""
     found = read_recent(files, data_dir, len(names))
     clock.observe(0 if found is None else found.highest_id)

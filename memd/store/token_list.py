@@ -1,5 +1,5 @@
 """The tokens that `memd token` keeps: a file in the data directory, of whoever may read that; or, in a cluster, a book
-of the database (`cluster/tokens.py`).
+of the database (`shared/books.py`).
 
 Rule: changed by one command at a time, and as a whole or not at all; no secret is in it, only what SHA-256 makes of it.
 The settings' own list is `auth.tokens`; a name or a token that is in both is refused by whoever reads them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -31,40 +31,13 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-class TokenList(Protocol):
-    """Where the tokens are kept. Any thread."""
+class TokenList:
+    """Where the tokens are kept: a file in the data directory. Any thread."""
 
     place: str
     """For people."""
-    is_shared: bool
-    """Whether other daemons have it too, so that it may change without a command on this machine."""
-
-    def stamp(self) -> object:
-        """By what the list is told from itself before. Raises StoreError where it cannot be asked."""
-
-    def read(self) -> tuple[KeptToken, ...]:
-        """Return the tokens.
-
-        Raises:
-            StoreError: it cannot be read, or is not what it should be.
-        """
-
-    def read_at_start(self) -> tuple[KeptToken, ...]:
-        """Return the tokens, as this machine knew them last where nobody can be asked; raises as `read`."""
-
-    def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
-        """Replace the list by what `work` makes of it, durably; an exception of it leaves the list as it was.
-
-        Raises:
-            StoreError: the list is as it was (StoreLocked: another command changes it now).
-            InDoubt: nobody knows whether it is.
-        """
-
-
-class TokenFile:
-    """The tokens in the data directory. See TokenList."""
-
     is_shared = False
+    """Whether other daemons have it too, so that it may change without a command on this machine."""
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self.path = data_dir / TOKENS_NAME
@@ -73,11 +46,15 @@ class TokenFile:
         self._lock = data_dir / TOKENS_LOCK_NAME
 
     def stamp(self) -> object:
-        """See TokenList."""
+        """By what the list is told from itself before. Raises StoreError where it cannot be asked."""
         return stamp_of(self.path)
 
     def read(self) -> tuple[KeptToken, ...]:
-        """See TokenList; none where there is no file."""
+        """Return the tokens.
+
+        Raises:
+            StoreError: it cannot be read, or is not what it should be.
+        """
         if self._files.size(self.path) is None:
             return ()
         try:
@@ -89,11 +66,16 @@ class TokenFile:
             ) from None
 
     def read_at_start(self) -> tuple[KeptToken, ...]:
-        """See TokenList."""
+        """Return the tokens, as this machine knew them last where nobody can be asked; raises as `read`."""
         return self.read()
 
     def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
-        """See TokenList."""
+        """Replace the list by what `work` makes of it, durably; an exception of it leaves the list as it was.
+
+        Raises:
+            StoreError: the list is as it was (StoreLocked: another command changes it now).
+            InDoubt: nobody knows whether it is.
+        """
         try:
             lock = self._files.lock(self._lock)
         except StoreLocked:

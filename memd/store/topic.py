@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from memd.entries import PUBLIC_ID_DIGITS_MIN, CanonicalClock, Draft, Entry, Erased, Status
+from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
@@ -67,7 +67,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
 
     files: LocalDisk
     model: ModelId
-    clock: SharedClock
+    clock: CanonicalClock
     segment_entries_max: int
     draft_filter: DraftFilter = keep_draft
     """Applied to every draft of every topic: there is no other way into the log."""
@@ -132,7 +132,7 @@ class TopicLog:
         self.is_incomplete = bool(opened.missing)
         """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
         self._gaps = opened.gaps
-        self._active, self._end = opened.active, opened.active_end
+        self._active = opened.active
         self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
@@ -186,9 +186,7 @@ class TopicLog:
                 self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
             ]
             payloads = [encode_entry(entry) for entry in entries]
-            start, data = self._end, b"".join(map(encode_record, payloads))
-            self._write(active, entries, data)
-            self._end += len(data)
+            start = self._write(entries, b"".join(map(encode_record, payloads)))
             for uuid in reserved:
                 del self._reserved[uuid]
             spans = []
@@ -203,9 +201,9 @@ class TopicLog:
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
         """Raise MadeAnew if others have stored what the drafts should take into account."""
 
-    def _write(self, active: GrowingSegment, entries: Sequence[Entry], data: bytes) -> None:
-        """Make the records of new entries durable, at the end of the active segment's file."""
-        self.claim.append("log", self._end, data)
+    def _write(self, entries: Sequence[Entry], data: bytes) -> int:
+        """Make the records of new entries durable at the end of the active segment's file; return where they begin."""
+        return self.claim.append("log", data)
 
     def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
         """Reserve the public ids of new chunks, and return what the chunks look like until they are appended.
@@ -546,7 +544,6 @@ class TopicLog:
             number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
             is_searched = model == self._shared.model
             self._active = create_active(self.claim, model, number, searchable=is_searched)
-            self._end = HEADER_BYTES
         return self._active
 
     def _rotate(self, active: GrowingSegment) -> None:
@@ -579,34 +576,31 @@ class TopicLog:
             self._snapshot = first_snapshot(self._files, self.topic_id, segments, files)
 
 
-class SharedClock:
-    """The clock of a store. Any thread may use it."""
+class CanonicalClock:
+    """The clock of a store, which gives out canonical ids: strictly increasing, and microseconds since the epoch while
+    the machine's clock goes on. They fit a JavaScript number until the year 2255. Any thread may use it."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self.now_us = now_us
-        self._clock = CanonicalClock(now_us)
+        self.last = 0
+        """The highest id so far."""
         self._lock = threading.Lock()
 
     def next(self) -> int:
-        """Return the id of the next entry of any topic; strictly increasing."""
-        with self._lock:
-            return self._clock.next()
+        """Return the id of the next entry of any topic."""
+        return self.next_and_now()[0]
 
     def next_and_now(self) -> tuple[int, int]:
-        """Return the id of the next entry, and the time in microseconds."""
+        """Return the next id, and the time in microseconds."""
         with self._lock:
-            return self._clock.next_and_now()
-
-    @property
-    def last(self) -> int:
-        """The highest id so far."""
-        with self._lock:
-            return self._clock.last
+            now = self.now_us()
+            self.last = max(self.last + 1, now)
+            return self.last, now
 
     def observe(self, canonical_id: int) -> None:
         """Keep later ids above this one."""
         with self._lock:
-            self._clock.saw(canonical_id)
+            self.last = max(self.last, canonical_id)
 
 
 def _has_id(others: Sequence[bytes], ids: Mapping[bytes, str], shown: str) -> bool:

@@ -10,10 +10,10 @@ daemon builds them again.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -46,7 +46,7 @@ from memd.wording import counted, day_and_time
 
 _WHOLE_BYTES = 256 << 10
 """Rounds up to this are read as a whole: pieces of many files are in them."""
-_KEPT_BYTES = 64 << 20
+_KEPT = 256
 _PIECE_BYTES = 8 << 20
 
 
@@ -317,30 +317,14 @@ class _Pieces:
         """`sizes`: of the objects that are small enough to be kept, and others."""
         self._source, self._sizes = source, sizes
         self.url = source.url
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._whole = lru_cache(_KEPT)(lambda key: source.read(key, 0, sizes[key]))
 
     def of(self, file: KnownFile) -> Iterator[bytes]:
         """Yield the bytes of a file."""
         for extent in file.extents:
+            end = extent.offset + extent.length
             if self._sizes.get(extent.key, _WHOLE_BYTES + 1) <= _WHOLE_BYTES:
-                yield self._whole(extent)
+                yield self._whole(extent.key)[extent.offset : end]
             else:
-                end = extent.offset + extent.length
                 for start in range(extent.offset, end, _PIECE_BYTES):
                     yield self._source.read(extent.key, start, min(end, start + _PIECE_BYTES))
-
-    def _whole(self, extent: Stretch) -> bytes:
-        with self._lock:
-            data = self._kept.get(extent.key)
-            if data is not None:
-                self._kept.move_to_end(extent.key)
-        if data is None:
-            data = self._source.read(extent.key, 0, self._sizes[extent.key])
-            with self._lock:
-                self._kept_bytes += len(data) if extent.key not in self._kept else 0
-                self._kept[extent.key] = data
-                while self._kept_bytes > _KEPT_BYTES:
-                    self._kept_bytes -= len(self._kept.popitem(last=False)[1])
-        return data[extent.offset : extent.offset + extent.length]

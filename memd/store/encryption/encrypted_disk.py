@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -343,7 +344,7 @@ class EncryptedDisk(LocalDisk):
         """The disk below."""
         self.rings = tuple(rings)
         self._files: OrderedDict[Path, EncryptedFile] = OrderedDict()
-        self._folders: dict[Path, tuple[KeyRing, Path] | None] = {}
+        self._folder = lru_cache(_FOLDERS_KEPT)(self._folder_of)
         self._lock = threading.Lock()
         for name in _OF_THE_DISK_BELOW:
             setattr(self, name, getattr(disk, name))
@@ -479,15 +480,10 @@ class EncryptedDisk(LocalDisk):
         """See LocalDisk."""
         return self._folder(path) is not None
 
-    def _folder(self, path: Path) -> tuple[KeyRing, Path] | None:
-        if path in self._folders:
-            return self._folders[path]
+    def _folder_of(self, path: Path) -> tuple[KeyRing, Path] | None:
         ring = next((one for one in self.rings if path.is_relative_to(one.data_dir)), None)
         folder = None if ring is None else ring.folder_of(path)
-        if len(self._folders) >= _FOLDERS_KEPT:
-            self._folders = {}
-        found = self._folders[path] = None if ring is None or folder is None else (ring, folder)
-        return found
+        return None if ring is None or folder is None else (ring, folder)
 
     def _key(self, path: Path, *, writing: bool = False) -> DataKey | None:
         """The key that encrypts a file; None: it is not encrypted."""

@@ -26,6 +26,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -65,16 +66,8 @@ class DataKey:
         self.secret = secret
         self.id = derived(secret, b"", b"key id", KEY_ID_BYTES)
         """Tells keys apart; says nothing of the key."""
-        self._ciphers: dict[bytes, AESGCM] = {}
-
-    def cipher(self, salt: bytes) -> AESGCM:
-        """Return the cipher of the file with this salt."""
-        cipher = self._ciphers.get(salt)
-        if cipher is None:
-            if len(self._ciphers) >= _CIPHERS_KEPT:
-                self._ciphers = {}
-            cipher = self._ciphers[salt] = AESGCM(derived(self.secret, salt, b"file"))
-        return cipher
+        self.cipher = lru_cache(_CIPHERS_KEPT)(lambda salt: AESGCM(derived(secret, salt, b"file")))
+        """The cipher of the file with a salt."""
 
 
 class Frame(NamedTuple):

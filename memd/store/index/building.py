@@ -69,7 +69,7 @@ def write_sealed(
     )
     with only_whole(files, written):
         described = write_beside(files, layout.meta(segment_id), encode_meta(segment.header, meta))
-    claim.publish({path: path, layout.hnsw(segment_id): written, layout.meta(segment_id): described})
+    claim.publish({layout.hnsw(segment_id): written, layout.meta(segment_id): described})
     return sealed_segment(files, layout, segment.header, meta), index
 
 

@@ -67,7 +67,7 @@ class JournalRecords(msgspec.Struct, frozen=True):
 class Journal:
     """An open hot.log. Use `Journal.open`."""
 
-    def __init__(self, claim: Claim, end: int, findings: list[Finding], extent: LogExtent | None = None) -> None:
+    def __init__(self, claim: Claim, findings: list[Finding], extent: LogExtent | None = None) -> None:
         self.findings = findings
         """Noticed while opening."""
         self.extent = extent
@@ -76,7 +76,6 @@ class Journal:
         """The last one when it was opened, and how many payloads are behind it."""
         self.unmarked = 0
         self._claim = claim
-        self._end = end
         self._gap: StoreError | None = None
         """The error that has cost records; what is appended behind them would be replayed without them."""
 
@@ -96,7 +95,7 @@ class Journal:
             # Before the file is there, so that a crash in between is no reason to leave it out: the topic's directory
             # may be new, and a journal in a directory that a power cut takes is as good as none.
             files.sync_directory(path.parent.parent)
-            journal = cls(claim, 0, [])
+            journal = cls(claim, [])
             journal.rewrite([])
             return journal, []
         data = files.read(path)
@@ -111,12 +110,12 @@ class Journal:
         if is_damaged:
             kept = keep_as_torn(files, path, data)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
-            journal = cls(claim, 0, [Finding("damaged", str(path), message)])
+            journal = cls(claim, [Finding("damaged", str(path), message)])
             journal.rewrite(payloads, extent)
             return journal, payloads
         torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
         claim.resume("hot", scanned.end)
-        journal = cls(claim, scanned.end, torn, extent)
+        journal = cls(claim, torn, extent)
         journal.mark, journal.unmarked = found.mark, found.unmarked
         return journal, payloads
 
@@ -137,11 +136,10 @@ class Journal:
         marked = [] if mark is None else [_encoder.encode(mark)]
         data = b"".join(map(encode_record, [*own, *payloads, *marked]))
         try:
-            self._claim.append("hot", self._end, data, sync=False)
+            self._claim.append("hot", data, sync=False)
         except StoreError as error:
             self._gap = error
             raise
-        self._end += len(data)
         self.extent = extent if is_new else self.extent
 
     def sync(self) -> None:
@@ -179,7 +177,7 @@ class Journal:
         except StoreError as error:
             self._gap = error
             raise
-        self._end, self._gap, self.extent = len(data), None, extent
+        self._gap, self.extent = None, extent
 
 
 def read_journal(path: Path, files: LocalDisk) -> list[bytes]:

@@ -18,7 +18,7 @@ from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
 from memd.store.layout import followed_file, topic_names_in
 from memd.store.shared.seam import News, SharedLog, Stream
-from memd.store.token_list import KeptToken, TokenFile
+from memd.store.token_list import KeptToken, TokenList
 
 Rows = Mapping[str, str]
 """JSON by name."""
@@ -90,12 +90,12 @@ class SharedBook:
         raise StoreWriteFailed(f"{self.place}: others change it all the time; try again")
 
 
-class SharedTokens:
+class SharedTokens(TokenList):
     """The tokens of `memd token`. See TokenList."""
 
     is_shared = True
 
-    def __init__(self, book: SharedBook, copy: TokenFile | None = None) -> None:
+    def __init__(self, book: SharedBook, copy: TokenList | None = None) -> None:
         """`copy`: where what was read is noted, None if nowhere."""
         self.place = book.place
         self._book = book

@@ -188,14 +188,15 @@ class SharedTopicLog(TopicLog):
         if not is_known:
             raise MadeAnew(f"topic {self.topic_id}: another daemon has stored something of the same; it is made anew")
 
-    def _write(self, active: GrowingSegment, entries: Sequence[Entry], data: bytes) -> None:
+    def _write(self, entries: Sequence[Entry], data: bytes) -> int:
         last = entries[-1].canonical_id
         row = encode_header(new_header(self._layout, self._shared.model, 1)) + data
         if not self._kept.append(self.topic_id, "log", self.head, last, row, generation=self.generation):
             raise Behind(f"topic {self.topic_id}: another daemon was faster")
         self.generation = self.generation or 1
-        self.claim.append("log", self._end, data, sync=False)  # who loses it reads it again
+        start = self.claim.append("log", data, sync=False)  # who loses it reads it again
         self.head = last
+        return start
 
     def _take(self, rows: Sequence[Row]) -> None:
         """Append rows to the copy, each once. `head` goes on only when all else is up to date: who reads it before
@@ -222,14 +223,11 @@ class SharedTopicLog(TopicLog):
 
     def _take_group(self, header: Header, new: Sequence[tuple[Entry, Span]], data: bytes) -> None:
         active = self._active_of(header)
-        records, spans, at = [], [], self._end
+        records = [data[span.offset : span.end] for _, span in new]
+        at, spans = self.claim.append("log", b"".join(records), sync=False), []
         for _, span in new:
-            record = data[span.offset : span.end]
             spans.append(Span(at, span.length))
-            records.append(record)
-            at += len(record)
-        self.claim.append("log", self._end, b"".join(records), sync=False)
-        self._end = at
+            at += span.end - span.offset
         entries = [entry for entry, _ in new]
         fresh = {one.uuid for one in entries if not self._snapshot.knows(one.uuid)}
         for uuid in fresh:
