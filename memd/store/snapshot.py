@@ -378,7 +378,8 @@ class Snapshot:
         Raises:
             StoreError: it cannot be read (CorruptFile if its bytes are damaged).
         """
-        return self._read(*place)
+        view = self.views[place[0]]
+        return view.segment.read(view.rows[place[1]])
 
     def read_many(self, places: Iterable[Place]) -> dict[Place, Entry]:
         """Read the entries at many places at once; those are absent that cannot be read so: `read` tells why."""
@@ -474,7 +475,7 @@ class Snapshot:
             StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
         """
         place = self._newest_place(uuid)
-        return None if place is None else self._read(*place)
+        return None if place is None else self.read(place)
 
     def fingerprint_of(self, uuid: bytes) -> str | None:
         """Return the fingerprint of the model that embedded the newest entry; None if the topic has none."""
@@ -487,7 +488,7 @@ class Snapshot:
         Raises:
             StoreError: an entry cannot be read.
         """
-        return [self._read(*place) for place in sorted(self.places(uuid), key=self._canonical_id)]
+        return [self.read(place) for place in sorted(self.places(uuid), key=self._canonical_id)]
 
     def entry(self, hit: Hit) -> Entry:
         """Read and check the entry of a hit of this snapshot.
@@ -495,7 +496,7 @@ class Snapshot:
         Raises:
             StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
         """
-        return self._read(hit.segment, hit.row)
+        return self.read((hit.segment, hit.row))
 
     def places(self, uuid: bytes) -> Iterator[Place]:
         """Yield the place of every entry of the chunk."""
@@ -522,7 +523,7 @@ class Snapshot:
         """
         for segment_id, view in self.views.items():
             rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(sources=(source,))))
-            entries = (self._read(segment_id, row) for row in rows.tolist())
+            entries = (self.read((segment_id, row)) for row in rows.tolist())
             yield from (entry for entry in entries if entry.source == source)
 
     def has_digest(self, word: int) -> bool:
@@ -587,10 +588,6 @@ class Snapshot:
 
     def _canonical_id(self, place: Place) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
-
-    def _read(self, segment_id: int, row: int) -> Entry:
-        view = self.views[segment_id]
-        return view.segment.read(view.rows[row])
 
 
 def _hits(places: Rows, records: Records, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> list[Hit]:
