@@ -478,6 +478,11 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
         assert low == [], view
     heights = page.evaluate("[...document.querySelectorAll('nav a')].map((link) => link.offsetHeight)")
     assert heights and max(heights) < 50, "no word of the menu is broken"
+    page.set_viewport_size({"width": 420, "height": 800})
+    parts = [*page.locator("nav a").all(), *page.locator("#health li").all()]
+    places = [box for part in parts if (box := part.bounding_box()) is not None]
+    assert len(places) == len(parts) >= 11 and all(box["x"] + box["width"] <= 420 for box in places), "all is seen"
+    assert page.evaluate("document.querySelector('header').offsetHeight") <= 110
 
 
 def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonProcess, open_page: OpenPage) -> None:

@@ -25,7 +25,7 @@ function candidate(found, { open, beginning }) {
     el("summary", {},
       meter([found.meaning, found.words, found.feedback + found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
-      badge(found.verdict, injected ? "on" : ""),
+      injected ? badge("shown to the model", "on") : badge(found.verdict),
       el("span", { class: "preview" }, warning(found.instructs), found.instructs?.length > 0 && " ", Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
     body);
   fill();

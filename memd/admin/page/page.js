@@ -134,7 +134,7 @@ function follow() {
 }
 
 function drawHealth() {
-  const item = (name, good, words) => el("li", { class: good ? "good" : "bad" }, el("b", {}, name), ` ${words}`);
+  const item = (name, good, words) => el("li", { class: good ? "good" : "bad" }, el("b", {}, name), el("span", {}, ` ${words}`));
   const upstream = health?.upstream;
   const size = topics.reduce((sum, topic) => sum + topic.log_bytes, 0);
   const items = health

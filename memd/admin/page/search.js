@@ -75,7 +75,7 @@ async function offer(list, topic) {
 
 function found(told) {
   const injected = told.chunks.filter((one) => one.verdict === "injected").length;
-  const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be injected; ${number(told.chunks.length - injected)} more candidates.`;
+  const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be shown to the model; ${number(told.chunks.length - injected)} more candidates.`;
   announce(words);
   return [
     el("p", {}, words, told.as_of && [" As of ", when(told.as_of), "."]),

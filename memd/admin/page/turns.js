@@ -73,7 +73,7 @@ function drawn(turns) {
   const read = (turn) => [turn.cached_tokens ?? 0, Math.max(0, (turn.prompt_tokens ?? turn.forwarded_tokens) - (turn.cached_tokens ?? 0))];
   return [
     bars("Memory took", turns.map(spent),
-      { unit: "ms", parts: ["embed", "search", "rest"], label: (place) => `${ms(total(spent(turns[place])))} · ${label(turns[place])}` }),
+      { unit: "ms", parts: ["the question", "the search", "all else"], label: (place) => `${ms(total(spent(turns[place])))} · ${label(turns[place])}` }),
     bars("Prompt", turns.map(read),
       { unit: "tokens", parts: ["cached", "new"], label: (place) => `${read(turns[place]).map(number).join(" + ")} · ${label(turns[place])}` }),
   ];
@@ -96,7 +96,7 @@ function row(turn, open = false) {
         Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id), whose(turn),
-        turn.status !== "none" && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
+        !["none", "injected"].includes(turn.status) && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map(signalBadge),
@@ -128,7 +128,7 @@ function asked(turn) {
 }
 
 function kind(status) {
-  return status === "injected" ? "on" : status.startsWith("degraded") || status.startsWith("bad") ? "bad" : "";
+  return status.startsWith("degraded") || status.startsWith("bad") ? "bad" : "";
 }
 
 function opened(turn) {
@@ -154,7 +154,7 @@ function opened(turn) {
       Candidates: number(turn.candidates.length), Signals: turn.signals.length > 0 && turn.signals.map(signalBadge), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
     }),
     el("h2", {}, "Timings"), timings(turn.timings_ms),
-    el("h2", {}, `Injected (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
+    el("h2", {}, `Shown to the model (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
     left.length > 0 && [el("h2", {}, `Left out, and why (${left.length})`), candidates(left)],
     el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "This turn has no block of its own."),
     turn.question && [el("h2", {}, "The same question now"), again, answer],
