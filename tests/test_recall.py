@@ -147,6 +147,8 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
         ("钥匙在哪里？它是蓝色的。谁有它？", ["钥匙在哪里？", "谁有它？"]),
         ("أين المفتاح؟ لا أعرف.", ["أين المفتاح؟", "لا أعرف."]),
         ("Πού είναι το κλειδί; Δεν ξέρω.", ["Πού είναι το κλειδί;", "Δεν ξέρω."]),
+        ("<user_query>\nMend the ferry\n</user_query>\n<files open=2>\n</files>", ["Mend the ferry"]),
+        ("<ErrorCode 0x80070005>", ["<ErrorCode 0x80070005>"]),
         ("", []),
         (" \n```\n---\n", []),
     ],

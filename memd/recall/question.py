@@ -33,6 +33,8 @@ _WRAPPED = re.compile(r"(?m)^(\S.{48,}[\w,])\n(?=\w)")
 """The end of a line that goes on in the next: a long one, without a mark at its end or an indent behind it."""
 TAIL_CHARACTERS_MIN, TAIL_PART_CHARACTERS = 250, 200
 """A longer sentence that asks is two parts, for the model reads the beginning and the question may stand at the end."""
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+"""Programs put what the user said between lines of these."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 
@@ -43,6 +45,7 @@ def parts_of(message: str) -> dict[str, bool]:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
+    sentences = [one for one in sentences if not _TAG.fullmatch(one)] or sentences
     asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
     tails = [one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN]
     tails = [one.partition(" ")[2] or one for one in tails]
