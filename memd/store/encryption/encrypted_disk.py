@@ -24,7 +24,6 @@ from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
 from memd.store.encryption.frames import (
     FRAME_BYTES_MAX,
-    FRAME_OVERHEAD,
     SALT_BYTES,
     DataKey,
     FrameTable,
@@ -105,24 +104,23 @@ class EncryptedFile(msgspec.Struct):
         """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
         with self.table.lock:
             frames = self.table.overlapping(offset, offset + length)
-        if frames and frames[0][0] <= offset and offset + length <= frames[0][1] and frames[0][2] in memo:
-            low = offset - frames[0][0]
-            return memo[frames[0][2]][low : low + length], True
         plain, all_opened = bytearray(length), True
         if not frames:
             return bytes(plain), True
-        first = frames[0][2]
-        data = files.read_at(self.path, first, frames[-1][2] + frames[-1][3] + FRAME_OVERHEAD - first)
-        for start, end, place, _ in frames:
-            frame = frame_at(data, place - first)
-            is_same = frame is not None and (frame.start, frame.salt) == (start, self.table.salt)
-            contents = opened(self.key, data, place - first, frame.length) if frame and is_same else None
+        first = frames[0].place
+        if offset + length <= frames[0].end and first in memo:
+            low = offset - frames[0].start
+            return memo[first][low : low + length], True
+        data = files.read_at(self.path, first, frames[-1].place + frames[-1].bytes - first)
+        for frame in frames:
+            at = frame.place - first
+            contents = opened(self.key, data, at, frame.length) if frame_at(data, at, first) == frame else None
             if contents is None:
                 all_opened = False
                 continue
-            memo[place] = contents
-            low, high = max(start, offset), min(end, offset + length)
-            plain[low - offset : high - offset] = contents[low - start : high - start]
+            memo[frame.place] = contents
+            low, high = max(frame.start, offset), min(frame.end, offset + length)
+            plain[low - offset : high - offset] = contents[low - frame.start : high - frame.start]
         if len(memo) > _MEMO_FRAMES:
             memo.clear()
         return bytes(plain), all_opened
@@ -143,28 +141,6 @@ class EncryptedFile(msgspec.Struct):
 def tail_of(table: FrameTable, raw_size: int) -> int:
     """Return how many zeros stand for what is behind the last frame: an interrupted write, or damage."""
     return raw_size - table.place if raw_size >= table.place else raw_size
-
-
-def read_whole(key: DataKey, data: bytes, path: Path) -> bytes:
-    """Return the plain bytes of a whole encrypted file.
-
-    Raises:
-        CorruptFile: it has frames, not one of them can be opened, and no header says that this is their key.
-        ForeignFile: see `check_header`.
-    """
-    table, is_its_key = FrameTable(key), check_header(data, key, path)
-    table.cover(lambda offset, length: data[offset : offset + length], len(data))
-    if not is_its_key and table.salt is None and frame_at(data, HEADER_BYTES) is not None:
-        raise CorruptFile(
-            f"{path}: nothing in it can be decrypted: it is damaged or another topic's; put the file back, out of a "
-            "backup if need be, or move it away and go on without what it holds"
-        )
-    plain = bytearray(table.end + tail_of(table, len(data)))
-    for start, end, place, length in table.overlapping(0, table.end):
-        contents = opened(key, data, place, length)
-        if contents is not None:
-            plain[start:end] = contents[: end - start]
-    return bytes(plain)
 
 
 def check_header(data: bytes, key: DataKey, path: Path) -> bool:
@@ -364,10 +340,9 @@ class EncryptedDisk(LocalDisk):
 
     def read(self, path: Path) -> bytes:
         """See LocalDisk."""
-        key, data = self._key(path), self.plain_files.read(path)
-        if key is None or not data:
-            return data
-        return read_whole(key, data, path)
+        if self._key(path) is None or not self.plain_files.size(path):
+            return self.plain_files.read(path)
+        return self.read_at(path, 0, self.size(path) or 0)
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """See LocalDisk."""
@@ -384,9 +359,15 @@ class EncryptedDisk(LocalDisk):
             if not raw_size:
                 return self.plain_files.read_pieces(path, pieces)  # raises where there is no file
             file = self._file(path, key)
-            if file.table.place == HEADER_BYTES:
-                check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
+            is_new = file.table.place == HEADER_BYTES
+            begins = self.plain_files.read_at(path, 0, HEADER_BYTES + FRAME_BYTES_MAX) if is_new else b""
+            is_its_key = not is_new or check_header(begins, key, path)
             found, all_opened = file.read(self.plain_files, raw_size, pieces)
+            if not is_its_key and file.table.salt is None and frame_at(begins, HEADER_BYTES) is not None:
+                raise CorruptFile(
+                    f"{path}: nothing in it can be decrypted: it is damaged or another topic's; put the file back, out "
+                    "of a backup if need be, or move it away and go on without what it holds"
+                )
             if all_opened:
                 break
             self._forget(path)

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -79,6 +78,11 @@ class Frame(NamedTuple):
     number: int
     start: int
     salt: bytes
+
+    @property
+    def end(self) -> int:
+        """The plain offset just after it."""
+        return self.start + self.length
 
     @property
     def bytes(self) -> int:
@@ -147,43 +151,28 @@ class FrameTable:
         self.salt: bytes | None = None
         """Of the file; None: no frame of it is known."""
         self._key = key
-        self._starts, self._ends, self._places = array("Q"), array("Q"), array("Q")
-        self._lengths, self._numbers = array("I"), array("I")
-
-    def __len__(self) -> int:
-        return len(self._starts)
+        self._frames: list[Frame] = []
 
     def cover(self, read_at: ReadAt, size: int, upto: int | None = None) -> None:
         """Find the frames of a file of `size` encrypted bytes, all of them or those up to a plain offset."""
         while self.place < size and (upto is None or self.end < upto):
-            wanted = _READ_BYTES if len(self) else _FIRST_READ_BYTES
+            wanted = _READ_BYTES if self._frames else _FIRST_READ_BYTES
             data = read_at(self.place, min(wanted, size - self.place))
             if self._follow(data) or self._search(read_at(self.place, size - self.place)):
                 continue
             break
 
-    def overlapping(self, start: int, end: int) -> Sequence[tuple[int, int, int, int]]:
-        """Return (start, end, place, length) of the frames that have plain bytes from `start` to before `end`."""
-        first = max(0, bisect_right(self._starts, start) - 1)
-        found = []
-        for index in range(first, len(self._starts)):
-            if self._starts[index] >= end:
-                break
-            if self._ends[index] > start:
-                found.append((self._starts[index], self._ends[index], self._places[index], self._lengths[index]))
-        return found
+    def overlapping(self, start: int, end: int) -> list[Frame]:
+        """Return the frames that have plain bytes from `start` to before `end`."""
+        first = bisect_right(self._frames, start, key=lambda frame: frame.end)
+        return self._frames[first : bisect_left(self._frames, end, key=lambda frame: frame.start)]
 
     def upto(self, end: int) -> FrameTable | None:
         """Return the table of the frames up to a plain offset; None if that is none at which a frame ends."""
-        count = bisect_right(self._ends, end)
-        if (self._ends[count - 1] if count else 0) != end:
-            return None
         kept = FrameTable(self._key)
-        kept.salt = self.salt
-        for index in range(count):
-            number = self._numbers[index]
-            kept._add(Frame(self._places[index], self._lengths[index], number, self._starts[index], self.salt or b""))
-        return kept
+        for frame in self.overlapping(0, end):
+            kept._add(frame)
+        return kept if kept.end == end else None
 
     def _follow(self, data: bytes) -> bool:
         """Take frames from the beginning of `data` as long as each continues the one before; whether there was one."""
@@ -212,10 +201,6 @@ class FrameTable:
         return fits and opened(self._key, data, at, frame.length) is not None
 
     def _add(self, frame: Frame) -> None:
-        self._starts.append(frame.start)
-        self._ends.append(frame.start + frame.length)
-        self._places.append(frame.place)
-        self._lengths.append(frame.length)
-        self._numbers.append(frame.number)
-        self.end, self.number, self.salt = self._ends[-1], frame.number + 1, frame.salt
+        self._frames.append(frame)
+        self.end, self.number, self.salt = frame.end, frame.number + 1, frame.salt
         self.place = frame.place + frame.bytes
