@@ -19,7 +19,7 @@ from ledger import Fact, Ledger
 from memd.entries import UTILITY_RATIO
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
-from memd.store.log.recovery import LogFile, read_log_file
+from memd.store.log.recovery import LogFile, broken_appends, read_log_file
 from memd.store.shared.moving import into_folder
 from memd.store.shared.seam import SharedLog
 from memd.store.tools.export import export
@@ -52,7 +52,9 @@ def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: 
         own = [entry.canonical_id for file in files for entry in file.entries]
         wrong += [f"{topic}: id {after} behind {before}" for before, after in pairwise(own) if after <= before]
         wrong += [
-            f"{topic}/{file.name}: gaps {file.gaps}, half groups {file.broken_groups}" for file in files if damage(file)
+            f"{topic}/{file.name}: gaps {file.gaps}, half groups {broken_appends(file)}"
+            for file in files
+            if damage(file)
         ]
         entries += len(own)
     live = [line for line in export(folder, LocalDisk(), topic_id=None, live_only=False) if line["live"]]
@@ -62,7 +64,7 @@ def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: 
 
 def damage(file: LogFile) -> bool:
     """Whether a log has anything but whole groups."""
-    return bool(file.gaps or file.broken_groups or file.has_tail)
+    return bool(file.gaps or broken_appends(file) or file.has_tail)
 
 
 def compared(live: list[Line], ledger: Ledger) -> tuple[list[str], list[str]]:

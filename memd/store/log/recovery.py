@@ -66,8 +66,8 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     """Parallel to `entries`."""
     gaps: list[tuple[int, int]]
     """(start, end) of unreadable bytes before a readable record."""
-    broken_groups: list[int]
-    """Offsets of records after which the rest of their append is missing, without a gap."""
+    appends: list[range]
+    """The rows of each append, as far as they can be read."""
     whole_count: int
     """Entries before an incomplete append at the end of the file."""
     whole_end: int
@@ -100,7 +100,8 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
             spans.append(span)
         except CorruptFile:
             gaps.append((span.offset, span.end))
-    whole_count = _whole_count(entries, spans)
+    appends = _appends(entries, spans)
+    whole_count = appends[-1].start if entries and entries[-1].group_left else len(entries)
     whole_end = spans[whole_count - 1].end if whole_count else HEADER_BYTES
     # A record that passes its checksum but is no entry was written like that, not torn: it stays, and all before it.
     bad_end = max((end for _, end in gaps), default=0)
@@ -112,7 +113,7 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
         entries=entries,
         spans=spans,
         gaps=sorted(gaps),
-        broken_groups=_broken_groups(entries, spans, whole_count),
+        appends=appends,
         whole_count=whole_count,
         whole_end=min(whole_end, len(data)),
         size=len(data),
@@ -126,7 +127,7 @@ def find_damage(log_file: LogFile, *, is_last: bool) -> list[Finding]:
     if header is None:
         findings.append(Finding("damaged", name, f"the header (bytes 0 to {HEADER_BYTES}) is damaged"))
     lost = [(start, f"bytes {start} to {end} cannot be read") for start, end in log_file.gaps]
-    lost += [(offset, f"the rest of the append at offset {offset} is missing") for offset in log_file.broken_groups]
+    lost += [(offset, f"the rest of the append at offset {offset} is missing") for offset in broken_appends(log_file)]
     if log_file.has_tail and not is_last:
         start = log_file.whole_end
         lost.append((start, f"bytes {start} to {log_file.size} at its end are not a whole append"))
@@ -236,28 +237,26 @@ def remove_temporaries(files: LocalDisk, directory: Path) -> None:
             files.remove(directory / name)
 
 
-def _whole_count(entries: list[Entry], spans: list[Span]) -> int:
-    """The number of entries before the incomplete append at the end of the file, if there is one."""
-    count = len(entries)
-    if not count or entries[-1].group_left == 0:
-        return count
-    first = count - 1
-    while (
-        first > 0
-        and entries[first - 1].group_left == entries[first].group_left + 1
-        and spans[first - 1].end == spans[first].offset
-    ):
-        first -= 1
-    return first
+def _appends(entries: list[Entry], spans: list[Span]) -> list[range]:
+    """The runs of records of which each leaves one less to its append than the one before, which it follows at once."""
+    found, start = [], 0
+    for at, entry in enumerate(entries, start=1):
+        left = entry.group_left
+        goes_on = at < len(entries) and left and entries[at].group_left == left - 1
+        if not (goes_on and spans[at - 1].end == spans[at].offset):
+            found.append(range(start, at))
+            start = at
+    return found
 
 
-def _broken_groups(entries: list[Entry], spans: list[Span], whole_count: int) -> list[int]:
+def broken_appends(log_file: LogFile) -> list[int]:
+    """The offsets of records after which the rest of their append is missing, without a gap."""
+    ends = [(append.stop, log_file.spans[append.stop - 1]) for append in log_file.appends]
     return [
-        spans[i].offset
-        for i in range(whole_count - 1)
-        if entries[i].group_left
-        and entries[i + 1].group_left != entries[i].group_left - 1
-        and spans[i].end == spans[i + 1].offset
+        last.offset
+        for stop, last in ends
+        if stop < log_file.whole_count and log_file.entries[stop - 1].group_left
+        if last.end == log_file.spans[stop].offset
     ]
 
 
@@ -269,16 +268,10 @@ def in_complete_appends(log_file: LogFile) -> list[bool]:
     """
     gap_ends = {end for _, end in log_file.gaps}
     whole: list[bool] = []
-    start, complete = 0, True
-    for position, (entry, span) in enumerate(zip(log_file.entries, log_file.spans, strict=True)):
-        follows = position > start and log_file.entries[position - 1].group_left == entry.group_left + 1
-        if span.offset in gap_ends or (position > start and not follows):
-            whole += [False] * (position - start)  # the append before was not completed
-            start, complete = position, span.offset not in gap_ends
-        if entry.group_left == 0:
-            whole += [complete] * (position + 1 - start)
-            start, complete = position + 1, True
-    return whole + [False] * (len(log_file.entries) - start)
+    for append in log_file.appends:
+        has_begin = log_file.spans[append.start].offset not in gap_ends
+        whole += [has_begin and not log_file.entries[append.stop - 1].group_left] * len(append)
+    return whole
 
 
 def _neighbours(log_file: LogFile, offset: int) -> str:
