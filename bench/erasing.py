@@ -84,7 +84,7 @@ def main() -> None:
         for name, number in (("a sealed segment", 7), ("the growing one", asked.entries + 7)):
             seconds, longest = measured(topic, store, number, 10_000_000 + number * 1_000)
             print(f"a chunk of {name}: {seconds * 1e3:.0f} ms, the longest append meanwhile {longest * 1e3:.0f} ms")
-        erasure = Erasure(id=store.new_id(), kind="topic", topic_id="bench", at=1, by="bench", chunks=asked.entries)
+        erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="bench", at=1, by="bench", chunks=asked.entries)
         store.ledger.write(erasure)
         started, wiper = time.perf_counter(), Wiper(store.files)
         store.retire("bench")

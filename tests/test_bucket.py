@@ -292,7 +292,7 @@ def test_a_gap_in_a_listing_is_an_error_and_no_older_state(source: Source) -> No
 def _erasure_of(source: Source, *numbers: int) -> Erasure:
     uuids = b"".join(map(uuid_of, numbers))
     at = source.clock()
-    return Erasure(id=source.store.new_id(), kind="chunks", topic_id="talk", at=at, by="ann", chunks=1, uuids=uuids)
+    return Erasure(id=source.store.clock.next(), kind="chunks", topic_id="talk", at=at, by="ann", chunks=1, uuids=uuids)
 
 
 def erase(source: Source, *numbers: int, erasure: Erasure | None = None) -> None:
@@ -340,7 +340,9 @@ def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
     source.say(1, 2)
     source.say(*range(100, 107), topic="other")
     before = source.back_up()
-    erasure = Erasure(id=source.store.new_id(), kind="topic", topic_id="other", at=source.clock(), by="ann", chunks=7)
+    erasure = Erasure(
+        id=source.store.clock.next(), kind="topic", topic_id="other", at=source.clock(), by="ann", chunks=7
+    )
     source.store.ledger.write(erasure)
     source.store.retire("other")
     moved = source.store.put_topic_aside(erasure, ForbiddenText())

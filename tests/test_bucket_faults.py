@@ -279,7 +279,7 @@ def test_an_erasure_that_is_interrupted_in_the_bucket_is_finished(tmp_path: Path
         source.topic().erase({uuid}, Erased(at=at, by="ann"), Wiper(source.disk))
         source.store.ledger.write(
             Erasure(
-                id=source.store.new_id(),
+                id=source.store.clock.next(),
                 kind="chunks",
                 topic_id="talk",
                 at=at,

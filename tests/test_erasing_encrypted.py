@@ -59,7 +59,7 @@ def erased(store: Store, erasure: Erasure) -> None:
         store.retire("talk")
         erasure = store.put_topic_aside(erasure, banned)
     store.wipe_aside(erasure, Wiper(store.files))
-    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))
+    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.clock.now_us()))
 
 
 def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_and_begun_anew_stays() -> None:
@@ -67,7 +67,7 @@ def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_
         files = EncryptedCrashFiles()
         store = open_store(files)
         store.topic("talk").append([draft(number) for number in range(3)])
-        erasure = Erasure(id=store.new_id(), kind="topic", topic_id="talk", at=1, by="ann", chunks=3, forbid=True)
+        erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="talk", at=1, by="ann", chunks=3, forbid=True)
         store.ledger.write(erasure)
         return files, store, erasure
 
@@ -369,7 +369,7 @@ async def chunks_in(daemon: Daemon, topic_id: str) -> int:
 
 def later(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """The clock jumps."""
-    now = daemon.store.now_us() + days * DAY_US
+    now = daemon.store.clock.now_us() + days * DAY_US
     monkeypatch.setattr(daemon.store, "now_us", lambda: now)
 
 

@@ -252,7 +252,7 @@ def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:
         highest = filled(store, 12).snapshot().extent.upto
         store.topic("other").append([told(100)])
         erasure = Erasure(
-            id=store.new_id(), kind="topic", topic_id="talk", at=MARK.at, by="ann", chunks=12, highest_id=highest
+            id=store.clock.next(), kind="topic", topic_id="talk", at=MARK.at, by="ann", chunks=12, highest_id=highest
         )
         store.ledger.write(erasure)
         return files, store, erasure
@@ -283,16 +283,16 @@ def erased(store: Store, erasure: Erasure) -> None:
         store.retire(erasure.topic_id)
         erasure = store.put_topic_aside(erasure, ForbiddenText())
     store.wipe_aside(erasure, Wiper(store.files))
-    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.now_us()))
+    store.ledger.write(msgspec.structs.replace(erasure, done_at=store.clock.now_us()))
 
 
 def test_ids_do_not_come_back_after_a_clock_was_set_back(tmp_path: Path) -> None:
     store = open_store(None, tmp_path)
     topic = store.topic("talk")
-    store.observe_canonical_id(1_900_000_000_000_000)
+    store.clock.observe(1_900_000_000_000_000)
     [last] = topic.append([told(1)])
     erasure = Erasure(
-        id=store.new_id(), kind="topic", topic_id="talk", at=1, by="ann", chunks=1, highest_id=last.canonical_id
+        id=store.clock.next(), kind="topic", topic_id="talk", at=1, by="ann", chunks=1, highest_id=last.canonical_id
     )
     store.ledger.write(erasure)
     erased(store, erasure)
@@ -328,7 +328,7 @@ def test_the_next_backup_loses_what_was_erased_and_keeps_the_rest(tmp_path: Path
     backup(source, target, DISK)
     assert traces(on_disk(target), 2) and traces(on_disk(target), 12) and traces(on_disk(target), 50)
     topic.erase({uuid_of(2), uuid_of(12)}, MARK, Wiper(DISK))
-    erasure = Erasure(id=store.new_id(), kind="topic", topic_id="other", at=MARK.at, by="ann", chunks=1)
+    erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="other", at=MARK.at, by="ann", chunks=1)
     store.ledger.write(erasure)
     erased(store, erasure)
     store.topic("other").append([told(51)])

@@ -345,7 +345,7 @@ async def test_an_import_from_the_future_into_one_topic_moves_no_ids_of_others(t
         body = {"topic_id": "team-a", "lines": [{"line": line | {"canonical_id": 1 << 52, "origin_id": 1 << 52}}]}
         status, refused = await house.ask("ann", "/memd/import/entries", body)
         assert (status, "origin_id" in refused["error"]["message"]) == (400, True)
-        assert house.daemon.store.new_id() < 1 << 52
+        assert house.daemon.store.clock.next() < 1 << 52
         assert (await house.ask("ann", "/memd/import/entries", {**body, "lines": [{"line": line}]}))[0] == 200
         assert (await house.ask("owner", "/memd/import/entries", body))[0] == 200, "whose ids they all are"
 

@@ -134,9 +134,9 @@ def test_verify_names_damage_in_a_journal() -> None:
     store = open_store(files)
     path = store.topic("talk").hot_path
     journal, _ = open_journal(path, files)
-    journal.append([b"one", b"two"])
+    journal.append([msgspec.msgpack.encode({"type": name}) for name in ("one", "two")])
     store.close()
     files.flip(path, 80 + 8)
     report = verify(DATA_DIR, files)
     assert not report.ok
-    assert "hot.log: bytes 80 to 91 cannot be read" in report.lines[0]
+    assert "hot.log: bytes 80 to 98 cannot be read" in report.lines[0]

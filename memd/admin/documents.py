@@ -337,7 +337,7 @@ async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) ->
         own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
         check_changes(who, log, made.drafts, own)
         for origin_id in ids:
-            parts.store.observe_canonical_id(origin_id)
+            parts.store.clock.observe(origin_id)
         return made
 
     made = await _appended(parts, body.topic_id, who, drafts, body.lines)

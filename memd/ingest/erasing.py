@@ -272,7 +272,7 @@ class Eraser:
         concern = Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in erasure.chunk_uuids))
         await asyncio.to_thread(self._blank_receipts, concern, wiper)
         await self._forget_shown(erasure, wiper)
-        self.store.observe_canonical_id(erasure.highest_id)
+        self.store.clock.observe(erasure.highest_id)
         if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
             await self.topics.get(erasure.topic_id)  # which drops a copy of before
         told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
@@ -332,10 +332,10 @@ class Eraser:
 
     def _new(self, plan: PlannedErasure, kind: Kind, by: str, *, forbid: bool) -> Erasure:
         return Erasure(
-            id=self.store.new_id(),
+            id=self.store.clock.next(),
             kind=kind,
             topic_id=plan.topic_id,
-            at=self.store.now_us(),
+            at=self.store.clock.now_us(),
             by=by,
             chunks=plan.chunks,
             entries=plan.entries,
@@ -358,7 +358,7 @@ class Eraser:
             else:
                 erasure = await self._chunks(erasure, wiper)
             await self._forget_shown(erasure, wiper)
-            done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.now_us())
+            done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.clock.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
             fields = {"topic": erasure.topic_id, "erasure": erasure.id, "error": error}
@@ -513,7 +513,7 @@ class ErasureFollower:
                 for erasure in done:
                     await self._eraser.follow(erasure)
                 await asyncio.to_thread(self._erasures.note_followed)
-            now = self._eraser.store.now_us()
+            now = self._eraser.store.clock.now_us()
             if now >= self._resume_at and any(now - one.at > ABANDONED_US for one in self._erasures.pending):
                 self._resume_at = now + ABANDONED_US
                 await self._eraser.resume(before=now - ABANDONED_US)
@@ -642,7 +642,7 @@ class Retention:
     def _before(self, topic_id: str) -> int | None:
         """The time before which all is too old, a midnight in UTC; None: nothing ever is."""
         days = days_kept(self._retention, topic_id)
-        return None if not days else (self._store.now_us() // DAY_US - days) * DAY_US
+        return None if not days else (self._store.clock.now_us() // DAY_US - days) * DAY_US
 
     async def _due(self, topic_id: str, before: int) -> DuePart | None:
         topic = await self._topics.existing(topic_id)

@@ -100,6 +100,7 @@ class Store:
         self.data_dir = data_dir
         self.files = shared.files
         self.model = shared.model
+        self.clock = shared.clock
         self.shared = shared
         """The parts that all topics share."""
         self._lock = lock
@@ -266,18 +267,10 @@ class Store:
             self._write_recent(set(topic_ids) - self._topics.keys(), self._state(state))
 
     def _write_recent(self, at_rest: Collection[str] = (), state: str | None = None) -> None:
-        self._recent.write(at_rest, highest_id=self.shared.clock.last, topics=len(self._names), state=state)
+        self._recent.write(at_rest, highest_id=self.clock.last, topics=len(self._names), state=state)
 
     def _state(self, state: str) -> str:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
-
-    def new_id(self) -> int:
-        """Return a canonical_id that no entry has or will have."""
-        return self.shared.clock.next()
-
-    def now_us(self) -> int:
-        """Return the time in microseconds since the epoch."""
-        return self.shared.clock.now_us()
 
     def has_returned(self, erasure: Erasure) -> bool:
         """Whether the text of an erasure that is done is in its topic again, which is opened."""
@@ -301,7 +294,7 @@ class Store:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
                 if not self.is_aside(erasure):
-                    above_all = self.new_id()
+                    above_all = self.clock.next()
                     erasure = msgspec.structs.replace(erasure, highest_id=above_all)
                     self.ledger.write(erasure)
                 if self.kept is not None and not erasure.is_moved:
@@ -346,10 +339,6 @@ class Store:
         if self.files.size(aside.key) is not None and not destroy_topic_key(self.files, aside.directory):
             wiper.left.append(aside.key)
         wiper.wipe_folder(aside.directory)
-
-    def observe_canonical_id(self, canonical_id: int) -> None:
-        """Keep the ids of all entries from now on above this one."""
-        self.shared.clock.observe(canonical_id)
 
     def topic_ids(self) -> list[str]:
         """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""

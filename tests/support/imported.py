@@ -46,7 +46,7 @@ class Appending:
         made = line_drafts(topic, body.lines, self._drafter)
         for draft in made.drafts:
             assert draft.origin_id is not None
-            self._store.observe_canonical_id(draft.origin_id)
+            self._store.clock.observe(draft.origin_id)
         append_and_seal(topic, made.drafts)
         return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
 
