@@ -10,30 +10,29 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memd.conversation.tokens import TokenCounter
-from memd.embedding.encoder import Encoder
-from memd.ingest.archiver import Archiver
-from memd.ingest.erasing import Retention
-from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.sources.documents import DocumentTaker
-from memd.ingest.sources.tending import SourceTender
-from memd.ingest.topics import Topics
-from memd.principals import Principals
-from memd.recall.retrieve import Budget, Retriever
-from memd.receipts import Receipts
-from memd.settings.model import Config
-from memd.speech import Speech
-from memd.store.bucket.writing import BucketTender
-from memd.store.store import Store
-from memd.telemetry.events import Events
-from memd.telemetry.tasks import Tasks
-
-if TYPE_CHECKING:  # they have operations themselves
+if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
     from memd.admin.auditing import Auditor
     from memd.admin.oauth.ledger import Ledger
     from memd.admin.status import UpstreamHealth
     from memd.admin.token_watch import TokenWatch
     from memd.admin.topics import NamedTopics
+    from memd.conversation.tokens import TokenCounter
+    from memd.embedding.encoder import Encoder
+    from memd.ingest.archiver import Archiver
+    from memd.ingest.erasing import Retention
+    from memd.ingest.redaction.redactor import Redactor
+    from memd.ingest.sources.documents import DocumentTaker
+    from memd.ingest.sources.tending import SourceTender
+    from memd.ingest.topics import Topics
+    from memd.principals import Principals
+    from memd.recall.retrieve import Budget, Retriever
+    from memd.receipts import Receipts
+    from memd.settings.model import Config
+    from memd.speech import Speech
+    from memd.store.bucket.writing import BucketTender
+    from memd.store.store import Store
+    from memd.telemetry.events import Events
+    from memd.telemetry.tasks import Tasks
 
 
 class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,13 +91,6 @@ class TokenWatch:
         self._seen = self._stamps()
         self._take(self._auth, self._listed.read_at_start())
 
-    def take(self, kept: tuple[TokenSettings, ...]) -> None:
-        """Know these as the list of `memd token`, beside what is known of the settings."""
-        try:
-            self._take(self._auth, kept)
-        except ConfigError as error:
-            log.error("these tokens stay as they were", extra={"error": error})
-
     def also(self, book: str, follower: Callable[[], Awaitable[None]], heard: Callable[[], object]) -> None:
         """Have another book that daemons share looked at whenever the lists are. `heard`: up to which change it was."""
         self._followers.append(follower)

@@ -9,6 +9,7 @@ import.
 from __future__ import annotations
 
 import codecs
+import gc
 import importlib
 import io
 import os
@@ -134,7 +135,9 @@ class CommandGroup(click.Group):
         name = FORMER.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
         if not name:
             return None
+        gc.disable()  # what is imported stays: to look through it takes a tenth of a second
         module = importlib.import_module(f"memd.cli.{name}")
+        gc.enable()
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
         assert isinstance(command, click.Command), f"{command} is no command"
         return command
