@@ -10,9 +10,7 @@ from typing import Any
 import click
 import msgspec
 from multidict import MultiDict
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from memd.admin import auditing
@@ -22,6 +20,7 @@ from memd.cli.flags import FOUND_SOMETHING, print_lines, with_settings
 from memd.cli.history import time_of
 from memd.cli.operations import asked_with, options_of
 from memd.cli.running import RunningDaemon
+from memd.cli.tables import table
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.store.receipts import receipt_lines
@@ -95,17 +94,15 @@ def _state(chain: ChainState | None, config: Config) -> list[RenderableType]:
 def _table(answer: AuditAnswer) -> list[RenderableType]:
     if not answer.acts:
         return ["No act was recorded that was asked for."]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("line", "when", "who", "act", "topic", "what", "from"):
-        table.add_column(name, justify="right" if name == "line" else "left", no_wrap=name in ("line", "act"))
+    shown = table("line", "when", "who", "act", "topic", "what", "from", right=("line",), whole=("line", "act"))
     for act in answer.acts:
         topics = ", ".join("all" if topic == ALL_TOPICS else topic for topic in act.topics)
         at = f"at {act.daemon}" if act.daemon else ""
         source = " ".join(filter(None, (act.source, act.what, at)))
         cells = (act.who or "nobody", act.act, topics, _extent(act), source)
         lines = f"{act.ends}, {act.n}" if act.ends else str(act.n or "")  # of its beginning and of its end
-        table.add_row(lines, time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
-    told: list[RenderableType] = [table]
+        shown.add_row(lines, time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
+    told: list[RenderableType] = [shown]
     if answer.receipts_since is not None:
         since = time_of(answer.receipts_since)
         told.append(f"Requests to a model are known from {since} on, as far back as receipts are kept.")

@@ -12,10 +12,8 @@ from typing import Any
 
 import click
 import msgspec
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memd.admin import reads, status, turns, writes
@@ -26,6 +24,7 @@ from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_w
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
+from memd.cli.tables import table
 from memd.errors import BadQuestion, NotFound, WrongKey
 from memd.ingest.erasing import PlannedErasure
 from memd.receipts import Receipt
@@ -276,17 +275,15 @@ def turn(
 def _latest(turns: list[dict[str, Any]]) -> Lines:
     if not turns:
         return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("turn", "when", "topic", "memory", "asked"):
-        table.add_column(name, no_wrap=name in ("turn", "when"))
+    shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
     for one in turns:
         asked = "(a step of its turn)" if one["is_step"] else one["asked"]
         is_kept = one["mode"] == "full" and not one["is_retry"]
         words = memory_words(one["status"], len(one["shown"]), is_kept=is_kept, http_status=one["http_status"])
         words += [counted(one["steps"], "step")] if one.get("steps") else []
         asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
-        table.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
-    return [table]
+        shown.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
+    return [shown]
 
 
 def _replayed(replay: TurnReplay, *, then: bool) -> Lines:
@@ -346,37 +343,16 @@ def _left(one: Receipt) -> Lines:
 
 
 def _candidates(one: Receipt) -> RenderableType:
+    numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "times", "tokens")
     title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    for name in (
-        "id",
-        "said",
-        "score",
-        "cosine",
-        "meaning",
-        "words",
-        "feedback",
-        "neighbours",
-        "times",
-        "tokens",
-        "verdict",
-    ):
-        table.add_column(
-            name, justify="left" if name in ("id", "said", "verdict") else "right", no_wrap=name != "verdict"
-        )
+    shown = table("id", "said", *numbers, "verdict", right=numbers, whole=("id", "said", *numbers), title=title)
     for chunk in one.candidates:
         parts = (chunk.score, chunk.cosine, chunk.meaning, chunk.words, chunk.feedback, chunk.neighbours)
         cells = [f"{value:.3f}" for value in parts]
         said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
-        table.add_row(
-            chunk.id,
-            said,
-            *cells,
-            f"{chunk.multiplier * chunk.echo * chunk.time:.3g}",
-            str(chunk.tokens),
-            chunk.verdict,
-        )
-    return table
+        times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
+        shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), chunk.verdict)
+    return shown
 
 
 def _indented(text: str) -> RenderableType:

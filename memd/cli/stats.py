@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 import msgspec
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 
 from memd.cli.flags import config_of, print_lines, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.running import RunningDaemon
+from memd.cli.tables import table
 from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError, StoreError
 from memd.ingest.offline import stored_models
@@ -171,10 +170,8 @@ def _unsearched_chunks(config: Config, files: LocalDisk, topics: list[TopicDiskU
 
 def _table(figures: StoredFigures) -> list[RenderableType]:
     """Return the figures as text: a table, and a line about the daemon."""
-    shown = Table(box=box.SIMPLE_HEAD, title=figures.data_dir, title_justify="left", padding=(0, 1, 0, 0))
-    shown.add_column("topic")
-    for name in ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan"):
-        shown.add_column(name, justify="right", no_wrap=True)
+    numbers = ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan")
+    shown = table("topic", *numbers, right=numbers, whole=numbers, title=figures.data_dir)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]
     for topic in figures.topics:
         shown.add_row(

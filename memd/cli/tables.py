@@ -6,6 +6,10 @@ their width, the others break their text; where even that does not fit, each row
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -16,6 +20,14 @@ LEAST = 16
 """A column is made narrower down to its longest word, and down to this where that is longer: a turn's id has 16."""
 INDENT = 2
 WIDE = 100_000
+
+
+def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), **more: Any) -> Table:
+    """Return a table without rows; the columns of `whole` keep their width."""
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", **more)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole)
+    return made
 
 
 def fitting(line: RenderableType, console: Console) -> RenderableType:

@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from memd.admin import reads
@@ -23,6 +21,7 @@ from memd.admin.usage import UsageByDay, UsageRow
 from memd.cli.flags import FOUND_SOMETHING, origin_words, warning_words
 from memd.cli.history import time_of
 from memd.cli.operations import Lines, RouteAnswer, shows
+from memd.cli.tables import table
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.wording import counted, for_terminal, name_for_terminal
 
@@ -206,18 +205,16 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
 def _usage_lines(answer: UsageByDay) -> list[RenderableType]:
     if not answer.rows:
         return ["No request has a receipt; requests get one while receipts.enabled is true."]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_footer=True)
+    shown = table("day", "topic", "model", *_COLUMNS, right=_COLUMNS, whole=("day", *_COLUMNS), show_footer=True)
     total = UsageRow("", "", "")
     for row in answer.rows:
         for name in UsageRow.__struct_fields__[3:]:
             setattr(total, name, getattr(total, name) + getattr(row, name))
-    for name, footer in (("day", "all"), ("topic", ""), ("model", "")):
-        table.add_column(name, footer, no_wrap=name == "day")
-    for name, footer in zip(_COLUMNS, _usage_figures(total), strict=True):
-        table.add_column(name, footer, justify="right", no_wrap=True)
+    for column, footer in zip(shown.columns, ("all", "", "", *_usage_figures(total)), strict=True):
+        column.footer = footer
     for row in answer.rows:
-        table.add_row(row.day, row.topic_id, Text(name_for_terminal(row.model)), *_usage_figures(row))
-    lines: list[RenderableType] = [table]
+        shown.add_row(row.day, row.topic_id, Text(name_for_terminal(row.model)), *_usage_figures(row))
+    lines: list[RenderableType] = [shown]
     if total.estimated:
         lines.append(f"Of {counted(total.estimated, 'request')} the model server told no tokens: memd estimated them.")
     if answer.since is not None:
