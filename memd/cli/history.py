@@ -380,24 +380,14 @@ FILES_TOLD = 10
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
 @click.argument("topic", metavar="[TOPIC]", required=False)
-def erase(
-    config: Config,
-    chunk_ids: tuple[str, ...],
-    before: str | None,
-    retention: bool,
-    resume: bool,
-    forbid: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    topic: str | None,
-) -> int:
+def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str | None, **chosen: Any) -> int:
     """Erase a topic, or single chunks, for good.
 
     With TOPIC alone all of it. What is erased cannot be brought back; backups keep what they have.
 
     Example: memd erase --dry-run work
     """
+    chunk_ids, before, retention, resume = (chosen[name] for name in ("chunk_ids", "before", "retention", "resume"))
     given = {"TOPIC": bool(topic and not chunk_ids), "--chunk": bool(chunk_ids), "--retention": retention}
     named = [name for name, is_given in (given | {"--resume": resume}).items() if is_given]
     if len(named) != 1 or (topic and (retention or resume)):
@@ -408,8 +398,7 @@ def erase(
         raise BadQuestion("--before belongs to a TOPIC")
     if as_json and not (yes or dry_run or resume):
         raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
-    body = {"topic_id": topic, "chunk_ids": chunk_ids, "before": before, "forbid": forbid}
-    body |= {"retention": retention, "resume": resume}
+    body = {"topic_id": topic, **chosen}
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = _asked(daemon, body, dry_run=True)

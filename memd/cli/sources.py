@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -425,16 +426,7 @@ DASH = "-"
 @options_of(GivenNote, leave_out=["content"], tags="--tag")
 @click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object.")
 @click.argument("text", metavar="[TEXT]", default=DASH)
-def remember(
-    config: Config,
-    topic: str,
-    title: str | None,
-    tags: tuple[str, ...],
-    source: str | None,
-    said_at: str | None,
-    as_json: bool,
-    text: str,
-) -> int:
+def remember(config: Config, topic: str, as_json: bool, text: str, **given: Any) -> int:
     """Remember TEXT, without a chat.
 
     Without TEXT, or where it is -, standard input is read.
@@ -442,7 +434,7 @@ def remember(
     Example: memd remember "The office is in Bergen."
     """
     content = _standard_input() if text == DASH else text
-    note = GivenNote(content=content, title=title, tags=tags, said_at=said_at, source=source)
+    note = GivenNote(content=content, **given)
     try:
         check_not_ahead(note.checked(), time.time_ns() // 1000)
     except BadNote as error:
