@@ -32,14 +32,6 @@ _LENT_SECRET = ContextVar("memd_lent_secret", default="")
 """Of the request that is answered; empty where no token is needed."""
 
 
-class LentSecretClient(OwnRoutesClient):
-    """Asks memd's own routes in the name of whom a request to `/mcp` comes from."""
-
-    def shown_token(self) -> str:
-        """Return the secret that is lent to the request."""
-        return _LENT_SECRET.get()
-
-
 class McpEndpoint:
     """Answers requests to `/mcp`. The SDK is loaded with the first: it takes a second and 40 MB."""
 
@@ -57,7 +49,7 @@ class McpEndpoint:
             principals: who may use memd.
             idle_seconds: how long a client may take for the next part of a body.
         """
-        self._client = LentSecretClient(own_url, "")
+        self._client = OwnRoutesClient(own_url, "", _LENT_SECRET.get)
         self._principals = principals
         self._idle_seconds = idle_seconds
         self._leading_on = leading_on

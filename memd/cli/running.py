@@ -27,7 +27,7 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin.asking import OwnRoutesClient
+from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.auditing import not_done, user_name
 from memd.admin.queries import ALL_TOPICS
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of
@@ -48,15 +48,6 @@ START_GLANCES_SECONDS = 0.1
 class RunningDaemon(OwnRoutesClient):
     """The daemon that holds a data directory. Get one from `find`."""
 
-    def __init__(self, url: str, token: str, command_token: str = "") -> None:
-        """`command_token`: shown where there is no other; see `proof.command_token`."""
-        super().__init__(url, token)
-        self._command_token = command_token
-
-    def shown_token(self) -> str:
-        """Return the token that a request shows; empty: none."""
-        return self._token or self._command_token
-
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
         """Return the daemon that holds `data_dir`, or None."""
@@ -68,28 +59,24 @@ class RunningDaemon(OwnRoutesClient):
             return None
         if not _is_on_this_machine(url) or not cls(url, "")._proves(secret):
             return None
-        return cls(url, token, command_token(secret))
+        return cls(url, token, partial(command_token, secret))
 
     def _proves(self, secret: str) -> bool:
         """Whether the server proves that it has the secret of the data directory."""
         challenge = new_secret()
-        return compare_digest(self._proof(challenge).encode(), proof_of(secret, self.url, challenge).encode())
-
-    def _proof(self, challenge: str) -> str:
-        """The answer to a challenge; empty if no memd answers there."""
-        try:
-            answer = self.send(f"{PROOF}?challenge={challenge}", None, GLANCE_SECONDS_MAX)
-            return msgspec.json.decode(answer, type=Proof).proof
-        except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
-            return ""
+        told = self._glance(f"{PROOF}?challenge={challenge}", Proof) or Proof("")
+        return compare_digest(told.proof.encode(), proof_of(secret, self.url, challenge).encode())
 
     def health(self) -> dict[str, Any]:
         """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
+        return self._glance("/memd/health", dict[str, Any]) or {}
+
+    def _glance(self, path: str, kind: type[Answer]) -> Answer | None:
+        """The answer to a request; None if no memd answers there."""
         try:
-            answer = self.send("/memd/health", None, GLANCE_SECONDS_MAX)
-            return msgspec.json.decode(answer, type=dict[str, Any])
+            return msgspec.json.decode(self.send(path, None, GLANCE_SECONDS_MAX), type=kind)
         except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
-            return {}
+            return None
 
     @property
     def model_url(self) -> str:
@@ -123,8 +110,7 @@ def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
             return daemon
         if is_late or not is_starting:
             try:
-                url, own_token = until_then.enter_context(embedded_daemon(config, command_name()))
-                return RunningDaemon(url, "", own_token)
+                return RunningDaemon(*until_then.enter_context(embedded_daemon(config, command_name())))
             except StoreLocked:
                 if is_late or is_held:
                     raise
