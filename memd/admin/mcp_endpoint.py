@@ -20,9 +20,10 @@ from aiohttp import web
 
 from memd.access import principal_of
 from memd.admin.asking import OwnRoutesClient
+from memd.admin.parts import DaemonParts
 from memd.admin.routes import TOOLS
 from memd.http import error_response, read_body
-from memd.principals import Principal, Principals
+from memd.principals import Principal
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
 BODY_BYTES_MAX = 4 << 20
@@ -35,23 +36,11 @@ _LENT_SECRET = ContextVar("memd_lent_secret", default="")
 class McpEndpoint:
     """Answers requests to `/mcp`. The SDK is loaded with the first: it takes a second and 40 MB."""
 
-    def __init__(
-        self,
-        own_url: str,
-        principals: Principals,
-        idle_seconds: float,
-        leading_on: Callable[[web.Request, str], web.Response | None],
-    ) -> None:
-        """
-        Args:
-            leading_on: leads a program on to where it can ask for a right that a tool needs; None if it cannot.
-            own_url: memd's own address, whose routes the tools ask.
-            principals: who may use memd.
-            idle_seconds: how long a client may take for the next part of a body.
-        """
-        self._client = OwnRoutesClient(own_url, "", _LENT_SECRET.get)
-        self._principals = principals
-        self._idle_seconds = idle_seconds
+    def __init__(self, parts: DaemonParts, leading_on: Callable[[web.Request, str], web.Response | None]) -> None:
+        """`leading_on`: leads a program on to where it can ask for a right that a tool needs; None if it cannot."""
+        self._client = OwnRoutesClient(parts.local_url, "", _LENT_SECRET.get)  # whose routes the tools ask
+        self._principals = parts.principals
+        self._idle_seconds = parts.config.limits.idle_seconds
         self._leading_on = leading_on
         self._server: Any = None
         self._loading = asyncio.Lock()

@@ -29,7 +29,7 @@ from memd.admin.topics import NamedTopics
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
-from memd.daemon.routing import Entrance, Router
+from memd.daemon.routing import Router
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.ingest.archiver import Archiver
@@ -203,8 +203,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     )
     capture_bytes_max, priority = config.limits.capture_bytes_max, daemon.encoder.priority
     turns = TurnRunner(steps, daemon.topics, daemon.upstream, capture_bytes_max, priority, daemon.tasks)
-    entrance = Entrance(daemon.principals, wrong_tokens, daemon.auditor, own_routes)
-    return Router(entrance, daemon.topics, config.limits, daemon.upstream, daemon.reader, turns)
+    return Router(daemon, own_routes, wrong_tokens, daemon.upstream, daemon.reader, turns)
 
 
 def _gauges(daemon: Daemon) -> Iterator[Gauge]:
@@ -283,8 +282,7 @@ def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
     principals, idle_seconds = daemon.principals, daemon.config.limits.idle_seconds
     oauth = OAuthEndpoint(daemon.ledger, principals, wrong_tokens, idle_seconds, daemon.auditor.record_token)
-    mcp = McpEndpoint(daemon.local_url, principals, idle_seconds, oauth.leading_on)
-    return OwnRoutes(daemon, wrong_tokens, oauth, mcp.answer)
+    return OwnRoutes(daemon, wrong_tokens, oauth, McpEndpoint(daemon, oauth.leading_on).answer)
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:

@@ -16,7 +16,7 @@ from aiohttp import HttpVersion11, web
 
 from memd.access import is_from_foreign_page
 from memd.admin import page
-from memd.admin.auditing import Auditor
+from memd.admin.parts import DaemonParts
 from memd.admin.routes import OwnRoutes
 from memd.admin.wrong_tokens import WrongTokens
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
@@ -30,8 +30,6 @@ from memd.http import (
     read_body,
     too_many_bodies,
 )
-from memd.ingest.topics import Topics
-from memd.principals import Principals
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through, target_of
@@ -39,7 +37,6 @@ from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool
-from memd.settings.model import LimitsSettings
 from memd.telemetry.logging import Content
 from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
@@ -75,37 +72,27 @@ OTHER_TOPIC = (
 )
 
 
-class Entrance(msgspec.Struct, frozen=True):
-    """Who lets requests in, and who answers those to memd itself."""
-
-    principals: Principals
-    """Who may use memd."""
-    wrong_tokens: WrongTokens
-    """Refuses requests without one of their tokens."""
-    auditor: Auditor
-    """Is told of chats in topics that their principal may not read."""
-    own_routes: OwnRoutes
-    """Answers or leads on what is under `/memd/`."""
-
-
 class Router:
     """Where each request goes."""
 
     def __init__(
         self,
-        entrance: Entrance,
-        topics: Topics,
-        limits: LimitsSettings,
+        parts: DaemonParts,
+        own_routes: OwnRoutes,
+        wrong_tokens: WrongTokens,
         pool: UpstreamPool,
         reader: RequestReader,
         turns: TurnRunner,
     ) -> None:
-        self._principals = entrance.principals
-        self._wrong_tokens = entrance.wrong_tokens
-        self._auditor = entrance.auditor
-        self._own_routes = entrance.own_routes
-        self._topics = topics
-        self._limits = limits
+        """
+        Args:
+            own_routes: answers or leads on what is under `/memd/`.
+            wrong_tokens: refuses requests without a token that is known.
+        """
+        self._principals, self._auditor, self._topics = parts.principals, parts.auditor, parts.topics
+        self._limits = limits = parts.config.limits
+        self._own_routes = own_routes
+        self._wrong_tokens = wrong_tokens
         self._pool = pool
         self._reader = reader
         self._turns = turns
