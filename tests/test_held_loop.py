@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from raw_wire import RawUpstream, raw_upstream
 from yarl import URL
 
+from memd.proxy.upstream import connection
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.connection import exchange, new_session, time_of_others
 from memd.settings import model
@@ -65,13 +66,18 @@ def held(seconds: float = LIMIT / 2) -> Iterator[None]:
         handle.cancel()
 
 
+@pytest.fixture(autouse=True)
+def _little_time_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", LIMIT)
+
+
 def _config(url: str) -> model.Config:
-    return model.Config(upstream=model.UpstreamSettings(url=url, connect_timeout_seconds=LIMIT))
+    return model.Config(upstream=model.UpstreamSettings(url=url))
 
 
 async def connects(url: str) -> bool:
     """As a client's request that is passed on; only connecting has a limit."""
-    async with new_session(connect_timeout_seconds=LIMIT, header_bytes_max=HEADER_BYTES_MAX) as session:
+    async with new_session(header_bytes_max=HEADER_BYTES_MAX) as session:
         asked = await exchange(session, "GET", URL(url), CIMultiDict(), None, header_bytes_max=HEADER_BYTES_MAX)
         asked.close()
         return bool(asked.status == 200)

@@ -52,6 +52,7 @@ REMOVED = {
     "limits.related_topics_max": "one request has 64 related topics at most",
     "rerank.candidates": "the reranker is asked about the 32 best chunks",
     "processor.one_core": "threads take the cores that there are",
+    "upstream.connect_timeout_seconds": "connecting may take 10 s",
     "utility.step_ratio": "a step of Helpful counts 1.5 times, one of Unhelpful 1 / 1.5",
     "utility.max_helpful_steps": "more than 10 steps of Helpful change nothing",
     "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",

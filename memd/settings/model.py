@@ -128,8 +128,6 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The context of a request in tokens, or that of each model by its name; auto: what the server tells."""
     api_key: str = ""
     """The key that memd shows when it asks the server for its window on its own; clients send theirs."""
-    connect_timeout_seconds: PositiveSeconds = 10.0
-    """How long connecting may take; there is no limit on answering."""
 
     @property
     def address(self) -> str:

@@ -285,10 +285,7 @@ class Upstream:
         self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
         self._header_bytes_max = config.limits.header_bytes_max
-        self._session = new_session(
-            connect_timeout_seconds=config.upstream.connect_timeout_seconds,
-            header_bytes_max=self._header_bytes_max,
-        )
+        self._session = new_session(header_bytes_max=self._header_bytes_max)
 
     @property
     def facts(self) -> UpstreamFacts:

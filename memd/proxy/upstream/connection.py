@@ -180,12 +180,15 @@ async def time_of_others(seconds: float) -> AsyncIterator[None]:
         counting.cancel()
 
 
+CONNECT_SECONDS = 10.0
+"""How long connecting may take; there is no limit on answering."""
+
+
 class UpstreamConnector(aiohttp.TCPConnector):
     """The pool of connections."""
 
-    def __init__(self, *, connect_timeout_seconds: float, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._connect_timeout_seconds = connect_timeout_seconds
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
 
     def received_bytes(self) -> int:
@@ -194,7 +197,7 @@ class UpstreamConnector(aiohttp.TCPConnector):
 
     async def _wrap_create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect to one address; the limit is here in the place of aiohttp's `sock_connect`."""
-        async with time_of_others(self._connect_timeout_seconds):
+        async with time_of_others(CONNECT_SECONDS):
             return await super()._wrap_create_connection(*args, **options)
 
     async def _get(self, key: Any, traces: Any) -> Any:
@@ -229,12 +232,10 @@ KEEPALIVE_SECONDS = 3.0
 """Idle connections are dropped after this; llama-server closes its own after 5 s."""
 
 
-def new_session(*, connect_timeout_seconds: float, header_bytes_max: int) -> aiohttp.ClientSession:
+def new_session(*, header_bytes_max: int) -> aiohttp.ClientSession:
     """A session that adds and changes nothing, repeats nothing, and lets answers have headers as large as requests."""
     session = aiohttp.ClientSession(
-        connector=UpstreamConnector(
-            limit=0, keepalive_timeout=KEEPALIVE_SECONDS, connect_timeout_seconds=connect_timeout_seconds
-        ),
+        connector=UpstreamConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
