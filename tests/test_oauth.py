@@ -509,9 +509,21 @@ async def test_tokens_that_were_given_are_known_after_a_power_cut_at_any_step(lo
 
 async def test_a_file_reads_on_in_every_later_version(stage: Stage) -> None:
     """Its members are as the first version that wrote them called them."""
-    grant = {"id": "5e0c9f1a", "client_name": "An editor", "client_sha256": "0" * 64, "principal_sha256": ANN}
-    grant |= {"principal": "ann", "rights": ["read"], "topics": ["team-*"], "created_at": 1, "access_sha256": "1" * 64}
-    grant |= {"access_until": 2, "refresh_sha256": "2" * 64, "refresh_until": int(stage.now) + 60, "spent": ["3" * 64]}
+    grant: dict[str, Any] = {
+        "id": "5e0c9f1a",
+        "client_name": "An editor",
+        "client_sha256": "0" * 64,
+        "principal_sha256": ANN,
+        "principal": "ann",
+        "rights": ["read"],
+        "topics": ["team-*"],
+        "created_at": 1,
+        "access_sha256": "1" * 64,
+        "access_until": 2,
+        "refresh_sha256": "2" * 64,
+        "refresh_until": int(stage.now) + 60,
+        "spent": ["3" * 64],
+    }
     replace_file(stage.files, FILE, json.dumps({"version": 1, "key": KEY.hex(), "grants": [grant]}).encode())
     stage.open()
     assert [(one.id, one.given.program, one.given.until) for one in stage.ledger.live()] == [
