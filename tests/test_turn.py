@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
 
+from memd.conversation.tokens import TokenCounter
 from memd.daemon.app import running
 from memd.daemon.parts import Daemon
 from memd.principals import OWNER
@@ -59,10 +60,10 @@ class Client:
         async with self._session.post(url, json={"topic_id": topic, **correction}) as answer:
             assert answer.status == 200, await answer.text()
 
-    async def chat(self, messages: list[dict[str, Any]]) -> str:
+    async def chat(self, messages: list[dict[str, Any]], **members: Any) -> str:
         """A chat of any messages, answered: the prompt that the model got."""
         url = f"{self.daemon.base_url}/v1/chat/completions"
-        async with self._session.post(url, json={"messages": messages}) as answer:
+        async with self._session.post(url, json={"messages": messages, **members}) as answer:
             assert answer.status == 200, await answer.text()
         return self.upstream.prompts[-1]
 
@@ -112,6 +113,24 @@ async def test_what_one_chat_told_is_injected_into_the_next(tmp_path: Path) -> N
         receipt = await client.receipt()
         assert receipt["question"] == QUESTION and FACT in receipt["block"]
         assert set(receipt["timings_ms"]) >= {"read", "receive", "correct", "room", "recall", "upstream", "memory"}
+
+
+async def test_the_tools_of_a_program_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand in each of its requests, tens of thousands of tokens, and the event loop waited for their count."""
+    counted: list[str] = []
+    count = TokenCounter.count
+
+    def noting(counter: TokenCounter, text: str) -> int:
+        counted.append(text)
+        return count(counter, text)
+
+    monkeypatch.setattr(TokenCounter, "count", noting)
+    tools = [{"type": "function", "function": {"name": "look", "description": "It looks. " * 40}}]
+    async with daemon_in_process(tmp_path) as client:
+        for number in range(3):
+            messages = [{"role": "user", "content": f"Look {number} times."}]
+            await client.chat(messages, tools=tools)
+    assert sum("It looks." in text for text in counted) == 1
 
 
 @pytest.mark.parametrize("step", [(RoomMaker, "make_room"), (Memory, "recall"), (Memory, "settle")])

@@ -83,11 +83,13 @@ class TokenCounter:
         self._counts: ByteCache[tuple[bytes, int, int], int] = ByteCache(_COUNTS_BYTES_MAX)
         self.count_again = CachedFunction(self.count, _TEXTS_BYTES_MAX, sys.getsizeof)
         """`count` with a cache, for short texts that recur, as recalled chunks do."""
+        self.estimate_again = CachedFunction(self.estimate, _TEXTS_BYTES_MAX, sys.getsizeof)
+        """`estimate` with a cache, for the tools of a program, which stand in each of its requests."""
 
     @property
     def cache_bytes(self) -> int:
         """Memory that the counts take."""
-        return self._counts.bytes_held + self.count_again.bytes_held
+        return self._counts.bytes_held + self.count_again.bytes_held + self.estimate_again.bytes_held
 
     def count(self, text: str) -> int:
         """The raw tokens of `text`; 0 for an empty one. About 50 ms per megabyte of prose, 300 ms at worst."""

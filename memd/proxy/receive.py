@@ -237,7 +237,7 @@ class Receiver:
         live = LiveTurns(request, arrival)
         if asked.is_thin:
             live = with_live_turns(asked.api, request, arrival, lead)
-        standing_tokens = sum(counts[:lead]) + self._counter.estimate(request.standing_text)
+        standing_tokens = sum(counts[:lead]) + self._counter.estimate_again(request.standing_text)
         prompt = Prompt(asked.api, live, lead, standing_tokens, asked.who)
         key, is_retry = None, False
         if asked.mode == "full":
