@@ -238,31 +238,6 @@ def test_every_event_is_in_the_log_newest_first(told: DaemonProcess, admin: Admi
     assert admin.log(topic="work") == events
 
 
-def test_an_update_and_its_undo(told: DaemonProcess, admin: Admin) -> None:
-    chunk = chunk_of(admin, "hazelnuts")
-    done = admin.post(
-        "corrections",
-        topic_id="work",
-        chunk_ids=[chunk["uuid"][:9]],
-        action="Update",
-        content="The cake may have hazelnuts after all.",
-        reason="no allergy",
-    )
-    assert len(done["applied"]) == 2 and done["failed"] == []
-    story = admin.get(f"chunks/{chunk['id']}")
-    assert [version["event"] for version in story["versions"]] == ["told", "Update"] and not story["live"]
-    replacement = admin.get(f"chunks/{story['replaced_by'][0]}")
-    assert replacement["live"] and replacement["replaces"] == [chunk["uuid"]]
-    assert replacement["versions"][0]["event"] == "replacement"
-    admin.post("undo", topic_id="work", canonical_id=done["applied"][0], reason="it was right")
-    assert admin.get(f"chunks/{chunk['id']}")["live"]
-    assert not admin.get(f"chunks/{replacement['id']}")["live"]
-    assert chunk_of(admin, "hazelnuts")["content"] == chunk["content"]
-    again = admin.get("search", q="May the cake have hazelnuts?")["chunks"]
-    assert again[0]["uuid"] == chunk["uuid"] and again[0]["verdict"] == "injected"
-    assert told.run("verify").returncode == 0
-
-
 def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin: Admin) -> None:
     chunk = chunk_of(admin, "PostgreSQL")
     for _ in range(2):
@@ -274,17 +249,6 @@ def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin
     assert late.status == 400 and str(undone[0]) in late.json["error"]["message"], "it says what to undo first"
     admin.post("undo", topic_id="work", canonical_id=undone[0])
     assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-2)
-
-
-def test_one_correction_of_several_steps_is_undone_as_one(told: DaemonProcess, admin: Admin) -> None:
-    chunk = chunk_of(admin, "PostgreSQL")
-    pin = {"topic_id": "work", "chunk_ids": [chunk["id"]], "action": "Helpful", "steps": 4}
-    last = admin.post("corrections", **pin)["applied"][0]
-    assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**4)
-    admin.post("undo", topic_id="work", canonical_id=last)
-    assert chunk_of(admin, "PostgreSQL")["multiplier"] == 1.0
-    assert admin.answer("corrections", pin | {"action": "Update"}).status == 400
-    assert admin.answer("corrections", pin | {"steps": 11}).status == 400
 
 
 def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, admin: Admin) -> None:
@@ -366,17 +330,6 @@ def test_another_method_than_a_route_s_is_refused_with_those_it_takes(told: Daem
     assert refused.status == 405 and refused.headers["Allow"] == "GET, HEAD"
     assert ask(f"{told.own_url}/memd/log", method="HEAD").status == 200
     assert ask(f"{told.own_url}/memd/undo").headers["Allow"] == "POST"
-
-
-def test_a_page_from_elsewhere_cannot_correct_anything(told: DaemonProcess, admin: Admin) -> None:
-    chunk = chunk_of(admin, "PostgreSQL")
-    body = {"topic_id": "work", "chunk_ids": [chunk["id"]], "action": "Unhelpful"}
-    url = f"{told.own_url}/memd/corrections"
-    assert ask(url, body, headers={"Origin": "http://evil.example"}).status == 403
-    assert ask(url, body, headers={"Host": "evil.example"}).status == 403
-    for kind in ("text/plain", "application/x-www-form-urlencoded"):
-        assert ask(url, body, headers={"Content-Type": kind}).status == 415
-    assert chunk_of(admin, "PostgreSQL")["multiplier"] == 1
 
 
 def test_an_id_that_is_no_live_chunk_fails_alone(told: DaemonProcess, admin: Admin) -> None:

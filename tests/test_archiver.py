@@ -10,12 +10,11 @@ from archiver_stage import Stage, live_entries
 from histories import talk, texts
 
 from memd.conversation.conversation import Conversation
-from memd.entries import Draft, Entry, Speaker
+from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.topics import Topic
-from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import (
     CompactionSettings,
     Config,
@@ -45,22 +44,6 @@ def is_in_trouble(topic: Topic) -> bool:
 
 async def stored(stage: Stage, topic: Topic, conversation: Conversation) -> bool:
     return await stage.archiver.store(topic, conversation, len(conversation))
-
-
-async def test_what_was_said_is_in_the_log_with_its_speakers_and_its_digests(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    assert await stored(stage, topic, conversation)
-    (entry,) = live_entries(topic)
-    assert entry.content == "Where is the spare lamp of the lighthouse?\nOn the second landing, behind the rope."
-    assert entry.speakers == (Speaker(0, "user"), Speaker(43, "assistant"))
-    assert (
-        entry.displayed
-        == "user: Where is the spare lamp of the lighthouse?\nassistant: On the second landing, behind the rope."
-    )
-    assert entry.roles == ("user", "assistant")
-    assert entry.digests == tuple(item.digest for item in conversation.messages)
-    assert conversation.stored == len(conversation) == 2
-    assert stage.embedder.texts == [entry.content], "no role is embedded"
 
 
 async def test_a_disk_that_fails_once_costs_an_attempt_and_nothing_else(stage: Stage, topic: Topic) -> None:
@@ -237,28 +220,6 @@ async def noted(stage: Stage, topic: Topic, *texts: str, source: str = "notes/of
         return drafter.drafts(topic.log, [[Utterance(text)] for text in texts], kind="note", source=source)
 
     return await stage.archiver.append_drafts(topic, make)
-
-
-async def test_a_note_is_durable_at_once_recalled_without_a_role_and_no_copy_of_what_a_chat_says(
-    stage: Stage, topic: Topic
-) -> None:
-    await stored(stage, topic, talk(topic.buffer, f"u:{NOTE}"))
-    with stage.events.subscription() as queue:
-        (entry,) = await noted(stage, topic, NOTE)
-        assert queue.get_nowait() == ("stored", {"topic_id": "talk", "chunks": 1})
-    assert (entry.kind, entry.source) == ("note", "notes/office.md")
-    assert (entry.roles, entry.speakers, entry.digests) == ((), (), ())
-    assert await noted(stage, topic, NOTE) == [], "it is there already"
-    assert len(await noted(stage, topic, NOTE, source="notes/kitchen.md")) == 1
-    again = Stage(stage.config, stage.files.after_power_cut("lost"))
-    retriever = Retriever(
-        again.encoder, again.config.retrieval, header="Excerpts.", dates=False, count=lambda text: len(text.split())
-    )
-    known = await again.topics.get("talk")
-    found = await retriever.retrieve(NOTE, [known.log], Budget(2000))
-    assert [one.entry.displayed for one in found.shown] == [f"user: {NOTE}", NOTE, NOTE]
-    retriever.close()
-    await again.close()
 
 
 async def test_a_note_is_redacted_and_a_failure_is_raised_and_writes_nothing(stage: Stage, topic: Topic) -> None:

@@ -137,14 +137,6 @@ def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Pa
     assert found.head.n == 8
 
 
-def test_a_first_month_that_was_removed_is_missing_and_the_rest_can_be_checked(tmp_path: Path) -> None:
-    book = AuditBook(LocalDisk(), tmp_path)
-    for at in (NOVEMBER, DECEMBER):
-        book.append([act(1, at), act(2, at)])
-    (tmp_path / "memd.audit" / "2026-11.jsonl").unlink()
-    assert read(tmp_path).findings == ("2026-12.jsonl:1: lines 1 to 3 are missing before it",)
-
-
 def test_old_months_are_removed_as_the_settings_say_and_that_is_no_gap(tmp_path: Path) -> None:
     for at in (NOVEMBER, DECEMBER, JANUARY):
         AuditBook(LocalDisk(), tmp_path, keep_months=2).append([act(1, at)])
@@ -153,14 +145,6 @@ def test_old_months_are_removed_as_the_settings_say_and_that_is_no_gap(tmp_path:
     assert found.findings == ()
     assert found.notices == ("lines 1 to 2 are not kept any more (audit.keep_months)",)
     assert [one.upto for _, one in found.acts if one.act == "removed"] == [2]
-
-
-def test_a_clock_that_is_set_back_opens_no_older_file(tmp_path: Path) -> None:
-    book = AuditBook(LocalDisk(), tmp_path)
-    book.append([act(1, DECEMBER)])
-    book.append([act(1, NOVEMBER)])
-    assert AuditLayout(tmp_path).names(LocalDisk()) == ["2026-12.jsonl"]
-    assert read(tmp_path).findings == ()
 
 
 def test_a_line_that_was_not_finished_is_taken_out_and_a_line_says_so(month: Path) -> None:

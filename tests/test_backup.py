@@ -96,14 +96,6 @@ def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_t
     assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
 
 
-def test_files_are_copied_where_they_cannot_be_linked(source: Path, target: Path) -> None:
-    filled(source, 13)
-    report = backup(source, target, Unlinkable())
-    assert (report.linked, report.copied) == (0, 9)
-    assert verify(target, DISK).ok
-    assert contents(target) == contents(source)
-
-
 @pytest.mark.parametrize("files", [DISK, Unlinkable()], ids=["linked", "copied"])
 def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, files: LocalDisk) -> None:
     topic = filled(source, 13)

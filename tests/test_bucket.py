@@ -170,16 +170,6 @@ def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch:
     assert files_of(restored(source)[0]) == files_of(source.folder)
 
 
-def test_all_pages_of_a_listing_are_read(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
-    names = [f"{FILES}talk/{number:05d}" for number in range(23)]
-    for name in names:
-        bucket.put(name, b"x")
-    assert keys(bucket, FILES) == names
-    bucket.delete(names)
-    assert keys(bucket, FILES) == []
-
-
 # whose it is
 
 

@@ -113,17 +113,6 @@ def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Utteran
     assert chunked(sources) == chunks
 
 
-@settings(max_examples=scaled(150))
-@given(
-    st.lists(st.sampled_from(BUILDING_BLOCKS) | st.text(max_size=300), max_size=8).map("".join),
-    st.sampled_from([0, 20, 100, 10_000]),
-)
-def test_pieces_joined_are_the_text_and_fit_the_limit(text: str, whole_tokens: int) -> None:
-    pieces = pieces_of(text, whole_tokens=whole_tokens)
-    assert "".join(pieces) == text
-    assert all(0 < COUNTER.count(piece) <= CHUNKING.max_tokens for piece in pieces)
-
-
 def test_a_code_block_is_not_cut_where_it_fits() -> None:
     sources = [source(role, f"{PROSE * 2}\n{CODE}{PROSE}") for role in ("user", "assistant")] * 5
     chunks = chunked(sources)
@@ -135,14 +124,6 @@ def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
     pieces = pieces_of(code)
     assert len(pieces) > 3 and "".join(pieces) == code
     assert all(piece.endswith("\n") for piece in pieces)
-
-
-def test_prose_is_cut_into_sentences_in_any_script() -> None:
-    assert pieces_of("One. Two! Three? e.g. this 3.14 stays.") == ["One. ", "Two! ", "Three? e.g. this 3.14 stays."]
-    assert pieces_of("记忆系统保存对话。它从不忘记！好吗？") == ["记忆系统保存对话。", "它从不忘记！", "好吗？"]
-    assert pieces_of("मछली लाओ। कब आओगे? आज।") == ["मछली लाओ। ", "कब आओगे? ", "आज।"]
-    assert pieces_of("أين المفتاح؟ هنا. شكرا") == ["أين المفتاح؟ ", "هنا. ", "شكرا"]
-    assert pieces_of("چابی یہاں ہے۔ ٹھیک ہے") == ["چابی یہاں ہے۔ ", "ٹھیک ہے"]
 
 
 def test_a_chunk_does_not_end_within_a_short_message() -> None:

@@ -227,13 +227,6 @@ def test_the_daemon_starts_without_the_libraries_that_few_requests_need() -> Non
 # verify
 
 
-def test_verify_of_a_whole_log_is_exit_code_0_and_says_what_was_checked(log_dir: Path) -> None:
-    result = memd("verify", "--data-dir", log_dir)
-    assert result.exit_code == 0
-    assert result.stdout.strip()
-    assert result.stderr == ""
-
-
 def test_verify_of_a_damaged_log_is_exit_code_1_and_names_the_file(damaged_dir: Path) -> None:
     result = memd("verify", "--data-dir", damaged_dir)
     assert result.exit_code == 1
@@ -258,11 +251,6 @@ def test_export_writes_a_json_object_per_entry_in_order(log_dir: Path) -> None:
     assert len(entries) == ENTRIES + 1
     assert entries == sorted(entries, key=lambda entry: int(entry["canonical_id"]))
     assert entries[0]["content"] == "user: sentence 0 about bicycles, naïve cafés and 自行车"
-
-
-def test_export_of_one_topic_leaves_the_others_out(log_dir: Path) -> None:
-    result = memd("export", "--data-dir", log_dir, "--topic", "second", "--live")
-    assert [json.loads(line)["topic_id"] for line in result.stdout.splitlines()] == ["second"]
 
 
 def test_a_topic_name_that_leads_out_of_the_data_directory_is_wrong_usage(log_dir: Path) -> None:

@@ -77,11 +77,6 @@ def test_a_part_is_a_turn_or_one_round_of_calls_with_their_results(history: tupl
     assert [*part_starts(said(one) for one in history)] == starts
 
 
-def test_call_ids_that_are_used_again_do_not_tie_turns_together() -> None:
-    turn = ("u:x", "c:read#call_0", "t:y#call_0", "a:z")
-    assert cut_positions(conversation_of(*turn, *turn, *turn)) == [4, 8]
-
-
 def test_calls_that_nothing_answers_are_not_gone_through_one_by_one() -> None:
     """On the event loop 300,000 of them took seconds."""
     conversation = conversation_of("u:1", "a:2", "t:x#call_7")
@@ -233,23 +228,6 @@ def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be
     assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=5_000, forced=True)) == [
         "u:q", "c:#1", "-",
     ]  # fmt: skip
-
-
-TWO_UNITS = ("u:q", "c:f#1", "t:r1#1", "c:f#2", "t:r2#2")
-
-
-def test_a_unit_with_long_arguments_leaves_before_the_newest_result_does() -> None:
-    conversation = weighed(*TWO_UNITS, c=3_000)
-    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=2_000, forced=True)) == [
-        "u:q", "c:#2", "t:r2",
-    ]  # fmt: skip
-
-
-def test_of_many_parallel_results_short_ones_become_lines_too_where_they_must() -> None:
-    calls = [str(number) for number in range(30)]
-    conversation = weighed("u:q", f"c:f#{','.join(calls)}", *(f"t:r#{one}" for one in calls), t=80)
-    chosen = departure(conversation, fraction=0.5, excess_tokens=400, forced=True)
-    assert (chosen.left_out, chosen.gone, len(chosen.replaced)) == (0, (), 10)
 
 
 def test_a_long_finished_turn_leaves_unit_by_unit() -> None:

@@ -49,11 +49,6 @@ def test_the_longest_known_prefix_decides(history: tuple[str, ...], known: int) 
     assert matched([conversation], *history) == Match(conversation, 0, known)
 
 
-def test_of_branches_that_share_as_much_the_one_that_is_simply_continued_is_taken() -> None:
-    longer, ends_here = conversation_of(*LONG), conversation_of(*LONG[:4])
-    assert matched([longer, ends_here], *LONG[:4], "u:new").conversation is ends_here
-
-
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
 def test_a_trimmed_history_rejoins_its_conversation(start: int) -> None:
     conversation = conversation_of(*LONG)
@@ -73,12 +68,6 @@ def test_a_trimmed_history_rejoins_its_conversation(start: int) -> None:
 def test_a_trimmed_history_may_differ_in_its_last_exchange(history: tuple[str, ...], expected: tuple[int, int]) -> None:
     conversation = conversation_of(*LONG)
     assert matched([conversation], *history) == Match(conversation, *expected)
-
-
-def test_a_run_in_the_middle_of_a_conversation_is_no_trimmed_history_but_a_rewritten_one() -> None:
-    conversation = conversation_of(*LONG)
-    assert matched([conversation], "a:2", "u:3", "u:new") == Match(conversation, 0, 2, runs=((0, 1, 2),))
-    assert matched([conversation], "a:2", "u:new") == Match(None), "one message proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -151,27 +140,6 @@ def test_a_history_trimmed_in_its_middle_rejoins_its_conversation(head: int, sta
     gap = max(start, head) - head
     expected = Match(conversation, gap, 6 - gap, head) if gap else Match(conversation, 0, 6)
     assert matched([conversation], *history) == expected
-
-
-def test_a_history_trimmed_in_its_middle_may_lack_the_answer_that_never_came() -> None:
-    conversation = conversation_of(*LONG, "u:7", "a:8")
-    assert matched([conversation], "u:1", "u:5", "a:6", "u:7") == Match(conversation, 3, 4, 1)
-    assert matched([conversation], "u:1", "a:6", "u:7", "u:edited") == Match(conversation, 4, 3, 1)
-
-
-@pytest.mark.parametrize(
-    "history",
-    [
-        ("u:1", "a:other", "u:3", "a:4", "u:5", "a:6"),  # another answer, then the same words
-        ("u:1", "u:3", "u:new"),  # one message in common proves nothing
-        ("u:1", "a:6", "u:new"),
-        ("u:1", "a:2", "u:edited", "a:4"),
-    ],
-)
-def test_an_edit_behind_the_beginning_is_no_trimmed_history(history: tuple[str, ...]) -> None:
-    conversation = conversation_of(*LONG)
-    found = matched([conversation], *history)
-    assert (found.conversation, found.offset, found.head) == (conversation, 0, 0)
 
 
 def test_a_session_is_found_by_its_name_only() -> None:

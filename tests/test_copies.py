@@ -109,10 +109,6 @@ def topic() -> Iterator[TopicLog]:
     store.close()
 
 
-TABLE = "".join(f"| berth {number} | boat {number * 7} | paid |\n" for number in range(12))
-SETTINGS = "[server]\nhost = harbour.example\nport = 8081\n\n[store]\npath = /var/lib/harbour\nsync = true\n"
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 def test_what_came_since_a_copy_is_found_under_an_index_too_and_no_vector_is_made_twice(
     drafter: Drafter, topic: TopicLog, sealed: bool

@@ -96,28 +96,6 @@ def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing(
 # -- Update -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_update_deprecates_what_it_names_and_appends_one_new_chunk() -> None:
-    first = entry("aaaa", at=1, roles=("user", "assistant"), utility_steps=3)
-    second = entry("bbbb", at=2, roles=("assistant", "tool"))
-    *gone, new = Topic(first, second).plan(said("Update", "aaaa", "bbbb", content="It is MySQL.")).drafts
-    assert [draft.uuid for draft in gone] == [first.uuid, second.uuid]
-    for draft, chunk in zip(gone, (first, second), strict=True):
-        assert draft.status is Status.DEPRECATED and draft.vector == b"" and draft.content == ""
-        assert (draft.public_id, draft.origin_id) == (chunk.public_id, chunk.origin_id)
-        assert (draft.action, draft.reason) == ("Update", "because")
-    assert new == Draft(
-        uuid=(1).to_bytes(16, "big"),
-        content="It is MySQL.",
-        vector=b"vector of It is MySQL.",
-        created_at=NOW_US,
-        roles=("user", "assistant", "tool"),
-        speakers=(),
-        supersedes=(first.uuid, second.uuid),
-        action="Update",
-        reason="because",
-    )
-
-
 def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where_they_agree() -> None:
     page, other = (entry(name, kind="document", source=f"{name}.md") for name in ("aaaa", "bbbb"))
     topic = Topic(page, other, THIRD)

@@ -235,16 +235,6 @@ async def test_a_table_of_equal_rows_is_compared_in_time_that_grows_with_its_len
     assert await taken(stage, topic, ["Another.", *rows[1:-1], "The last."]) == ["Rows\nAnother.", "Rows\nThe last."]
 
 
-async def test_turns_are_stored_while_a_long_document_is_taken(stage: Stage, topic: Topic) -> None:
-    taking = stage.tasks.spawn(stage.taker.take(topic, document([f"Row {one}." for one in range(400)])), "taking")
-    while not stage.embedder.texts:  # noqa: ASYNC110 - a model tells nobody when it is asked
-        await asyncio.sleep(0)
-    async with topic.storing.first():
-        assert not taking.done() and not contents(topic), "it holds the topic only to append"
-    await taking
-    assert len(contents(topic)) == 400
-
-
 async def test_a_long_document_is_given_up_when_the_daemon_ends(stage: Stage, topic: Topic) -> None:
     taking = asyncio.gather(stage.taker.take(topic, document([f"Row {one}." for one in range(400)])))
     while not stage.embedder.texts:  # noqa: ASYNC110 - a model tells nobody when it is asked

@@ -64,25 +64,6 @@ def test_nothing_is_remembered_across_topics_unless_they_are_related(daemon: Dae
     assert "garden" in {chunk["topic_id"] for chunk in related.json["memory_out"]["injected_chunks"]}
 
 
-def test_a_corrected_chunk_is_not_shown_again_and_its_replacement_is(daemon: DaemonProcess) -> None:
-    daemon.chat([said(FACT)])
-    first = daemon.chat([said(QUESTION)], memory_in={})
-    [wrong] = [chunk["id"] for chunk in first.json["memory_out"]["injected_chunks"]]
-    update = {
-        "chunk_ids": [wrong],
-        "action": "Update",
-        "reason": "it was changed",
-        "content": "The release word for the lighthouse lamp is now thyme-17.",
-    }
-    answer = daemon.chat([said("The release word has changed.")], memory_in={"corrections": [update]})
-    assert "signals" not in answer.json["memory_out"]
-    again = daemon.chat([said("Once more: " + QUESTION)], memory_in={})
-    shown = {chunk["id"] for chunk in again.json["memory_out"]["injected_chunks"]}
-    live = {entry["id"]: entry for entry in daemon.export() if entry["live"]}
-    assert wrong not in shown
-    assert any("thyme-17" in live[chunk_id]["content"] for chunk_id in shown)
-
-
 def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_restart(
     make_daemon: MakeDaemon, llama: str
 ) -> None:

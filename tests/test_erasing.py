@@ -232,8 +232,7 @@ def intent(daemon: DaemonProcess) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-@pytest.mark.parametrize("whole_topic", [False, True])
-@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize(("is_running", "whole_topic"), [(True, False), (False, True)])
 def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, is_running: bool, whole_topic: bool
 ) -> None:

@@ -227,9 +227,7 @@ main(sys.argv[3:])
 @pytest.mark.parametrize(
     ("what", "event", "path"),
     [
-        (["--chunk"], "open", "seg_0001.bin.tmp"),  # it is written down, and nothing is done yet
         (["--chunk"], "os.rename", "seg_0001.bin.tmp"),  # the new file is whole, beside the old one
-        (["team"], "os.rename", ".topic"),
         (["team"], "os.remove", "topic.key"),  # put aside, and overwritten is the key alone
     ],
 )

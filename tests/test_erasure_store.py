@@ -16,7 +16,7 @@ from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_st
 from effort import steps
 
 from memd.entries import Draft, Entry, Erased
-from memd.errors import DiskFull, StoreError
+from memd.errors import StoreError
 from memd.store.disk import Appender, LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText, stub_payload
 from memd.store.layout import TopicLayout
@@ -217,20 +217,6 @@ def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
         for number in (1, 8, 16):
             assert traces(after.contents(), number) == [], probe.log[cut]
         assert verify(DATA_DIR, after).damaged == []
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    files = CrashFiles()
-    topic = filled(open_store(files, segment_entries_max=5), 12)
-    files.bytes_left = 100
-    with pytest.raises(DiskFull):
-        topic.erase({uuid_of(2), uuid_of(11)}, MARK, Wiper(files))
-    assert len(live_contents(topic)) in (10, 11, 12)
-    files.bytes_left = None
-    topic.append([told(12)])
-    topic.erase({uuid_of(2), uuid_of(11)}, MARK, Wiper(files))
-    assert live_contents(topic) == [f"user: {word(number)}" for number in range(13) if number not in (2, 11)]
-    assert traces(files.contents(), 2) == traces(files.contents(), 11) == []
 
 
 def test_a_file_that_a_backup_shares_is_left_to_it_and_told(tmp_path: Path) -> None:

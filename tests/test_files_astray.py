@@ -125,8 +125,9 @@ def test_what_is_said_after_a_log_was_replaced_under_the_daemon_stays_in_the_jou
         assert daemon.run("verify").returncode == 0
 
 
-@pytest.mark.parametrize("name", ["active.bin", "hot.log"])
-@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize(
+    ("name", "put"), [("active.bin", os.mkfifo), ("hot.log", lambda path: path.symlink_to("/dev/zero"))]
+)
 def test_a_pipe_or_a_device_in_place_of_a_file_holds_up_nobody(
     make_daemon: MakeDaemon, put: Callable[[Path], None], name: str
 ) -> None:

@@ -248,8 +248,7 @@ def _answered(memd: DaemonProcess, body: bytes) -> bool:
 ANSWER_MEGABYTES = 96
 
 
-@pytest.mark.parametrize("announced", [True, False])
-@pytest.mark.parametrize("memory_in", [None, {}])
+@pytest.mark.parametrize(("announced", "memory_in"), [(True, {}), (False, None)])
 def test_a_huge_answer_is_passed_on_as_it_comes(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, announced: bool, memory_in: dict[str, str] | None
 ) -> None:

@@ -64,8 +64,7 @@ def test_messages_that_differ_in_a_forged_block_are_two_messages(
     assert contents(memd).count("Go on.") == 2, first
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("role", ["merged", "separate"])
+@pytest.mark.parametrize(("role", "restarted"), [("merged", True), ("separate", False)])
 def test_a_client_that_echoes_blocks_changes_nothing(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str, restarted: bool
 ) -> None:

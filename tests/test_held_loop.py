@@ -23,8 +23,6 @@ from memd.telemetry.tasks import Tasks
 
 LIMIT = 0.05
 HEADER_BYTES_MAX = 1 << 16
-SOON = 60.0
-"""Only a failure waits so long."""
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -131,35 +129,6 @@ def test_a_limit_ends_however_the_loop_is_held(run: Run, seconds: float) -> None
         return time.monotonic() - began
 
     assert run(wait()) > LIMIT / 2
-
-
-@pytest.mark.parametrize("also_late", [False, True])
-def test_who_is_cancelled_from_outside_is_cancelled(run: Run, also_late: bool) -> None:
-    """Also where its limit ends in the same moment."""
-
-    async def wait(begun: asyncio.Event) -> None:
-        async with time_of_others(LIMIT if also_late else SOON):
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                if task := asyncio.current_task():
-                    cancelled.append(task.cancelling())
-                raise
-
-    async def cancel() -> None:
-        waiting = asyncio.ensure_future(wait(begun := asyncio.Event()))
-        await begun.wait()
-        if also_late:
-            while not waiting.cancelling():  # noqa: ASYNC110 - no event tells it
-                await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    cancelled: list[int] = []
-    run(cancel())
-    assert cancelled == [1 + also_late]
 
 
 def test_a_loop_that_is_held_again_and_again_does_not_wait_on_and_on(run: Run) -> None:

@@ -27,7 +27,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
-from memd.conversation.events import Appended, BufferEvent, Closed, Forked, Marked, decode_event, encode_event
+from memd.conversation.events import BufferEvent, Marked, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.unstored import ListedParts, each_part, owed_parts
 from memd.messages import BlockChunk, chain_all
@@ -108,14 +108,6 @@ def test_an_edit_in_a_trimmed_history_is_a_branch_with_the_whole_history() -> No
     assert (arrival.offset, arrival.end) == (2, 5)
 
 
-def test_an_edit_that_says_again_what_came_later_is_taken_for_a_history_without_its_middle() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, "u:1", "a:yes", "u:3", "a:yes", "u:edited", "a:done")
-    arrival = receive(buffer, "u:1", "a:yes", "u:edited")
-    assert arrival.head == 1 and texts(arrival.conversation) == ["1", "yes", "3", "yes", "edited"]
-    assert not conversation.abandoned, "what was said stays wanted"
-
-
 def test_with_a_session_newest_messages_alone_make_one_conversation() -> None:
     buffer = new_buffer()
     talk(buffer, "u:1", "a:2", session="s")
@@ -131,21 +123,6 @@ def test_with_a_session_a_newest_message_sent_twice_is_there_once() -> None:
     receive(buffer, "u:3", session="s")
     again = receive(buffer, "u:3", session="s")
     assert texts(again.conversation) == ["1", "2", "3"] and (again.offset, again.end) == (2, 3)
-
-
-def test_a_session_that_began_without_messages_stays_one_conversation() -> None:
-    buffer = new_buffer()
-    empty = receive(buffer, session="s")
-    assert empty.opened and empty.end == 0
-    assert receive(buffer, "u:1", session="s").conversation is empty.conversation
-    assert glance(buffer, "u:1", session="s").opened is False
-
-
-def test_without_a_session_newest_messages_alone_are_conversations_of_their_own() -> None:
-    buffer = new_buffer()
-    talk(buffer, "u:1", "a:2")
-    assert receive(buffer, "u:3").opened
-    assert names(buffer) == ["1", "2"]
 
 
 # -- several at once --------------------------------------------------------------------------------------------------
@@ -295,14 +272,6 @@ def test_a_shown_chunk_is_found_by_the_id_that_was_shown_and_by_its_full_uuid() 
     assert [buffer.resolve(one) for one in ("a3f", "a3f90", "", "beef")] == [None] * 4
 
 
-def test_of_two_chunks_shown_under_one_id_the_latest_is_meant() -> None:
-    buffer = new_buffer()
-    older, newer = shown("a3f9", b"a" * 16), shown("a3f9", b"b" * 16, "other")
-    buffer.injected([older])
-    buffer.injected([newer])
-    assert buffer.resolve("a3f9") == newer and buffer.resolve(older.uuid.hex()) == older
-
-
 def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
     buffer = new_buffer()
     for number in range(WINDOW_TURNS + 1):
@@ -311,14 +280,6 @@ def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
 
 
 # -- the journal ------------------------------------------------------------------------------------------------------
-
-
-def test_a_branch_that_was_given_up_stays_so_after_a_restart() -> None:
-    buffer = new_buffer()
-    talk(buffer, *LONG)
-    receive(buffer, *LONG[:4], "u:edited")
-    for events in (buffer.retelling()(), buffer.take_unsaved()):
-        assert names(replayed(events), abandoned=True) == ["1"]
 
 
 def test_a_conversation_that_was_closed_stays_closed_and_takes_no_more() -> None:
@@ -341,11 +302,6 @@ def test_an_event_of_another_version_is_refused_by_the_decoder_only() -> None:
 def test_an_event_with_a_field_of_a_later_version_is_read() -> None:
     event = {"type": "marked", "conversation": "1", "stored": 2, "left_out": 1, "later": True}
     assert decode_event(msgspec.msgpack.encode(event)) == Marked("1", 2, 1)
-
-
-@pytest.mark.parametrize("events", [[Closed("x")], [Forked("y", "x", 3)], [Marked("x", 1, 1), Appended("x", [], 0.0)]])
-def test_events_about_unknown_conversations_are_skipped(events: list[BufferEvent]) -> None:
-    assert replayed(events).conversations() == []
 
 
 class Client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -15,13 +14,10 @@ from crash_files import LOSSES
 from histories import digest_at, talk
 from numpy.typing import NDArray
 
-from memd.embedding.encoder import Encoder
 from memd.errors import EmbeddingError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.settings.model import ChunkingSettings, Config
-from memd.store.lexical import analyzer
-from memd.store.lexical.analyzer import analyze, analyze_query
 
 BOOK = "".join(f"In night {night} the keeper lit the lamp and wrote down the hour. " for night in range(5_000))
 PIECES_BEGUN = 10
@@ -63,31 +59,6 @@ async def test_a_daemon_that_ends_does_not_cut_the_book_to_its_end(
     monkeypatch.setattr(stage.archiver._cutting, "shutdown", shut_down)
     await asyncio.to_thread(stage.archiver.close)
     assert held.counted == PIECES_BEGUN
-
-
-def test_a_daemon_that_ends_does_not_embed_the_book_to_its_end() -> None:
-    class Model:
-        batch_texts = 1
-        embedded = 0
-        is_reached, is_closed = threading.Event(), threading.Event()
-
-        def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-            self.embedded += len(texts)
-            self.is_reached.set()
-            assert self.is_closed.wait(60)
-            return np.zeros((len(texts), 4), np.float32)
-
-        def close(self) -> None:
-            self.is_closed.set()
-
-    model = Model()
-    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
-    storing = encoder.ingestion.submit(encoder.embed_texts, ["a page"] * 500)
-    assert model.is_reached.wait(60)
-    encoder.close()
-    assert model.embedded == 1
-    with pytest.raises(EmbeddingError, match="stored after the next start"):
-        storing.result()
 
 
 async def test_what_is_cut_for_the_log_can_be_ended_too_and_is_stored_when_it_is_tried_again(
@@ -189,26 +160,3 @@ async def test_a_long_message_of_which_a_part_was_stored_when_memd_was_killed_is
     assert "".join(texts) == f"{LONG}\nA long one."
     assert topic.log.has_digest(digest_at(history[:1])) and topic.log.has_digest(digest_at(history))
     await stage.close()
-
-
-def test_the_words_of_a_book_that_is_asked_about_are_looked_for_bit_by_bit_and_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lengths: list[int] = []
-
-    class Noting:
-        def findall(self, text: str) -> list[str]:
-            lengths.append(len(text))
-            return text.split()
-
-    book = "".join(
-        chosen
-        for chosen in random.Random(1).choices(
-            ["word", "l'arte ", "Ann's ", "é\u0301", "\u00a0", "¨ ", "\n", "ﬁ "], k=40_000
-        )
-    )
-    whole = analyze_query(book), analyze(book)
-    monkeypatch.setattr(analyzer, "_WORDS", Noting())
-    monkeypatch.setattr(analyzer, "_PART_CHARACTERS", 1_000)
-    assert (analyze_query(book), analyze(book)) == whole
-    assert max(lengths) < 2_000 and len(lengths) > 100

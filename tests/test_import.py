@@ -399,23 +399,6 @@ def long_conversation(turns: int) -> list[dict[str, Any]]:
     return [{"role": role, "content": text()} for _ in range(turns) for role in ("user", "assistant")]
 
 
-def test_a_conversation_is_chunked_and_found(run: Run, tmp_path: Path, embedder: Embedder) -> None:
-    file = written(tmp_path / "talk.jsonl", [CONVERSATION, {"messages": CONVERSATION, "title": "again"}])
-    counts = run(tmp_path / "new", file).counts
-    assert counts.conversations == {"openai": 2}
-    entries = exported(tmp_path / "new")
-    assert counts.chunks == len(entries)
-    text = "\n".join(shown_text(entry) for entry in entries)
-    assert text == (
-        "user: The release word for the lighthouse lamp is cinnamon-42, on the brass plate.\n"
-        "assistant: I have noted it.\nuser: And how many steps does the tower have?\n"
-        'assistant: [call count {"of": "steps"}]\ntool: 217\nassistant: It has 217 steps.'
-    )
-    snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
-    (hit,) = snapshot.search(embedder.embed_query("What is the release word of the lamp?"), 1)
-    assert "cinnamon-42" in snapshot.entry(hit).content
-
-
 def test_a_daemon_does_not_store_an_imported_conversation_again(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
@@ -601,20 +584,6 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
     assert "1 file without conversations passed over; 1 problem, named above" in result.stdout
-
-
-def test_an_imported_conversation_is_dated_as_it_says(run: Run, tmp_path: Path) -> None:
-    dated = [message | {"timestamp": "2024-05-03T10:00:00Z"} for message in CONVERSATION]
-    later = [{"role": "user", "content": "The ferry to Sark leaves at nine in the morning, from the north pier."}]
-    lines = [dated, {"create_time": 1_714_730_400.5, "messages": later}]
-    run(tmp_path / "new", written(tmp_path / "chats.jsonl", lines), embed_many=hashed)
-    assert [entry["said_at"] for entry in exported(tmp_path / "new")] == [
-        *["2024-05-03T10:00:00.000000Z"] * (len(exported(tmp_path / "new")) - 1),
-        "2024-05-03T10:00:00.500000Z",
-    ]
-    again = written(tmp_path / "export.jsonl", exported(tmp_path / "new"))
-    run(tmp_path / "newer", again, embed_many=hashed)
-    assert without_new(exported(tmp_path / "newer")) == without_new(exported(tmp_path / "new"))
 
 
 def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:

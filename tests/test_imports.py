@@ -202,13 +202,6 @@ def test_a_folder_and_a_zip_have_what_their_files_have(tmp_path: Path) -> None:
     assert programs == set(NAMES) - {"aider", "memd"}, "Aider's file has another name in a folder"
 
 
-def test_only_the_format_that_was_asked_for_is_read() -> None:
-    assert len(threads_of(found_at(EXPORTS / "codex.jsonl", "codex"))) == 1
-    found = found_at(EXPORTS / "codex.jsonl", "claude")
-    assert threads_of(found) == []
-    assert "it is not of Claude; its members are timestamp, type, payload" in problems_of(found)[0]
-
-
 # What is wrong
 
 
@@ -255,14 +248,6 @@ def test_a_damaged_file_in_a_zip_is_named_and_the_next_one_is_read(tmp_path: Pat
     found = found_at(packed)
     assert [thread.program for thread in threads_of(found)] == ["claude"]
     assert "it cannot be unpacked" in problems_of(found)[0]
-
-
-def test_a_zip_whose_names_are_no_text_is_named(tmp_path: Path) -> None:
-    packed = tmp_path / "export.zip"
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("conversations-\u00e9.json", "[]")
-    packed.write_bytes(packed.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
-    assert "it is no whole zip" in "".join(problems_of(found_at(packed)))
 
 
 def test_a_value_that_is_too_long_is_left_out_and_the_rest_goes_on(

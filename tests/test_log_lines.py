@@ -27,7 +27,6 @@ from memd.telemetry.logging import ConsoleLines, Content, JsonLines, TerminalLin
 
 SECRET = "xylophonist"
 SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}
-BOTH_SHAPES = pytest.mark.parametrize("shape", ["console", "json"])
 
 
 LOST = (OSError, http.client.HTTPException)
@@ -267,8 +266,7 @@ class Talk:
 ODD_ACTIONS = [SECRET, f"{SECRET}' - at `$`", f"a '{SECRET}'", f"\n{SECRET}\n"]
 
 
-@BOTH_SHAPES
-@pytest.mark.parametrize("content", [False, True])
+@pytest.mark.parametrize(("shape", "content"), [("json", False), ("console", True), ("console", False)])
 def test_no_word_of_a_conversation_is_in_the_log_unless_it_is_asked_for(
     make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect, shape: str, content: bool
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk
 
-from memd.conversation import hot_buffer, rewriting
 from memd.ingest import unstored
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import CutPart, KeptParts
@@ -42,25 +40,6 @@ async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batc
     assert batches > TURNS / 4 and not topic.unstored()
     assert len(listed) < 3 * TURNS, "once for the searches, and once with the batch that it is stored in"
     assert len({digest for entry in live_entries(topic) for digest in entry.digests}) == len(conversation)
-
-
-async def test_the_journal_is_told_anew_in_the_thread_that_writes_it_as_the_buffer_was(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk(topic.buffer, "u:Where is the lamp?", "a:On the landing.")
-    retell = topic.buffer.retelling()
-    before, threads = retell(), []
-    talk(topic.buffer, "u:Where is the lamp?", "a:On the landing.", "u:And the rope?", "a:Behind the barometer.")
-    assert retell() == before != topic.buffer.retelling()()
-    real = rewriting.retold
-
-    def noting(*args: Any) -> Any:
-        threads.append(threading.current_thread())
-        return real(*args)
-
-    monkeypatch.setattr(hot_buffer, "retold", noting)
-    await topic.rewrite_journal()
-    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 def test_what_is_pending_is_found_by_its_messages_in_the_order_in_which_it_was_cut() -> None:

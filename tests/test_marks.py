@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from crash_files import CrashFiles
 from histories import glance, new_buffer, receive, replayed, said, state, talk, texts
-from numpy.typing import NDArray
 from recording_upstream import Request, Response, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import HotBuffer
@@ -225,55 +222,6 @@ async def test_what_is_never_stored_is_not_taken_for_lost(files: CrashFiles, uns
 
 
 WICK = "u:And the wick?", "a:He cuts it himself."
-
-
-async def test_what_was_lost_is_stored_although_the_client_trimmed_its_history_before_it_sends_all_again(
-    files: CrashFiles,
-) -> None:
-    stage, topic = await in_the_log_then_lost(files, LAMP, [*FERRY, *OIL, *WICK])
-    (again,) = topic.buffer.conversations()
-    assert again.left_out == 2
-    arrival = receive(topic.buffer, *WICK, "u:When?")
-    assert arrival.conversation is again and arrival.offset == 6
-    topic.buffer.reply(arrival, said("a:At dusk."), 10, 0.0)
-    await stage.archiver.store(topic, again, 10)
-    topic.buffer.mark(again, left_out=8)
-    await topic.rewrite_journal()
-    await stage.close()
-
-    stage, topic = await opened(files)
-    (again,) = topic.buffer.conversations()
-    assert (again.stored, again.left_out) == (10, 8)
-    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], WICK[0], "u:When?"))
-    arrival = receive(topic.buffer, *LAMP, *FERRY, *OIL, *WICK, "u:When?", "a:At dusk.", "u:Why?")
-    assert arrival.conversation is again and again.visible_positions() == [8, 9, 10]
-    await stage.archiver.store(topic, again, 10)
-    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], WICK[0], "u:When?"))
-    await stage.close()
-
-
-@pytest.mark.parametrize("left_out", [2, 6], ids=["with them", "before them"])
-async def test_what_is_heard_again_while_its_neighbours_are_stored_is_stored_too(
-    files: CrashFiles, monkeypatch: pytest.MonkeyPatch, left_out: int
-) -> None:
-    stage, topic = await in_the_log_then_lost(files, LAMP, [*FERRY, *OIL, *WICK])
-    (again,) = topic.buffer.conversations()
-    told = talk(topic.buffer, *WICK, "u:When?", "a:At dusk.")
-    assert told is again
-    topic.buffer.mark(again, left_out=left_out)
-    loop, embed = asyncio.get_running_loop(), stage.embedder.embed_many
-
-    async def hear_all() -> None:
-        receive(topic.buffer, *LAMP, *FERRY, *OIL, *WICK, "u:When?", "a:At dusk.", "u:Why?")
-
-    def embed_meanwhile(texts: Sequence[str]) -> NDArray[np.float32]:
-        asyncio.run_coroutine_threadsafe(hear_all(), loop).result(60)
-        return embed(texts)
-
-    monkeypatch.setattr(stage.embedder, "embed_many", embed_meanwhile)
-    await stage.archiver.store(topic, again, 10)
-    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], WICK[0], "u:When?"))
-    await stage.close()
 
 
 def test_what_is_awaited_and_what_is_a_repeat_survives_the_journal_in_branches_too() -> None:

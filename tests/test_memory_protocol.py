@@ -132,31 +132,6 @@ def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(daemon: Daemo
     assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5, 2.25]
 
 
-def test_a_chunk_of_a_related_topic_is_corrected_in_the_current_one_alone(daemon: DaemonProcess) -> None:
-    daemon.chat([said(KEY)], memory_in={"topic_id": "shared"})
-    asked(daemon, "Next.", topic_id="shared")
-    seen = asked(daemon, WHERE, topic_id="mine", related_topic_ids=["shared"])
-    [chunk_id] = [chunk["id"] for chunk in seen["injected_chunks"] if chunk["topic_id"] == "shared"][:1]
-    update = correction("Update", chunk_id, content="The deploy key lives in the safe.")
-    asked(daemon, "Moved.", topic_id="mine", corrections=[update])
-
-    mine = asked(daemon, WHERE + " Now.", topic_id="mine", related_topic_ids=["shared"])
-    assert chunk_id not in [c["id"] for c in mine["injected_chunks"] if c["topic_id"] == "shared"]
-    shared = asked(daemon, WHERE + " Still.", topic_id="shared")
-    assert chunk_id in ids(shared)
-    assert {entry["status"] for entry in entries(daemon, "shared")} == {"Active"}
-    assert [e["status"] for e in entries(daemon, "mine") if e["id"] == chunk_id] == ["Deprecated"]
-
-
-def test_a_retry_gets_the_same_block_and_its_corrections_are_not_applied_again(
-    daemon: DaemonProcess, key_id: str
-) -> None:
-    memory_in = {"corrections": [correction("Helpful", key_id)]}
-    first, second = (daemon.chat([said(WHERE + " Again?")], memory_in=memory_in) for _ in range(2))
-    assert first.headers["X-Memory-Injected"] == second.headers["X-Memory-Injected"] != ""
-    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5]
-
-
 def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
     for number in range(40):
         daemon.chat([said(f"Locker {number} of the boat house opens with the code {number * 7919}. " * 3)])
@@ -195,12 +170,3 @@ def test_streaming_carries_memory_out_on_the_first_chunk_with_choices_and_nowher
         shown = stream.headers["X-Memory-Injected"]
     assert ids(chunks[0]["memory_out"]) == shown.split(",")
     assert [chunk for chunk in chunks[1:] if "memory_out" in chunk] == []
-
-
-def test_without_memory_in_the_body_is_the_upstream_s_and_the_headers_tell_all_the_same(daemon: DaemonProcess) -> None:
-    daemon.chat([said(KEY)])
-    answer = daemon.chat([said(WHERE)])
-    assert "memory_out" not in answer.json
-    assert answer.headers["X-Memory-Status"] == "injected"
-    assert answer.headers["Server-Timing"].startswith("embed;dur=")
-    assert len(answer.headers["X-Memory-Turn"]) == 16

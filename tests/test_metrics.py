@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
 
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
-from memd.settings.model import Config, ListenSettings, UpstreamSettings
-
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "docs" / "grafana" / "memd.json"
 SMALL_BUFFER = {"soft_tokens": 256, "hard_tokens": 300}
 FACT = "The spare key hangs behind the barometer."
-QUESTION = "Where does the spare key hang?"
 
 Figures = dict[str, float]
 """By series, as it is written: `memd_requests_total{api="chat",…}`."""
@@ -238,12 +232,6 @@ def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstre
     after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)
     assert after['memd_responses_total{code="other"}'] == 15
     assert after.keys() - before.keys() == {'memd_responses_total{code="other"}'}
-
-
-async def both(stack: AsyncExitStack, folder: Path, url: str) -> AsyncIterator[Daemon]:
-    for name in ("one", "other"):
-        config = Config(listen=ListenSettings(port=0), upstream=UpstreamSettings(url=url), data_dir=folder / name)
-        yield await stack.enter_async_context(running(config))
 
 
 # Who may ask, and in which format

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from effort import scaled
@@ -13,7 +12,6 @@ from llamacpp_sources import chat_templates
 
 from memd.recall.neutralising import neutralised
 
-ROOT = Path(__file__).parent.parent
 SHIPPED = chat_templates()
 
 

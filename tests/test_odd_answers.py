@@ -308,9 +308,6 @@ def test_a_refusal_is_passed_on_where_the_prompt_without_memory_is_not_answered(
     assert "Traceback" not in memd.log.read_text()
 
 
-LONG = [{"role": ("user", "assistant")[place % 2], "content": f"{place} " + "lantern " * 60} for place in range(41)]
-
-
 # -- 16: heads beyond the usual ----------------------------------------------------------------------------------
 
 

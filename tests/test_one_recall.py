@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from conftest import MakeDaemon
@@ -84,37 +83,3 @@ def test_a_prompt_search_and_replay_show_the_same_chunks_for_the_same_reasons(to
         assert abs(search["tokens"] - receipt["block_tokens"]) <= 1
     assert (replay["gained"], replay["lost"]) == ([], [])
     assert sorted(replay["kept"]) == sorted(receipt["shown"])
-
-
-def test_what_the_prompt_has_is_not_shown_again_though_it_lies_in_a_sealed_segment(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}, "segment": {"max_entries": 2}}).start()
-    said: list[dict[str, str]] = []
-    for fact in facts()[:4]:
-        said.append({"role": "user", "content": fact})
-        said.append(daemon.chat(said).json["choices"][0]["message"])
-    daemon.wait_stored(*facts()[:4])
-    segments = daemon.data_dir / "default" / "segments"
-    wait_until(lambda: any(segments.glob("*.hnsw")), lambda: f"not sealed: {list(segments.iterdir())}")
-    question = {"role": "user", "content": "What did Ingrid say about the lock of the boat house?"}
-    assert daemon.chat([*said, question]).headers["X-Memory-Injected"] == "", "all of it is in the prompt"
-    assert daemon.chat([question]).headers["X-Memory-Injected"] != ""
-
-
-def test_a_note_that_is_asked_by_its_whole_text_goes_before_notes_that_share_one_half_of_it(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    notes = [
-        f"The {measure} of the northern line was chosen after two weeks of trials, in which the foreman and the people "
-        f"of the early shift wrote down each stop with its reason, and it stays as it is until the audit in autumn, "
-        f"when the figures of all four lines are laid side by side. Set: {value}."
-        for measure in ("belt speed", "crew size", "scrap rate")
-        for value in range(30, 35)
-    ]
-    assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "line", "notes": [{"content": one} for one in notes]}).json
-    daemon.wait_stored(*notes)
-    for note in notes[:5]:
-        found = ask(f"{daemon.own_url}/memd/search?{urlencode({'q': note, 'topic': 'line'})}").json["chunks"]
-        assert note in found[0]["content"], [one["content"] for one in found[:3]]

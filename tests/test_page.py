@@ -175,22 +175,6 @@ def chunk_id(daemon: DaemonProcess, words: str) -> str:
     return str(found["uuid"])
 
 
-def test_a_retry_a_tool_step_and_a_turn_without_memory_say_what_they_are(
-    told: DaemonProcess, open_page: OpenPage
-) -> None:
-    page = open_page(told)
-    for _ in range(2):
-        told.chat([said(WHY)], memory_in={"topic_id": "bikes"})
-    told.chat([said("Without memory, please.")], {"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "bikes"})
-    expect(rows(page)).to_have_count(6)
-    expect(rows(page).nth(0)).to_contain_text("memory readonly")
-    expect(rows(page).nth(1)).to_contain_text("retry")
-    expect(rows(page).nth(1)).to_contain_text(WHY)
-    rows(page).nth(1).locator("> details > summary").click()
-    expect(page.locator("pre")).to_contain_text(POSTGRES)
-    expect(page.get_by_role("button", name="Ask memory again now")).to_have_count(0)  # it was not asked in this one
-
-
 def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
     for n in range(52):
         told.chat([said(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})

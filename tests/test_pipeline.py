@@ -67,41 +67,6 @@ def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(
     assert topic.snapshot().live_count == len(places)
 
 
-def test_the_chunks_of_a_file_are_found_in_all_segments_as_they_are_now(
-    topic: TopicLog, embedder: HashEmbedder
-) -> None:
-    make = drafter(embedder)
-    for number in range(8):
-        source = "a.md" if number % 2 else "b.md"
-        topic.append(make.drafts(topic, [[Utterance(f"Paragraph {number}.")]], kind="document", source=source))
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
-    first, *_ = found = list(topic.snapshot().live_entries_from("a.md"))
-    assert [entry.content for entry in found] == [f"Paragraph {number}." for number in (1, 3, 5, 7)]
-    topic.append([first.as_draft()])
-    assert [entry.content for entry in topic.snapshot().live_entries_from("a.md")] == [
-        f"Paragraph {number}." for number in (3, 5, 7, 1)
-    ]
-    assert list(topic.snapshot().live_entries_from("c.md")) == []
-
-
-def test_text_without_a_speaker_has_no_role_and_no_digest_and_is_shown_as_it_is(
-    topic: TopicLog, embedder: HashEmbedder
-) -> None:
-    make = drafter(embedder)
-    long = "\n\n".join(f"Paragraph {number} of the manual. " + "word " * 60 for number in range(8))
-    runs = [[Utterance(SENTENCE)], [Utterance(long)]]
-    drafts = make.drafts(topic, runs, kind="document", source="a.md")
-    assert "".join(draft.content for draft in drafts) == SENTENCE + long, "no chunk crosses two texts"
-    assert len(drafts) > 2
-    for draft in drafts:
-        assert (draft.kind, draft.source) == ("document", "a.md")
-        assert (draft.speakers, draft.roles, draft.digests) == ((), (), ())
-        assert draft.displayed == draft.spoken == draft.content
-    topic.append(drafts)
-    assert make.drafts(topic, runs[::-1], kind="document", source="a.md") == []
-
-
 def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None:
     pem = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQ\n" * 60 + "-----END PRIVATE KEY-----"
     sections = (GivenSection(text=f"The key:\n{pem}"), GivenSection(text=" \n"))

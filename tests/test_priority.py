@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -89,27 +88,3 @@ def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_ver
         assert model.order[-1] == "Where?", "the oldest ones are forgotten"
     finally:
         encoder.close()
-
-
-def test_topics_take_turns_at_the_model() -> None:
-    """A message of megabytes keeps nobody else's turns out of the log: each waits for one batch of the other's."""
-    model, begun, let = Embedding(), threading.Event(), threading.Event()
-    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
-    first = model.embed_many
-
-    def held(texts: Sequence[str]) -> NDArray[np.float32]:
-        begun.set()
-        assert let.wait(30)
-        return first(texts)
-
-    model.embed_many = held  # type: ignore[method-assign]
-    with closing(encoder):
-        book = encoder.ingestion.submit(encoder.embed_texts, ["book"] * 50)
-        assert begun.wait(30)
-        talk = encoder.ingestion.submit(encoder.embed_texts, ["talk"])
-        while encoder._batches._work_queue.empty():
-            pass
-        assert encoder.backlog == 51
-        let.set()
-        assert len(book.result(30)) == 50 and len(talk.result(30)) == 1
-    assert model.order[:2] == ["book", "talk"] and encoder.backlog == 0

@@ -6,7 +6,6 @@ Rule: each test does what a report tells, with a small input, through the doors 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import ask, wait_until
-from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
+from daemon_process import ask
+from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
 from test_turn import Client, daemon_in_process
 
 from memd.errors import EmbeddingError
@@ -217,22 +216,6 @@ async def test_comments_in_a_long_silence_before_the_first_word_pass(tmp_path: P
             assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
             gate.set()
             assert b"there." in await answer.read()
-
-
-async def test_an_answer_that_keeps_silent_for_long_comes_whole(tmp_path: Path) -> None:
-    gate, [body] = threading.Event(), chat_answer(Request("POST", "/", [], b"{}")).parts
-
-    async def answered(client: Client) -> bytes:
-        async with client.post(FACT) as answer:
-            read: bytes = await answer.read()
-            return read
-
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: Response((b"", body), gate=gate)
-        asking = asyncio.create_task(answered(client))
-        await asyncio.to_thread(wait_until, lambda: bool(client.upstream.prompts), lambda: "it was not asked")
-        gate.set()
-        assert await asking == body
 
 
 # oneprolabs/sourcelens 4: nginx held a stream back until its end.

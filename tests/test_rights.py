@@ -22,7 +22,7 @@ from memd.admin.routing import Route
 from memd.admin.wrong_tokens import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.daemon.app import running
 from memd.daemon.parts import Daemon
-from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of
+from memd.principals import OWNER, RIGHTS, Principals, digest_of
 from memd.settings import model as settings
 from memd.settings.tokens import AuthSettings, TokenSettings
 
@@ -421,8 +421,3 @@ def test_a_token_in_the_address_is_refused_with_the_reason() -> None:
     assert door("", path=f"/memd/health?token={LONG}") == (401, None)
     assert door(LONG, path=f"/memd/health?x={LONG}") == (400, None), "also where another header shows it"
     assert door(LONG, path="/v1/models?key=of-the-model-server") == (200, None)
-
-
-def test_a_principal_of_some_topics_has_no_right_everywhere() -> None:
-    with pytest.raises(Exception, match=r"needs the right to admin in every topic"):
-        Principal("ann", ("team-*",), frozenset(RIGHTS)).check_everywhere("admin")

@@ -24,10 +24,6 @@ def told(buffer: HotBuffer, *texts: str) -> None:
     buffer.receive(messages, [one.content_digest for one in messages], [1] * len(messages), session=None, now=1.0)
 
 
-def _ids(events: Sequence[BufferEvent]) -> set[str]:
-    return {one.id for one in made(events).conversations()}
-
-
 def said(buffer: HotBuffer) -> list[list[str]]:
     return sorted(
         [item.message.text for item in one.messages if item.message is not None] for one in buffer.conversations()
@@ -63,22 +59,6 @@ def test_where_both_went_on_differently_both_are_kept() -> None:
 
     assert {texts[-1] for texts in said(ours)} == {"this way", "that way"}
     assert said(made([*begun, *their_events, *ours.take_unsaved()])) == said(ours)
-
-
-def test_a_conversation_that_one_side_alone_has_stays_the_same_object() -> None:
-    told(common := made(), "one", "two", "three")
-    begun = common.take_unsaved()
-    ours, theirs = made(begun), made(begun)
-    told(ours, "another", "one of ours", "goes on")
-    [mine] = [one for one in ours.conversations() if one.id not in _ids(begun)]
-    told(ours, "one", "two", "three", "four", "this way")
-    told(theirs, "one", "two", "three", "four", "that way")
-    their_events, own = theirs.take_unsaved(), ours.take_unsaved()
-
-    rebased(ours, made([*begun, *their_events]), their_events, own)
-
-    assert ours.is_open(mine)
-    assert ["another", "one of ours", "goes on"] in said(ours)
 
 
 def test_where_nobody_knows_what_came_in_between_nothing_is_lost_or_there_twice() -> None:

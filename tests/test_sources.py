@@ -228,15 +228,6 @@ def test_a_folder_that_is_too_deep_is_named_and_the_rest_is_read(tmp_path: Path)
     assert told.written == 1 and "more than 200 folders deep" in told.problems[0][1]
 
 
-def test_a_link_is_read_as_a_file_of_its_own_name(docs: Path, tmp_path: Path) -> None:
-    (docs / "deep" / "object-5f2a").write_text("# Lamps\n\ntext of a link")
-    (docs / "link.md").symlink_to("deep/object-5f2a")
-    looker = Looker(docs)
-    looker.look()
-    [section] = looker.kept.documents["docs/link.md"].sections
-    assert section.heading == ("Lamps",)
-
-
 def test_a_look_that_is_interrupted_anywhere_is_ended_by_the_next_one(docs: Path) -> None:
     whole = Looker(docs)
     whole.look()
@@ -263,11 +254,6 @@ def test_what_cannot_be_read_is_named_each_time_and_read_once(docs: Path, monkey
     assert looker.look().problems == problem
     monkeypatch.setattr(looking, "read_at_one_moment", lambda found, _: pytest.fail(f"{found.path} is read again"))
     assert looker.look().problems == problem
-
-
-def test_a_folders_topic_is_called_as_the_folder() -> None:
-    named = {"my notes": "my-notes", "été": "t", ".dot": "dot", "(x)": "x", "日本": "default", "a" * 200: "a" * 128}
-    assert {name: topic_of(Path("/x") / name) for name in named} == named
 
 
 def test_what_claude_code_noted_is_found_with_the_project_that_it_is_about(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
 
-from memd.errors import DiskFull, StoreError
+from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -141,23 +141,6 @@ def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged(
         again = files.after_power_cut("lost")
         open_store(again, segment_entries_max=5).topic("talk")
         assert stored(again) == acknowledged
-
-
-def test_a_full_disk_fails_the_append_and_space_makes_it_work_again() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([draft("first")])
-    before = topic.snapshot()
-    for room in (0, 1, 7, 8, 9, 100, 500):
-        files.bytes_left = room
-        with pytest.raises(DiskFull, match="full"):
-            topic.append([draft("second"), draft("third")])
-        assert topic.snapshot() is before
-        assert stored(files) == ["user: chunk first"]
-    files.bytes_left = None
-    topic.append([draft("second"), draft("third")])
-    assert stored(files) == ["user: chunk first", "user: chunk second", "user: chunk third"]
-    assert verify(DATA_DIR, files).ok
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -55,12 +55,6 @@ def test_canonical_ids_increase_across_topics_and_restarts_even_when_the_clock_g
     assert ids == sorted(set(ids))
 
 
-def test_the_first_entry_of_a_chunk_is_its_origin_and_corrections_keep_it() -> None:
-    topic, (entry,) = filled(CrashFiles(), [1])
-    (again,) = topic.append([adjusted(entry, 1)])
-    assert entry.origin_id == entry.canonical_id == again.origin_id < again.canonical_id
-
-
 def open_store_again(files: CrashFiles) -> Store:
     return open_store(files.after_power_cut("lost"), segment_entries_max=5)
 
@@ -104,14 +98,6 @@ def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has
     entries = topic.append(drafts)
     own = drafts[0].uuid.hex()
     assert [entry.public_id for entry in entries] == [own[:4], "abcd7", "abce", "abcd78"]
-
-
-def test_a_chunk_keeps_its_public_id_for_ever() -> None:
-    topic = open_store(CrashFiles()).topic("talk")
-    (first,) = topic.append([with_uuid("abcd")])
-    topic.append([with_uuid("abcd1")])
-    assert topic.append([adjusted(first, 1)])[0].public_id == "abcd"
-    assert topic.append([msgspec.structs.replace(adjusted(first, 2), public_id=None)])[0].public_id == "abcd"
 
 
 def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:

@@ -11,7 +11,6 @@ from effort import steps
 
 from memd.entries import Entry
 from memd.errors import StoreWriteFailed
-from memd.store.index.building import due_merge
 from memd.store.snapshot import Snapshot
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
@@ -99,25 +98,6 @@ def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     spans = "0001_0059", "0060_0070"
     assert merged == [f"merged_{span}.{kind}" for span in spans for kind in ("ivf", "meta", "words")]
     assert len(found(topic.snapshot())) == 140
-
-
-@pytest.mark.parametrize(
-    ("sizes", "over_budget", "merged"),
-    [
-        ([], True, None),
-        ([1], False, None),
-        ([1, 1], False, range(2)),
-        ([3, 1], False, range(2)),
-        ([4, 1], False, None),
-        ([4, 1, 1], False, range(3)),
-        ([8, 1, 1], False, range(1, 3)),
-        ([64, 8, 1], False, None),
-        ([64, 8, 1], True, range(3)),
-        ([64, 1], True, None),
-    ],
-)
-def test_what_is_merged_when(sizes: list[int], over_budget: bool, merged: range | None) -> None:
-    assert due_merge(sizes, over_budget=over_budget) == merged
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from pathlib import Path
 
@@ -185,29 +184,6 @@ def test_function_words_of_a_chunk_s_language_are_no_words_of_it(tmp_path: Path)
     topic = filled(tmp_path, {"german": german, "english": "They won the war when the river froze."}).topic("talk")
     assert german not in found(topic, "Wann haben wir den Zahnarzt angerufen?")
     assert found(topic, "Was ist mit dem Keller?") == [german]
-
-
-def test_an_append_goes_through_while_its_words_are_asked_for(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path, segment_entries_max=10_000)
-    topic, ended = store.topic("talk"), threading.Event()
-    topic.append([said(f"{number}", f"The boat house has lamp {number}.") for number in range(2_000)])
-
-    def ask() -> None:
-        while not ended.is_set():
-            TopicColumns(topic, ["a lamp for the boat house"], PendingRun(), EVERYTHING, (), ()).find(nothing)
-
-    nothing = np.zeros((0, DIMENSION), np.float32)
-    asking = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in asking:
-        thread.start()
-    try:
-        for number in range(2_000, 2_300):
-            topic.append([said(f"{number}", f"The boat house has lamp {number}.")])
-    finally:
-        ended.set()
-        for thread in asking:
-            thread.join()
-    assert found(topic, "lamp 2299")[0] == "The boat house has lamp 2299."
 
 
 def _written_at_random(topic: TopicLog, chosen: random.Random, count: int) -> None:

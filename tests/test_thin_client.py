@@ -48,15 +48,6 @@ def test_the_live_turns_stand_before_what_is_new_also_after_a_restart(
     assert texts == ["hello", "hello", "goodbye"]
 
 
-def test_sessions_keep_thin_clients_apart(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url).start()
-    say(daemon, "left one", **{"X-Memory-Session": "left"})
-    say(daemon, "right one", **{"X-Memory-Session": "right"})
-    say(daemon, "left two", **{"X-Memory-Session": "left"})
-    texts = [text.rpartition("\n")[2] for role, text in shown(upstream) if role == "user"]
-    assert texts == ["left one", "left two"]
-
-
 def answers_in_journal(daemon: DaemonProcess) -> int:
     """The answers that the journal has, read as a start would."""
     buffer = HotBuffer(lambda: "new", 64)

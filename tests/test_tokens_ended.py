@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,14 +19,13 @@ from test_websockets import AGREED, UPGRADE
 from memd.admin import reads, status
 from memd.admin.token_watch import AuthSource, TokenWatch
 from memd.errors import MemdError
-from memd.principals import OWNER, Principals, digest_of
+from memd.principals import digest_of
 from memd.settings.loading import load_config
 from memd.settings.tokens import known_principals
 from memd.store.disk import LocalDisk
 from memd.store.token_list import KeptToken, TokenList
 
 ANN, BOB, CID = ("ann-" * 8, "bob-" * 8, "cid-" * 8)
-OTHERS = {digest_of("somebody else's"): OWNER}
 
 
 def listed(secret: str, since: int | None = None) -> dict[str, object]:
@@ -90,17 +88,6 @@ async def test_a_settings_file_that_is_empty_wrong_or_gone_takes_no_token_back(l
     assert await lists.known() == (["bob"], "")
 
 
-async def test_a_settings_file_that_is_being_written_is_read_when_it_is_whole(lists: Lists) -> None:
-    whole = lists.text([ANN, BOB, CID])
-    lists.path.write_text(whole[: whole.index("- name: bob")])  # is YAML, and has one token fewer
-    looking = asyncio.create_task(lists.watch.reload())
-    await asyncio.sleep(0)
-    lists.path.write_text(whole)
-    await looking
-    assert {"ann", "bob"} <= set(lists.watch.principals.names)
-    assert await lists.known() == (["ann", "bob", "cid"], "")
-
-
 async def test_a_token_is_taken_back_also_while_the_settings_are_wrong(lists: Lists) -> None:
     lists.keep(CID)
     assert await lists.known() == (["ann", "bob", "cid"], "")
@@ -115,15 +102,6 @@ async def test_a_token_is_taken_back_also_while_the_settings_are_wrong(lists: Li
     assert names == ["ann", "bob"] and "another token with the name bob" in problem
     lists.keep()
     assert await lists.known() == (["bob"], ""), "what was wrong was only that both have it"
-
-
-async def test_a_grant_does_not_end_where_its_token_cannot_be_looked_up(stage: Stage) -> None:  # noqa: F811
-    tokens = await stage.tokens()
-    stage.ledger._known = Principals().known  # of a daemon that was started without its settings
-    await stage.ledger.end("no grant")
-    assert len(stage.ledger.live()) == 1
-    stage.ledger._known = Principals(OTHERS).known
-    assert stage.ledger.live() == () and stage.ledger.acting(tokens.access_token) is None
 
 
 @asynccontextmanager

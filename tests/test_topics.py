@@ -92,19 +92,6 @@ def letting_go(**settings: int) -> Config:
     return Config(store=msgspec.structs.replace(StoreSettings(), **settings))
 
 
-async def test_a_topic_is_let_go_when_nobody_has_used_it_for_long_and_read_again_when_it_is_asked_for() -> None:
-    stage = Stage(letting_go(topic_idle_seconds=0))
-    topic = await stage.topics.get("talk")
-    topic.hold()
-    await stage.topics.let_idle_go()
-    assert stage.topics.opened() == [topic], "somebody uses it"
-    topic.release()
-    await stage.topics.let_idle_go()
-    assert stage.topics.opened() == []
-    assert await stage.topics.get("talk") is not topic
-    await stage.close()
-
-
 async def test_what_a_topic_took_is_free_when_it_is_let_go_and_not_when_the_garbage_collector_comes_by() -> None:
     stage = Stage(letting_go(topic_idle_seconds=0))
     taken = weakref.ref(await stage.topics.get("talk"))

@@ -217,22 +217,6 @@ async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer
         assert (await client.ask(FACT, mode=mode))[:2] == (200, "degraded:store")
 
 
-async def test_a_request_that_is_sent_again_because_recall_failed_is_recalled_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def slow(*_: object) -> None:
-        raise TimeoutError
-
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        with monkeypatch.context() as patched:
-            patched.setattr(Retriever, "retrieve", slow)
-            assert (await client.ask(QUESTION))[:2] == (200, "degraded:timeout")
-        await client.settled()
-        assert (await client.ask(QUESTION))[:2] == (200, "injected")
-
-
 async def test_readonly_shows_memory_and_leaves_no_trace(tmp_path: Path) -> None:
     async with daemon_in_process(tmp_path) as client:
         await client.ask(FACT)

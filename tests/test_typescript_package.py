@@ -6,7 +6,6 @@ Rule: a stand-in answers only where a server has to fail or to lie.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
@@ -14,7 +13,7 @@ import openai_responses
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
-from raw_wire import SECONDS_MAX, Peer, RawUpstream, answer
+from raw_wire import Peer, RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
@@ -364,22 +363,6 @@ def test_an_odd_memory_out_is_left_out_and_breaks_nothing(
     assert [one["memory_out"] for one in told] == [read for _, read in ODD]
 
 
-@pytest.mark.parametrize("how", ["create", "stream"])
-def test_corrections_that_memd_could_not_write_wait(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream, how: str
-) -> None:
-    failed = {"injected_chunks": [], "signals": [{"type": "correction_failed", "chunk_id": UNKNOWN}]}
-    said: list[tuple[Any, str, int]] = [
-        (failed, "degraded:disk-full", 1),
-        ({"injected_chunks": []}, "degraded:timeout", 0),  # recall failed, the corrections did not
-        (failed, "none", 0),  # nothing has that id: another time would not help
-    ]
-    for out, status, pending in said:
-        upstream.answer = lying(out, {"X-Memory-Status": status, "X-Memory-Mode": "full"})
-        [told] = memd_client.steps("steps.ts", [asked(upstream.url, "Hi.", how=how, corrections=[HELPFUL])])
-        assert (told["pending"], told["headers"]["status"]) == (pending, status)
-
-
 @pytest.mark.parametrize("status", [400, 429, 503])
 def test_an_error_puts_corrections_back_whatever_it_says(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream, status: int
@@ -479,25 +462,3 @@ def test_an_answer_is_read_along_and_its_bytes_stay(
     assert told["body"].encode() == answer(request).parts[0]
     assert (told["status"], told["pending"]) == (200, [])
     assert told["url"] == ("" if piece_bytes else url)  # in pieces it comes from a `fetch` that names none
-
-
-def test_an_answer_that_is_left_is_left_by_the_package_too(memd_client: TypeScriptPackage, raw: RawUpstream) -> None:
-    event = b'data: {"choices": []}\n\n'
-    closed = threading.Event()
-
-    def script(peer: Peer) -> None:
-        peer.read_body()
-        if peer.head.startswith(b"GET"):  # asked after the other one was left: the answer says what became of that
-            peer.send(answer(b"closed" if closed.wait(SECONDS_MAX) else b"open"))
-            return
-        peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        peer.send(b"%x\r\n%s\r\n" % (len(event), event))
-        peer.wait_until_closed()
-        closed.set()
-
-    raw.script = script
-    url = f"{raw.url}/v1/chat/completions"
-    left = {"url": url, "method": "POST", "body": "{}", "corrections": [HELPFUL], "leave": True}
-    told = memd_client.steps("fetch.ts", [left, {"url": url, "method": "GET"}])
-    assert [one["body"] for one in told] == [event.decode(), "closed"]
-    assert told[0]["pending"] == [HELPFUL]

@@ -119,16 +119,6 @@ def test_a_mode_that_stores_nothing_sends_nothing_to_be_stored(
     assert told["pending"] == [CORRECTION]
 
 
-@pytest.mark.parametrize("mode", ["full", "readonly", "off"])
-def test_memd_does_what_the_mode_says(memd_client: TypeScriptPackage, daemon: DaemonProcess, mode: str) -> None:
-    asked = {"sdk": "openai chat", "how": "create", "base_url": f"{daemon.base_url}/v1", "question": NOTE}
-    [told] = memd_client.steps("steps.ts", [asked], topic="lamp", mode=mode, session="evening")
-    assert told["headers"]["mode"] == mode
-    if mode == "full":
-        daemon.wait_stored(NOTE)
-    assert [NOTE in entry["content"] for entry in daemon.export()] == [True] * (mode == "full")
-
-
 # -- options -----------------------------------------------------------------------------------------------------
 
 TOPIC_RULE = 'use 1 to 128 letters, digits, ".", "_" or "-", beginning with a letter or digit'
@@ -224,17 +214,6 @@ def test_what_is_flushed_is_found_corrected_and_in_the_log(
     older = {"call": "log", "part": {"before": page["told"]["next"]}}
     [rest] = memd_client.steps("routes.ts", [older], **options)
     assert [event["event"] for event in rest["told"]["events"]] == ["told", "told"]
-
-
-def test_related_topics_are_searched_too(memd_client: TypeScriptPackage, daemon: DaemonProcess) -> None:
-    flush = {"call": "flush", "notes": [{"content": NOTE}]}
-    memd_client.steps("routes.ts", [flush], topic="company", url=daemon.own_url)
-    other: list[Json] = [
-        {"call": "flush", "notes": [{"content": "Nothing."}]},
-        {"call": "search", "question": QUESTION},
-    ]
-    _, found = memd_client.steps("routes.ts", other, topic="workshop", relatedTopics=["company"], url=daemon.own_url)
-    assert found["told"]["chunks"][0]["topic_id"] == "company"
 
 
 def test_more_notes_than_memd_takes_at_once_are_sent_in_turns(

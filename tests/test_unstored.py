@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import threading
-import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ from memd.proxy.correct import Corrector
 from memd.proxy.receive import IdempotencyKeys
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
-from memd.store.lexical.postings import SealedColumns
 from memd.store.store import TopicLog
 
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -114,22 +112,6 @@ async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_reque
         await asyncio.gather(*others)
         (found,) = await recalled(stage, "Where is the spare lamp of the lighthouse?", opening.result().log)
         assert LAMP[1][2:] in found.entry.displayed
-
-
-async def test_what_waits_is_looked_through_by_all_questions_as_it_was_joined_for_the_first(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lamp = talk(topic.buffer, *LAMP, *MAIL)
-    talk(topic.buffer, *FERRY)
-    first = await recalled(stage, "Where is the spare lamp of the lighthouse?", topic.log)
-    with monkeypatch.context() as patched:
-        patched.delattr(SealedColumns, "of")
-        assert await recalled(stage, "Where is the spare lamp of the lighthouse?", topic.log) == first
-        (found,) = await recalled(stage, "When does the last ferry leave?", topic.log)
-        assert FERRY[1][2:] in found.entry.displayed
-    assert await stage.archiver.store(topic, lamp, 2)
-    chunks = topic.unstored().chunks()
-    assert [chunk.draft.content.count("Monday") for chunk in chunks] == [1, 0]
 
 
 async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
@@ -402,30 +384,6 @@ async def test_wherever_the_disk_fails_or_is_full_what_left_is_neither_lost_nor_
         await topic.save(sync=True)
         await stage.close()
         await assert_whole(files, left=True)
-
-
-async def test_what_waits_says_how_much_memory_it_takes(stage: Stage, topic: Topic) -> None:
-    numbers = range(150)
-    texts = [f"The ferry number {n} has left the harbour and will be back at noon. " * 9 for n in numbers]
-    talks = [(f"u:What of {n}? {texts[n]}", f"a:It is {n}. {texts[n]}") for n in numbers]
-    talk(topic.buffer, *LAMP)
-    topic.unstored().chunks()  # what is loaded for that once is no part of it
-    known = topic.buffer_bytes
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for n in numbers:
-            talk(topic.buffer, *talks[n], session=str(n))
-        topic.buffer.take_unsaved()
-        kept = tracemalloc.get_traced_memory()[0], topic.buffer_bytes - known
-        topic.unstored().chunks()
-        gc.collect()
-        cut = tracemalloc.get_traced_memory()[0], topic.buffer_bytes - known
-    finally:
-        tracemalloc.stop()
-    texts_bytes = sum(len(text) for pair in talks for text in pair)
-    assert 0.6 * (kept[0] - texts_bytes) < kept[1] < 1.2 * kept[0]
-    assert 0.7 * (cut[0] - kept[0]) < cut[1] - kept[1] < 1.3 * (cut[0] - kept[0])
 
 
 async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_error(

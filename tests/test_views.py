@@ -151,14 +151,3 @@ def test_the_commands_show_the_same_beside_a_daemon_and_without(told: DaemonProc
     assert "no topic 'nowhere'" in run("correct", "--helpful", "0123", "--topic", "nowhere", code=2)
     told.terminate()
     assert [run(*one) for one in asked] == beside
-
-
-def test_names_follow_corrections(told: DaemonProcess) -> None:
-    gone = next(entry["id"] for entry in told.export() if "emptied" in entry["content"])
-    path = next(entry["id"] for entry in told.export() if "src/import" in entry["content"])
-    assert told.run("correct", "--config", str(told.config), gone, "--deprecate", "--reason", "x").returncode == 0
-    changed = told.run("correct", "--config", str(told.config), path, "--update", "See lib/new.py.", "--reason", "x")
-    assert changed.returncode == 0, changed.stderr
-    names = {one["name"] for one in got(told, "entities")["entities"]}
-    assert "lib/new.py" in names and not names & {"ERR_7421", "src/import/night"}
-    assert ask(f"{told.own_url}/memd/chunks/{gone}/related").status == 400

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -98,43 +97,3 @@ def test_history_memory_and_a_reply_always_fit_the_window(
 
 
 # -- the blocks of earlier turns --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("window", "said", "recalled", "ratio_max"),
-    [
-        *((8_192, *shape, 1.55) for shape in ((80, 400), (80, 1_500), (300, 600), (700, 500), (1_500, 400))),
-        *((32_768, *shape, 1.2) for shape in ((80, 400), (80, 1_500), (300, 1_500), (3_000, 300))),
-    ],
-)
-def test_the_beginning_of_a_prompt_rarely_changes_between_compactions(
-    window: int, said: int, recalled: int, ratio_max: float
-) -> None:
-    """Tokens read over those that are new or injected, as bench/kv.py counts them, in turns without a compaction."""
-    found = limits(window, standing_tokens=window // 8)
-    chosen, turns, read, new, has_moved = random.Random(3), [(0, 0)][:0], 0, 0, False
-    for _ in range(400):
-        text, wanted = max(20, int(chosen.expovariate(1 / said))), int(max(0.0, chosen.gauss(recalled, recalled / 2)))
-        if sum(turn[0] for turn in turns) + text > found.hard:
-            turns, has_moved = halved(turns), True
-        visible, earlier = sum(turn[0] for turn in turns) + text, sum(turn[1] for turn in turns)
-        first_changed = len(turns)
-        if has_moved or not keeps_earlier_blocks(found, text=visible, earlier=earlier, current=0):
-            first_changed = next((at for at, turn in enumerate(turns) if turn[1]), first_changed)
-            turns, earlier = [(turn[0], 0) for turn in turns], 0
-        block = max(0, min(wanted, found.injection, found.room - visible - earlier))
-        if not has_moved:
-            read += sum(turn[0] + turn[1] for turn in turns[first_changed:]) + text + block
-            new += text + block
-        turns.append((text, block))
-        has_moved = visible > found.soft
-        turns = halved(turns) if has_moved else turns
-    assert read / new <= ratio_max, f"{read / new:.2f}"
-
-
-def halved(turns: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What a compaction leaves of turns of so many tokens each, without and with their blocks."""
-    kept = list(turns)
-    while len(kept) > 1 and sum(turn[0] for turn in kept) > sum(turn[0] for turn in turns) // 2:
-        kept.pop(0)
-    return kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -66,18 +65,6 @@ def s3_server() -> Iterator[S3Server]:
         yield S3Server(f"http://{host}:{port}")
     finally:
         server.stop()
-
-
-def held_until(count: int) -> Callable[[], None]:
-    """What holds up whoever calls it until so many have."""
-    calls, all_called = itertools.count(1), threading.Event()
-
-    def hold() -> None:
-        if next(calls) >= count:
-            all_called.set()
-        assert all_called.wait(60), "nobody else asks meanwhile"
-
-    return hold
 
 
 class FaultyBucket(Bucket):

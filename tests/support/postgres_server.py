@@ -65,11 +65,6 @@ class PostgresServer:
         return {"user": self._user, "cwd": self._data, "env": {"LC_ALL": "C", "TZ": "UTC"}}
 
     @property
-    def hba(self) -> Path:
-        """Its file of who may connect how."""
-        return self._data / "pg_hba.conf"
-
-    @property
     def socket(self) -> Path:
         """On which it listens."""
         return self._socket / ".s.PGSQL.5432"
