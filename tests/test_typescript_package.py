@@ -439,9 +439,10 @@ def test_what_is_no_request_to_a_model_passes_untouched(
     assert told["pending"] == [HELPFUL]
 
 
-@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-@pytest.mark.parametrize("piece_bytes", [0, 1, 7])
-@pytest.mark.parametrize("stream", [False, True], ids=["create", "stream"])
+@pytest.mark.parametrize(
+    ("stream", "piece_bytes", "line_end"),
+    [(False, 0, b"\n"), (False, 7, b"\r"), (True, 0, b"\n"), (True, 1, b"\r\n"), (True, 7, b"\r"), (True, 7, b"\r\n")],
+)
 def test_an_answer_is_read_along_and_its_bytes_stay(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream, stream: bool, piece_bytes: int, line_end: bytes
 ) -> None:
