@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from crash_files import CrashFiles
 from drafts import DATA_DIR, draft, open_journal, open_store, seal_all
