@@ -369,23 +369,20 @@ class Conversation:
         journal is damaged, there may be fewer messages than that.
         """
         at = min(at, len(self))
-        branch = Conversation(conversation_id, self.session)
-        branch.origin = self.id, at
-        branch.messages = self.messages[:at]
+        branch = self.copied()  # with its arrivals: a retry is one wherever it ends up
+        branch.id, branch.origin = conversation_id, (self.id, at)
+        branch.abandoned, branch.dropped_from, branch.changes, branch.awaiting = False, None, 0, 0
+        del branch.messages[at:]
         asked = branch.messages[-1].message if at else None
         begun = at - 1 if asked is not None and asked.opens_turn else at
         branch.stored, branch.left_out = min(self.stored, begun), min(self.left_out, at)
-        branch.gone = {position for position in self.gone if position < at}
-        branch.kept = {position for position in self.kept if position < at}
-        branch.owed = {position for position in self.owed if position < at}
-        branch.lost = {position for position in self.lost if position < at}
-        branch.lines = {position: line for position, line in self.lines.items() if position < at}
-        branch.former_lines = {position: line for position, line in self.former_lines.items() if position < at}
+        for positions in (branch.gone, branch.kept, branch.owed, branch.lost):
+            positions -= {position for position in positions if position >= at}
+        for lines in (branch.lines, branch.former_lines):
+            for position in [one for one in lines if one >= at]:
+                del lines[position]
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
-        branch.arrivals = dict(self.arrivals)  # a retry is one wherever it ends up
-        branch.used_at = self.used_at
-        branch.counted = self.counted
         return branch
 
     def rewritten(self, conversation_id: str, session: str | None, way: Rewriting) -> Conversation:

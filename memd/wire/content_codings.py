@@ -24,7 +24,7 @@ else:
 PART_BYTES_MAX = 256 * 1024
 CODINGS_MAX = 3
 """One behind another; nobody needs more than one."""
-_WINDOW_LOG_MAX = 23
+_ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 """8 MB, the most that a sender may rely on (RFC 9659); a larger one would be memory that its sender chooses."""
 
 
@@ -116,7 +116,9 @@ class _Unpacking:
                     part = self._member.decompress(rest, PART_BYTES_MAX)
                 except (zlib.error, zstd.ZstdError, brotli.error) as error:
                     raise BadCoding(f"it cannot be unpacked: {error}") from None
-                rest = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+                # zstd keeps by itself what it could not unpack yet.
+                kept = getattr(self._member, "unconsumed_tail", b"")
+                rest = self._member.unused_data if self._member.eof else kept
                 self._left -= len(part)
                 if self._left < 0:
                     raise TooLarge("it unpacks to more than there is room for")
@@ -126,30 +128,10 @@ class _Unpacking:
                     break  # it needs more
 
 
-class _Zstd:
-    """A frame, with the interface of `zlib.decompressobj`."""
-
-    unconsumed_tail = b""  # it keeps what it could not unpack yet
-
-    def __init__(self) -> None:
-        self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX})
-
-    @property
-    def eof(self) -> bool:
-        return self._frame.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._frame.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._frame.decompress(data, max_length)
-
-
 class _Brotli:
     """A stream, with the interface of `zlib.decompressobj`; nothing may follow it."""
 
-    unconsumed_tail = unused_data = b""
+    unused_data = b""
 
     def __init__(self) -> None:
         self._stream = brotli.Decompressor()
@@ -176,6 +158,6 @@ _CODINGS: dict[str, Callable[[bytes], Any]] = {
     "gzip": _gzip,
     "deflate": _deflate,
     "br": lambda _: _Brotli(),
-    "zstd": lambda _: _Zstd(),
+    "zstd": lambda _: zstd.ZstdDecompressor(options=_ZSTD_OPTIONS),
     "x-gzip": _gzip,
 }
