@@ -428,10 +428,9 @@ class ResponsesApi(Api):
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
         """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""
         raws = request.raw_messages
-        if len(raws) == 1 and is_string(raws[0]):
-            if not changes.left_out and not changes.blocks:
-                return raws[0]
-            raws = [_items(raws[0])]
+        if len(raws) == 1 and is_string(raws[0]) and not changes.left_out and not changes.blocks:
+            return raws[0]
+        raws = list(map(_items, raws))  # behind the turns that memd has added stands a string, too
         return super().elements(msgspec.structs.replace(request, raw_messages=raws), changes)
 
     def encode_message(self, message: Message) -> Raw:
