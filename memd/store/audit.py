@@ -186,10 +186,10 @@ def check(
         known: heads that were kept; the chain must have them.
     """
     found = _ChainWalk(wanted, {one.head.n for one in known})
-    name, data = "", b""
+    name = ""
     for name, data in files:
         found.file(name, data)
-    found.end(name, data)
+    found.end(name)
     for one in known:
         found.compare(one)
     return Checked(found.head, found.all_findings(), tuple(found.notices), tuple(found.acts))
@@ -259,7 +259,7 @@ class _ChainWalk:
         if line.n == self.head.n and self._befores is not None:
             self._befores.add(line.hash)  # the next line says which of them it followed
 
-    def end(self, name: str, data: bytes) -> None:
+    def end(self, name: str) -> None:
         if self._tail:
             self.notices.append(f"the last {len(self._tail)} bytes of {name} are of a line that was not finished")
         if self._upto:
