@@ -149,7 +149,10 @@ class Store:
             clock, names = CanonicalClock(now_us), TopicNames(files, data_dir)
             ledger = erasures(files, data_dir)
             clock.observe(ledger.highest_id)
-            found = _recent(files, data_dir, names, clock, dimension)
+            recent = RecentTopics(files, data_dir, len(names))
+            clock.observe(recent.highest_id)
+            for topic_id in names if recent.names is None else recent.names:
+                clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
         except BaseException:
             lock.release()
             raise
@@ -161,7 +164,6 @@ class Store:
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )
-        recent = RecentTopics(files, data_dir, found)
         return cls(data_dir, shared, lock, names, recent, ledger, kept)
 
     def topic(self, topic_id: str) -> TopicLog:
@@ -366,17 +368,6 @@ class Store:
         self._lock.release()
 
 
-def _recent(
-    files: LocalDisk, data_dir: Path, names: TopicNames, clock: CanonicalClock, dimension: int
-) -> Recent | None:
-    """Read the list of recent topics, and let the clock see all ids."""
-    found = read_recent(files, data_dir, len(names))
-    clock.observe(0 if found is None else found.highest_id)
-    for topic_id in names if found is None else found.names:
-        clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
-    return found
-
-
 def models_in(data_dir: Path, files: LocalDisk | None = None) -> set[ModelId]:
     """Return the models that wrote the log files of a directory; reads only headers, and needs no lock."""
     files = files or LocalDisk()
@@ -460,62 +451,61 @@ def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
     return is_gone
 
 
-class Recent(msgspec.Struct, frozen=True):
-    """The list as a start finds it."""
-
-    highest_id: int
-    state: str
-    names: tuple[str, ...]
-    """In the order in which they were first used; of those that are at rest the last one is listed too."""
-
-
-def read_recent(files: LocalDisk, data_dir: Path, topics: int) -> Recent | None:
-    """Read the list; None if all topics have to be looked at.
-
-    Args:
-        topics: how many the directory has. Where it has others than the list knows of, somebody has put them there or
-            taken them away.
-    """
-    path = data_dir / RECENT_NAME
-    try:
-        if files.size(path) is None:
-            return None
-        head, *lines, rest = files.read(path).decode("ascii").split("\n")
-    except (StoreError, UnicodeDecodeError, ValueError):
-        return None
-    header = _HEADER.fullmatch(head)
-    created = sum(line.startswith("+") for line in lines)
-    if header is None or rest or int(header[2]) + created != topics:
-        return None
-    names = [line.removeprefix("+") for line in lines]
-    if not all(TOPIC_ID_PATTERN.fullmatch(name) for name in names):
-        return None
-    return Recent(int(header[1]), header[3], tuple(dict.fromkeys(names)))
-
-
 class RecentTopics:
-    """Keeps the list while the store is open. For any thread."""
+    """The list of topics that a start has to look at, while the store is open. For any thread."""
 
-    def __init__(self, files: LocalDisk, data_dir: Path, found: Recent | None) -> None:
-        """Without `found` there is no list before `write`."""
+    def __init__(self, files: LocalDisk, data_dir: Path, topics: int) -> None:
+        """Read the list; where that fails there is none before `write`.
+
+        Args:
+            topics: how many the directory has. Where it has others than the list knows of, somebody has put them there
+                or taken them away, and the list is none.
+        """
         self._files = files
         self._path = data_dir / RECENT_NAME
-        self._names = dict.fromkeys(found.names if found is not None else ())
-        self._state = found.state if found is not None else ""
-        self._lines = len(self._names)
+        self.highest_id = 0
+        """No topic that is not listed has a higher id."""
+        self._names: dict[str, None] = {}
+        """In the order in which they were first used; of those that are at rest the last one is listed too."""
+        self._state = ""
         self._last_at_rest: str | None = None
         self._is_synced = True
         self._lock = OrderedLock(LockOrder.RECENT)
         self._file: AppendFile | None = None
-        if found is not None:
-            self._file = AppendFile(files, self._path, files.size(self._path) or 0)
-        else:
+        if not self._read(topics):
             self._give_up()
+        self._lines = len(self._names)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The topics that are listed; None: there is no list."""
+        return None if self._file is None else tuple(self._names)
+
+    def _read(self, topics: int) -> bool:
+        try:
+            if self._files.size(self._path) is None:
+                return False
+            head, *lines, rest = self._files.read(self._path).decode("ascii").split("\n")
+        except (StoreError, UnicodeDecodeError, ValueError):
+            return False
+        header = _HEADER.fullmatch(head)
+        created = sum(line.startswith("+") for line in lines)
+        names = [line.removeprefix("+") for line in lines]
+        if (
+            header is None
+            or rest
+            or int(header[2]) + created != topics
+            or not all(map(TOPIC_ID_PATTERN.fullmatch, names))
+        ):
+            return False
+        self.highest_id, self._state, self._names = int(header[1]), header[3], dict.fromkeys(names)
+        self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
+        return True
 
     def to_look_at(self, state: str) -> tuple[str, ...] | None:
         """The topics in which there may be something to do; None: in any."""
         with self._lock:
-            return tuple(self._names) if self._file is not None and self._state == state else None
+            return self.names if self._state == state else None
 
     def expect(self, topic_ids: Iterable[str]) -> None:
         """Note that these are to be looked at: they stay listed until each is known to be at rest."""
