@@ -56,9 +56,9 @@ def answers_in_journal(daemon: DaemonProcess) -> int:
     return roles.count("assistant")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    ("fsync", "headers"), [("always", THIN), ("interval", THIN), ("always", {})], ids=["always", "thin", "full"]
+    ("fsync", "headers", "stream"),
+    [("always", THIN, True), ("interval", THIN, False), ("interval", THIN, True), ("always", {}, False)],
 )
 def test_a_daemon_killed_right_after_the_complete_answer_has_it_in_the_journal(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, fsync: str, headers: dict[str, str], stream: bool

@@ -91,11 +91,11 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
         "chunking": {"min_tokens": 1, "max_tokens": 20},
     }
     daemon = make_daemon(upstream.url, settings).start()
-    for topic_id in ("one", "two", "three"):
+    for topic_id in ("one", "two"):
         items = (f"Item {number} of {topic_id} is on shelf {number % 17}, box {number * 7 % 31}." for number in CHUNKS)
         daemon.chat([said(" ".join(items))], memory_in={"topic_id": topic_id})
         wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]
-    wait_until(lambda: loaded(daemon) == {"three"}, lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
+    wait_until(lambda: loaded(daemon) == {"two"}, lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
 
 
 def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:

@@ -177,11 +177,11 @@ def test_an_odd_body_reaches_the_upstream_byte_for_byte(
     assert "Traceback" not in memd.log.read_text()
 
 
-def test_ten_thousand_messages_are_answered_within_the_window(memd: DaemonProcess, seen: list[bytes]) -> None:
-    messages = [{"role": ("user", "assistant")[number % 2], "content": f"number {number}"} for number in range(9_999)]
+def test_thousands_of_messages_are_answered_within_the_window(memd: DaemonProcess, seen: list[bytes]) -> None:
+    messages = [{"role": ("user", "assistant")[number % 2], "content": f"number {number}"} for number in range(2_999)]
     assert memd.chat(messages, headers={"X-Memory-Session": "many"}).status == 200
     sent = json.loads(seen[-1])["messages"]
-    assert sent[-1]["content"].endswith("number 9998") and len(sent) < 1000
+    assert sent[-1]["content"].endswith("number 2998") and len(sent) < 1000
     assert still_answers(memd)
 
 
