@@ -22,14 +22,12 @@ from recording_upstream import RecordingUpstream
 from test_rights import LAMP, QUESTION, VAULT, House, house_in, secret_of
 
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry, Erased
+from memd.entries import Entry
 from memd.ingest.pipeline import Cutter, unstored_runs
 from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all
 from memd.principals import digest_of
 from memd.settings.model import ChunkingSettings, IngestSettings
-from memd.store.erasure import stub_payload
-from memd.store.log.format import decode_entry, encode_entry
 from memd.store.store import Store
 
 TOPIC = "/memd/chunks?topic=team-a&all=true"
@@ -59,13 +57,6 @@ def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tupl
     drafts = cutter.cut("talk", unstored_runs(topic, stretch))
     store.close()
     return [(draft.author or "", draft.content) for draft in drafts]
-
-
-def test_no_chunk_has_messages_of_two_people() -> None:
-    first, second = by("ann", "u:Where is the rope?", "a:In the shed."), by("bob", "u:And the lamp?", "a:On a nail.")
-    assert cut([*first, *second]) == [("ann", "Where is the rope?\nIn the shed."), ("bob", "And the lamp?\nOn a nail.")]
-    call, result = by("ann", "c:look")[0], by("bob", "t:It is dark.")[0]
-    assert [author for author, _ in cut([*by("ann", "u:Is it dark?"), call, result])] == ["ann", "bob"]
 
 
 def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_the_answer_whether_stored_or_not() -> None:
@@ -111,15 +102,6 @@ def cut_entries(messages: Sequence[Message]) -> list[Entry]:
     entries = store.topic("talk").append([msgspec.structs.replace(draft, vector=vector) for draft in drafts])
     store.close()
     return list(entries)
-
-
-def test_an_older_memd_carries_authors_along_and_an_erased_entry_has_none() -> None:
-    [entry] = cut_entries(by("ann", "u:1"))
-    entry = msgspec.structs.replace(entry, action="Helpful", action_by="bob")
-    payload = encode_entry(entry)
-    assert decode_entry(payload, dimension=DIMENSION) == entry
-    stub = stub_payload(entry, Erased(at=1, by="chief"), len(payload))
-    assert len(stub) == len(payload) and b"ann" not in stub and b"bob" not in stub and b"chief" in stub
 
 
 def test_a_name_that_is_to_be_redacted_is_so_where_it_is_the_author_too() -> None:

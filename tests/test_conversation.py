@@ -32,23 +32,6 @@ def in_session(session: str, *history: str) -> Conversation:
     return conversation
 
 
-@pytest.mark.parametrize(
-    ("history", "known"),
-    [
-        ((*LONG, "u:7"), 6),
-        (LONG, 6),
-        (LONG[:5], 5),
-        (LONG[:1], 1),
-        ((*LONG[:4], "u:other"), 4),
-        (("u:1", "a:other", "u:new"), 1),
-    ],
-    ids=["extension", "the same", "without the answer", "the first message", "an edit", "another answer"],
-)
-def test_the_longest_known_prefix_decides(history: tuple[str, ...], known: int) -> None:
-    conversation = conversation_of(*LONG)
-    assert matched([conversation], *history) == Match(conversation, 0, known)
-
-
 @pytest.mark.parametrize("start", [1, 2, 3, 4])
 def test_a_trimmed_history_rejoins_its_conversation(start: int) -> None:
     conversation = conversation_of(*LONG)
@@ -140,12 +123,6 @@ def test_a_history_trimmed_in_its_middle_rejoins_its_conversation(head: int, sta
     gap = max(start, head) - head
     expected = Match(conversation, gap, 6 - gap, head) if gap else Match(conversation, 0, 6)
     assert matched([conversation], *history) == expected
-
-
-def test_a_session_is_found_by_its_name_only() -> None:
-    mine, other = in_session("mine", "u:1", "a:2"), conversation_of("u:1", "a:2")
-    assert matched([other, mine], "u:1", "a:2", "u:3", session="mine").conversation is mine
-    assert matched([other, mine], "u:1", "a:2", "u:3", session="new") == Match(None)
 
 
 def test_with_a_session_the_same_words_after_an_answer_are_a_new_message() -> None:

@@ -129,26 +129,3 @@ def test_a_limit_ends_however_the_loop_is_held(run: Run, seconds: float) -> None
         return time.monotonic() - began
 
     assert run(wait()) > LIMIT / 2
-
-
-def test_a_loop_that_is_held_again_and_again_does_not_wait_on_and_on(run: Run) -> None:
-    """Between two holds, each longer than a step, it is free for less than one."""
-    limit, held_times = 0.4, 0
-
-    async def wait() -> None:
-        async with time_of_others(limit):
-            await asyncio.Event().wait()
-
-    async def hold() -> None:
-        nonlocal held_times
-        waiting = asyncio.ensure_future(wait())
-        while not waiting.done():
-            asyncio.get_running_loop().call_soon(time.sleep, limit / 5)
-            await asyncio.sleep(0)  # it has been held
-            held_times += 1
-            await asyncio.wait({waiting}, timeout=limit / 10)
-        with pytest.raises(TimeoutError):
-            await waiting
-
-    run(hold())
-    assert 4 <= held_times <= 40, "30 times the limit are 100 of them"

@@ -271,12 +271,6 @@ def test_importing_an_export_twice_changes_nothing(run: Run, tmp_path: Path, exp
     assert exported(tmp_path / "new") == once
 
 
-def test_importing_an_export_into_its_own_log_changes_nothing(run: Run, grown: Path, export_file: Path) -> None:
-    before = exported(grown)
-    assert run(grown, export_file).counts.entries == 0
-    assert exported(grown) == before
-
-
 @pytest.mark.parametrize("stop_after", [0, 1, 7, 12])
 def test_an_interrupted_import_is_resumed_without_doubles(
     run: Run,

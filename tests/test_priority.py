@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 
@@ -33,20 +32,6 @@ class Embedding:
 
     def close(self) -> None:
         pass
-
-
-def test_what_is_stored_waits_for_the_requests_that_are_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priority, "WAIT_SECONDS_MAX", 60.0)
-    monkeypatch.setattr(priority, "WAITS_MAX", float("inf"))
-    model = Embedding()
-    encoder = Encoder(model)  # type: ignore[arg-type]  # the part of it that is used here
-    storing = threading.Thread(target=encoder.embed_texts, args=[["a turn", "another"]])
-    with encoder.priority.held(), encoder.priority.held():
-        storing.start()
-        encoder.embed_parts(["a question"], 60)
-    storing.join()
-    encoder.close()
-    assert model.order == ["a question", "a turn", "another"]
 
 
 def test_it_begins_nothing_in_the_gap_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:

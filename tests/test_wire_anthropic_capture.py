@@ -168,23 +168,6 @@ def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
     assert capture.reply(interrupted=True).message == Message("assistant", "I read", calls, interrupted=True)
 
 
-def test_before_the_first_text_there_is_no_message_but_an_empty_reply_is_one() -> None:
-    assert captured(b"").reply().message is None
-    opening = start(), {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    assert captured(stream_of(*opening)).reply(interrupted=True).message is None
-    assert captured(stream_of(start(), *end())).reply().message == Message("assistant", "")
-
-
-@given(st.integers(min_value=256, max_value=320), cuts)
-def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int]) -> None:
-    said = "é€😀a" * 5
-    events = [start(), *block(0, {"type": "text", "text": ""}, *text_deltas(*pieces(said, at))), *end()]
-    capture = captured(stream_of(*events), bytes_max=bytes_max)
-    message = capture.reply().message
-    assert message is not None and said.startswith(message.text)
-    assert capture.truncated == (256 + len(said.encode()) > bytes_max)
-
-
 def test_a_stream_of_empty_blocks_is_bounded() -> None:
     events = [one for index in range(100) for one in call_block(index, index, "f")]
     capture = captured(stream_of(*events), bytes_max=1000)

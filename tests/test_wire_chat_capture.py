@@ -102,11 +102,6 @@ def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_c
     assert reply.finish_reason == "stop"
 
 
-def test_reasoning_is_not_part_of_the_reply() -> None:
-    capture = captured(stream_of(chunk({"reasoning_content": "hm"}), chunk({"content": "Oslo."}), chunk({}, "stop")))
-    assert capture.message() == Message("assistant", "Oslo.")
-
-
 def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     capture = captured(stream_of(chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")))
     message = capture.message()
@@ -173,20 +168,6 @@ def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     assert CHAT.parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
 
 
-def test_a_stream_that_breaks_off_keeps_what_came() -> None:
-    broken = stream_of(chunk({"content": "Hello"}), chunk({"content": " there"}), done=False)[:-5]
-    capture = captured(broken)
-    assert not capture.finished
-    assert capture.reply(interrupted=True).message == Message("assistant", "Hello", interrupted=True)
-
-
-def test_before_the_first_text_there_is_no_message_but_an_empty_reply_is_one() -> None:
-    opening = chunk({"role": "assistant", "content": None})
-    assert captured(b"").message() is None
-    assert captured(stream_of(opening, done=False)).reply(interrupted=True).message is None
-    assert captured(stream_of(opening, chunk({}, "stop"))).message() == Message("assistant", "")
-
-
 @given(st.integers(min_value=0, max_value=60), cuts)
 def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int]) -> None:
     text = "é€😀a" * 5
@@ -205,13 +186,6 @@ def test_a_stream_of_empty_tool_calls_is_bounded() -> None:
     message = capture.message()
     assert capture.truncated and message is not None
     assert len(message.tool_calls) < 5
-
-
-def test_an_event_beyond_the_bound_marks_the_reply_as_cut() -> None:
-    reader = ReplyStream(ChatCapture(), event_bytes_max=400)
-    reader.feed(stream_of(chunk({"content": "x" * 500}), chunk({"content": "y"})))
-    assert reader.truncated
-    assert reader.reply().message == Message("assistant", "y")
 
 
 json_values = st.recursive(

@@ -181,11 +181,6 @@ def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
     assert message == Message("assistant", "Hi", (ToolCall("call_1", "look", "{}"),))
 
 
-def test_a_response_of_nothing_is_no_message_as_in_its_echo() -> None:
-    assert captured(stream_of(events_of([], []))).reply().message is None
-    assert RESPONSES.parse_reply(b'{"output":[]}') == Reply(None)
-
-
 @given(st.integers(min_value=0, max_value=900), cuts, st.booleans())
 def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int], done: bool) -> None:
     text = "é€😀a" * 50
@@ -196,13 +191,6 @@ def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, 
     assert text.startswith(kept)
     assert len(kept.encode()) <= bytes_max
     assert capture.truncated == (kept != text)
-
-
-def test_a_stream_of_empty_items_is_bounded() -> None:
-    capture = captured(stream_of(events_of([item("function_call", "", n) for n in range(100)], [])), bytes_max=2000)
-    message = capture.reply().message
-    assert capture.truncated and message is not None
-    assert len(message.tool_calls) < 10
 
 
 def test_memory_out_belongs_in_the_event_that_ends_the_stream() -> None:
