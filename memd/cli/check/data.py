@@ -401,24 +401,21 @@ def _server(config: Config) -> Server:
 
 def told_of(server: Server) -> Iterator[CheckResult]:
     """Say what is good and bad about the server."""
-    said = f"PostgreSQL {server.version}"
+    said, own = f"PostgreSQL {server.version}", server.schema
+    reads = "a standby" if server.is_standby else "read-only"
     if server.number < OLDEST:
         yield failed(DATABASE, said, f"memd needs PostgreSQL {OLDEST} or later")
     if server.is_standby or server.is_read_only:
-        yield failed(
-            DATABASE,
-            f"{said} is {'a standby' if server.is_standby else 'read-only'}, and nothing can be written there",
-            "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write",
-        )
-    if server.schema is None and not server.may_create:
-        yield failed(
-            DATABASE, "has no tables of memd's, and this user may not make any", "grant it CREATE on its schema"
-        )
-    elif server.schema not in (None, SCHEMA_VERSION):
-        told = f"has schema {server.schema}, and this memd knows schema {SCHEMA_VERSION}"
+        remedy = "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write"
+        yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", remedy)
+    if own is None and not server.may_create:
+        told = "has no tables of memd's, and this user may not make any"
+        yield failed(DATABASE, told, "grant it CREATE on its schema")
+    elif own not in (None, SCHEMA_VERSION):
+        told = f"has schema {own}, and this memd knows schema {SCHEMA_VERSION}"
         yield failed(DATABASE, told, "run the same version of memd everywhere")
     else:
-        schema = "has no tables yet, memd serve makes them" if server.schema is None else f"schema {server.schema}"
+        schema = "has no tables yet, memd serve makes them" if own is None else f"schema {own}"
         pooled = ", through a pooler of connections" if server.is_pooled else ""
         yield ok(DATABASE, f"{said}, {schema}, answers in {server.round_trip_ms:.1f} ms{pooled}")
     if server.encoding != "UTF8":
@@ -426,46 +423,32 @@ def told_of(server: Server) -> Iterator[CheckResult]:
     if server.round_trip_ms > ROUND_TRIP_MS:
         told = f"answers in {server.round_trip_ms:.0f} ms, and every chat waits for one answer"
         yield warning(DATABASE, told, "run memd near the database, in the same zone")
-    yield from _durable(server)
+    for name, is_on in (("fsync", server.has_fsync), ("full_page_writes", server.has_full_pages)):
+        if not is_on:
+            told = f"{name} is off: a power cut may destroy the database"
+            yield failed(DATABASE, told, f"set {name} = on, and restart PostgreSQL")
+            break
+    yield _commits(server)
     if abs(server.clock_ahead) > CLOCKS_SECONDS:
         side = "ahead of" if server.clock_ahead > 0 else "behind"
+        told = f"its clock is {abs(server.clock_ahead):.1f} s {side} this machine's"
         yield warning(
-            DATABASE,
-            f"its clock is {abs(server.clock_ahead):.1f} s {side} this machine's",
-            "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored",
+            DATABASE, told, "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored"
         )
 
 
-def _durable(server: Server) -> Iterator[CheckResult]:
+def _commits(server: Server) -> CheckResult:
     """Whether a commit survives what it has to."""
-    if not (server.has_fsync and server.has_full_pages):
-        off = "fsync" if not server.has_fsync else "full_page_writes"
-        yield failed(
-            DATABASE, f"{off} is off: a power cut may destroy the database", f"set {off} = on, and restart PostgreSQL"
-        )
+    lost, on = "may lose what was acknowledged", "set synchronous_commit = on for this user or database"
     if server.synchronous_commit == "off":
-        yield failed(
-            DATABASE,
-            "synchronous_commit is off: a crash of the server loses what was acknowledged",
-            "set synchronous_commit = on for this user or database",
-        )
-    elif not server.standby_names:
-        yield warning(
-            DATABASE,
-            "has no synchronous standby: a failover may lose what was acknowledged",
-            "set synchronous_standby_names; where a managed service copies the disk instead, this is no loss",
-        )
-    elif server.synchronous_commit == "local":
-        yield warning(
-            DATABASE,
-            "synchronous_commit is local, so no commit waits for a standby: a failover may lose what was acknowledged",
-            "set synchronous_commit = on for this user or database",
-        )
-    elif server.standbys == 0:
-        yield warning(
-            DATABASE,
-            f"no synchronous standby of {server.standby_names!r} is connected: each write waits for one",
-            "start a standby; until then requests are answered with degraded:store",
-        )
-    else:
-        yield ok(DATABASE, f"commits wait for a synchronous standby ({server.standby_names})")
+        return failed(DATABASE, "synchronous_commit is off: a crash of the server loses what was acknowledged", on)
+    if not server.standby_names:
+        remedy = "set synchronous_standby_names; where a managed service copies the disk instead, this is no loss"
+        return warning(DATABASE, f"has no synchronous standby: a failover {lost}", remedy)
+    if server.synchronous_commit == "local":
+        told = "synchronous_commit is local, so no commit waits for a standby: a failover"
+        return warning(DATABASE, f"{told} {lost}", on)
+    if server.standbys == 0:
+        told = f"no synchronous standby of {server.standby_names!r} is connected: each write waits for one"
+        return warning(DATABASE, told, "start a standby; until then requests are answered with degraded:store")
+    return ok(DATABASE, f"commits wait for a synchronous standby ({server.standby_names})")
