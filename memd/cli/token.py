@@ -244,7 +244,7 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
         if daemon is not None:
             return daemon.ask(endpoint.grants).grants
     with _grant_list(config) as kept:
-        return tuple(one.given for one in kept.read().grants if time.time() < one.refresh_until)
+        return tuple(one.given for one in kept.read().grants if time.time() < one.until)
 
 
 def _end_grant(config: Config, grant_id: str) -> None:

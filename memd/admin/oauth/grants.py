@@ -56,7 +56,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """One person's permission for one program. Times are seconds since 1970, digests hexadecimal."""
 
     id: str
-    client_name: str
+    program: str = msgspec.field(name="client_name")
     client_sha256: str
     """Of the client's id."""
     principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -69,22 +69,14 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     access_sha256: str
     access_until: int
     refresh_sha256: str
-    refresh_until: int
+    until: int = msgspec.field(name="refresh_until")
     spent: tuple[str, ...] = ()
     """Digests of the refresh tokens before, the newest last."""
 
     @property
     def given(self) -> GivenGrant:
         """The grant without its digests."""
-        return GivenGrant(
-            id=self.id,
-            program=self.client_name,
-            principal=self.principal,
-            rights=self.rights,
-            topics=self.topics,
-            created_at=self.created_at,
-            until=self.refresh_until,
-        )
+        return GivenGrant(**{name: getattr(self, name) for name in GivenGrant.__struct_fields__})
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,13 +172,13 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
             return state, _void("redirect_uri is another one than before; ask again")
         grant = Grant(
             id=grant_id,
-            client_name=code.permission.client.name,
+            program=code.permission.client.name,
             client_sha256=sha256_of(asked.client_id),
             created_at=now,
             access_sha256="",
             access_until=0,
             refresh_sha256="",
-            refresh_until=0,
+            until=0,
             **msgspec.structs.asdict(code.allowed),
         )
         return state._with_room(now, code.allowed.principal)._given(grant, new_secret, now)
@@ -197,7 +189,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
             if digest in grant.spent:
                 told = "the refresh token has served before; its grant is void, ask again"
                 return self.ended(grant.id), _void(told)
-            if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.refresh_until:
+            if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.until:
                 spent = (*grant.spent, digest)[-SPENT_MAX:]
                 return self._given(msgspec.structs.replace(grant, spent=spent), new_secret, now)
         return self, _void(REFRESH_UNKNOWN)
@@ -209,7 +201,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
             access_sha256=sha256_of(access),
             access_until=now + ACCESS_SECONDS,
             refresh_sha256=sha256_of(refresh),
-            refresh_until=now + REFRESH_SECONDS,
+            until=now + REFRESH_SECONDS,
         )
         grants = {one.id: one for one in self.grants} | {grant.id: grant}
         tokens = Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
@@ -218,7 +210,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     def _with_room(self, now: int, principal: str) -> LedgerState:
         """Without the grants that are over, and of too many, with one more of this principal's, those of whoever
         allowed the most that have not been used for longest."""
-        live = sorted((one for one in self.grants if now < one.refresh_until), key=lambda one: one.refresh_until)
+        live = sorted((one for one in self.grants if now < one.until), key=lambda one: one.until)
         held = [*(Held(one.principal) for one in live), Held(principal)]
         leaving = {one.place: one.why(GRANTS_MAX, "programs") for one in surplus(held, GRANTS_MAX)}
         made_room = {live[place].id: why for place, why in leaving.items()}

@@ -160,7 +160,7 @@ class Ledger:
 
     def live(self) -> tuple[Grant, ...]:
         """Return the grants that are not over, oldest first."""
-        return tuple(one for one in self._state.grants if self._now() < one.refresh_until and self._is_somebodys(one))
+        return tuple(one for one in self._state.grants if self._now() < one.until and self._is_somebodys(one))
 
     async def key_to_register(self) -> bytes:
         """Return that key, made and kept when it is first needed; in a cluster with the first look at the book, so that
@@ -275,7 +275,7 @@ def _tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapp
     ):
         for one in grants.values():
             if one.id not in others:
-                fields = {"grant": one.id, "program": one.client_name, "principal": one.principal}
+                fields = {"grant": one.id, "program": one.program, "principal": one.principal}
                 fields |= {"rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
                 why = {"reason": reasons[one.id]} if one.id in reasons and grants is old else {}
                 log.info(told, extra={**fields, **why})
