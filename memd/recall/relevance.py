@@ -188,34 +188,25 @@ class Field:
         known = self._asked.any(axis=1)  # without a vector words are the only witness
         return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
 
-    def scores(
-        self,
-        settings: RetrievalSettings,
-        read: Collection[int],
-        beside: Collection[int],
-        readers: Mapping[int, int],
-        *,
-        is_ever_silent: bool,
-    ) -> Scores:
-        """Score all chunks.
+    def speaking(self, judged: Collection[int], readers: Mapping[int, int]) -> Bits:
+        """Whether each part brings anything, (p,): those that are not judged do.
 
         Args:
-            read: the parts whose vectors are the model's.
-            beside: unclear parts that do not ask; they are silent where those are that ask.
-            readers: of a part, the one that was to be read for it (of a clause its sentence), with which it is silent.
+            judged: the parts that bring nothing where nothing stored is near.
+            readers: of a part, the one that is judged for it (of a clause its sentence).
         """
+        found = self._near() >= self._silent_below
+        found[np.delete(np.arange(len(found)), list(judged))] = True
+        return found[[readers.get(part, part) for part in range(len(found))]]
+
+    def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
+        """Score all chunks; `read`: the parts whose vectors are the model's."""
         near = self._near()
-        parts = len(self._weights)
-        is_read, is_beside = np.zeros((2, parts), np.bool_)
-        is_read[list(read)] = is_beside[list(beside)] = True
-        speaking = np.ones(parts, np.bool_)
-        if is_ever_silent:
-            speaking = (near >= self._silent_below) | ~(is_read | is_beside)
-            speaking = speaking[[readers.get(part, part) for part in range(parts)]]
-            speaking &= ~is_beside | (speaking & ~is_beside).any()
+        is_read = np.zeros(len(near), np.bool_)
+        is_read[list(read)] = True
         if is_silent := not speaking.any():
             speaking = ~speaking  # all, so that they can be listed with the reason
-        more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(parts)
+        more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(len(near))
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
         shares = self._shares(settings, lexical, near) * speaking
         second = 0.0 if _is_plain(settings) else SECOND_SHARE

@@ -292,19 +292,20 @@ class Retriever:
         readers = {one: _containing(parts, one) for one in unclear if one not in beside}
         marks.append(time.perf_counter())
         trouble, read = None, list[int]()
-        if to_read := [one for one in dict.fromkeys(readers.values()) if one in unclear]:
-            try:
-                seconds = self._settings.recall_budget_ms / 1000
-                vectors = self._encoder.embed_parts([parts[number] for number in to_read], seconds)
-                read = to_read[: len(vectors)]
-                field.read_again(read, vectors)
-            except EmbeddingError as error:
-                notes.insert(0, f"Searched by words alone: {error}.")
-                trouble = None if self._encoder.works else error  # a server that is late works
-                if not self._settings.lexical_weight and self._encoder.table is None:
-                    raise
+        is_ever_silent = self._encoder.embedder.tells_apart
+        until = time.monotonic() + self._settings.recall_budget_ms / 1000
+        try:
+            read += self._read(field, parts, [one for one in dict.fromkeys(readers.values()) if one in unclear], until)
+            if beside and is_ever_silent and not np.delete(field.speaking(read, readers), beside).any():
+                read += self._read(field, parts, beside, until)  # it may be what "Is this still so?" is about
+        except EmbeddingError as error:
+            notes.insert(0, f"Searched by words alone: {error}.")
+            trouble = None if self._encoder.works else error  # a server that is late works
+            if not self._settings.lexical_weight and self._encoder.table is None:
+                raise
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, read, beside, readers, is_ever_silent=self._encoder.embedder.tells_apart)
+        speaking = field.speaking([*read, *beside], readers) if is_ever_silent else np.ones(len(parts), np.bool_)
+        scores = field.scores(self._settings, read, speaking)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -328,7 +329,7 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1] if to_read else 0.0,
+            embed_ms=spent[1] if read or trouble else 0.0,
             fill_ms=spent[3],
             is_model_asked=bool(read),
             trouble=trouble,
@@ -342,6 +343,14 @@ class Retriever:
         for text in itertools.islice(parts_of(step), STEP_PARTS_MAX):
             parts.setdefault(cut(text), AskedPart(STEP_WEIGHT, asks=True))
         return parts
+
+    def _read(self, field: Field, parts: Sequence[str], numbers: Sequence[int], until: float) -> Sequence[int]:
+        """Have the model read these parts, as many as there is time for; those that it read."""
+        if not numbers:
+            return numbers
+        vectors = self._encoder.embed_parts([parts[number] for number in numbers], max(0, until - time.monotonic()))
+        field.read_again(read := numbers[: len(vectors)], vectors)
+        return read
 
     def _table_vectors(self, parts: Sequence[str]) -> Floats:
         table = self._encoder.table
@@ -456,8 +465,8 @@ class AskedPart(NamedTuple):
 
     weight: float
     asks: bool
-    """Else it stands beside what asks: the model does not read it, and it brings nothing where the question does not,
-    or where the table finds nothing near it."""
+    """Else it stands beside what asks: the model reads it only where nothing is near what asks, and it brings nothing
+    where nothing is near it."""
 
 
 class Filling(NamedTuple):
