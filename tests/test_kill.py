@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
-from recording_upstream import recording_upstream
+from daemon_process import DaemonProcess, ask, wait_until
+from recording_upstream import RecordingUpstream, recording_upstream
 
 KILLS = 2
+CUT_BYTES_MIN = 4_000
+"""More than an open conversation takes, and less than it takes with a chunk that was cut."""
 SMALL_BUFFER = {
     "buffer": {"soft_tokens": 300, "hard_tokens": 600},
     "segment": {"max_entries": 20},  # so that kills also meet rotation and sealing
@@ -93,3 +95,19 @@ def sentence(chance: random.Random) -> str:
     deeds = ["paint", "move", "sell", "repair", "measure", "borrow", "photograph", "insure", "clean", "hide"]
     parts = [f"{chance.choice(deeds)} the {chance.choice(things)} number {chance.randrange(10_000)}" for _ in range(9)]
     return f"Please {', then '.join(parts)}."
+
+
+def test_what_waits_after_a_kill_is_cut_before_anybody_asks(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
+
+    def waiting_bytes() -> int:
+        held: int = ask(f"{daemon.own_url}/memd/stats").json["buffer_bytes"]
+        return held
+
+    daemon.chat([{"role": "user", "content": "The spare key of the workshop hangs behind the blue bicycle."}])
+    wait_until(lambda: waiting_bytes() > CUT_BYTES_MIN, lambda: "it is cut where it was said")
+    daemon.kill()
+    daemon.start()
+    wait_until(lambda: waiting_bytes() > CUT_BYTES_MIN, lambda: f"it is not cut: {waiting_bytes()}")

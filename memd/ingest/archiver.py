@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
+from weakref import WeakSet
 
 import msgspec
 
@@ -260,8 +261,12 @@ class Archiver:
     # -- periodically -------------------------------------------------------------------------------------------
 
     async def tend(self, topics: Topics) -> None:
-        """Store what is due, close surplus conversations, sync journals and close idle topics, until cancelled."""
+        """Store what is due, close surplus conversations, sync journals and close idle topics, until cancelled.
+
+        What waits in a topic when it is opened is cut then, so that its first question need not wait for it.
+        """
         synced_at = unloaded_at = time.monotonic()
+        seen = WeakSet[Topic]()
         while True:
             await asyncio.sleep(TEND_SECONDS)
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
@@ -269,6 +274,11 @@ class Archiver:
                 unloaded_at = time.monotonic()
             sync_due = time.monotonic() - synced_at >= JOURNAL_FSYNC_SECONDS
             for topic in topics.opened():
+                if topic not in seen:
+                    seen.add(topic)
+                    for conversation in topic.buffer.conversations():
+                        self.cut_later(topic, conversation)
+                        await asyncio.sleep(0)
                 self._once("tending", topic.id, topic, partial(self.tend_topic, topic))  # journals are synced meanwhile
                 if sync_due:
                     with topic.held():
