@@ -428,7 +428,7 @@ async def test_what_stands_beside_a_question_is_not_read_by_the_model_and_brings
     assert not (await asked(topic, f"{code}\nWho paints the boat house?")).is_model_asked
     nothing = await asked(topic, f"{code}\nHow are you today?")
     assert nothing.is_model_asked and contents(nothing) == []
-    told = await asked(topic, "Is this still so? Somebody colours the house of the boats green.")
+    told = await asked(topic, "Is this still so? Loaves come out of the oven twice weekly.")
     assert told.is_model_asked and contents(told) != []
 
 
