@@ -302,3 +302,24 @@ async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(st
     counted = asyncio.get_running_loop().create_future()
     tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
     assert await counted == 0
+
+
+async def test_a_model_that_fails_loses_nothing_either(stage: Stage, topic: Topic) -> None:
+    conversation = talk(topic.buffer, *LAMP)
+    stage.embedder.fails = True
+    assert not await stored(stage, topic, conversation)
+    stage.embedder.fails = False
+    stage.now += 10
+    assert await stored(stage, topic, conversation)
+    assert len(shown(topic)) == 1
+
+
+async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_the_same_time(
+    stage: Stage, topic: Topic
+) -> None:
+    one = talk(topic.buffer, *LAMP, *FERRY)
+    other = talk(topic.buffer, *LAMP, "u:And the oil?", "a:In the cellar.")
+    assert one is not other
+    assert all(await asyncio.gather(stored(stage, topic, one), stored(stage, topic, other)))
+    assert sum("spare lamp" in text for text in shown(topic)) == 1
+    assert sum("oil" in text for text in shown(topic)) == 1

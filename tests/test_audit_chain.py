@@ -213,3 +213,12 @@ def test_several_processes_append_to_one_chain(tmp_path: Path) -> None:
         thread.join()
     found = read(tmp_path)
     assert found.findings == () and found.head.n == 31
+
+
+def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
+    data_dir = month.parent.parent
+    book = AuditBook(LocalDisk(), data_dir)
+    book.append([act(8)])
+    month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
+    book.append([act(9)])
+    assert read(data_dir).findings == ("2026-11.jsonl:6: lines 6 to 8 are missing before it",)

@@ -406,3 +406,36 @@ def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_be
     with pytest.raises(StoreLocked, match="memd writes to it now"):
         restore_copy(target, tmp_path / "meanwhile", DISK)
     lock.release()
+
+
+def test_an_unfinished_append_is_left_out(tmp_path: Path) -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft(0)])
+    topic.append([draft(1), draft(2)])
+    active = DATA_DIR / "talk" / "active.bin"
+    whole = files.read(active)
+    for length in range(len(whole) - 1, len(whole) - 400, -37):
+        files.put(active, whole[:length])
+        folder = Path(f"/backup{length}")
+        backup(DATA_DIR, folder, files)
+        assert contents(folder, files) == chunks(0, 1)
+        report = verify(folder, files)
+        assert report.ok and len(report.lines) == 1
+
+
+def test_a_backup_with_something_of_its_own_in_a_journal_or_in_another_topic_is_not_overwritten(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    filled(source, 3)
+    backup(source, target, DISK)
+    DISK.lock(target / LOCK_NAME).release()
+    journal, _ = open_journal(target / "talk" / "hot.log", DISK)
+    journal.append([b"its own"])
+    refused(source, target)
+    other = tmp_path / "other"
+    backup(source, other, DISK)
+    store = open_store(None, other)
+    store.topic("new").append([draft("its own")])
+    store.close()
+    refused(source, other)

@@ -177,3 +177,37 @@ def test_no_entry_breaks_the_rules_of_the_log(corrections: Sequence[Correction])
         assert draft.utility_steps == clamped_steps(draft.utility_steps)
         assert (draft.status is Status.DEPRECATED) == (draft.vector == b"") == (draft.content == "")
         assert draft.action in ("Helpful", "Unhelpful", "Update") and draft.reason == "because"
+
+
+def test_opposite_corrections_cancel_exactly() -> None:
+    topic = Topic(FIRST)
+    topic.correct(*[said("Helpful", "aaaa")] * 7)
+    topic.correct(*[said("Unhelpful", "aaaa")] * 7)
+    assert topic.entries[FIRST.uuid].utility_steps == 0
+
+
+def test_an_id_named_twice_in_one_correction_counts_once() -> None:
+    topic = Topic(FIRST)
+    assert len(topic.correct(said("Helpful", "aaaa", "aaaa", FIRST.uuid.hex())).drafts) == 1
+    assert topic.steps(FIRST) == 1
+
+
+def test_separate_corrections_of_one_request_each_count() -> None:
+    topic = Topic(FIRST)
+    outcome = topic.correct(said("Helpful", "aaaa"), said("Helpful", "aaaa"), said("Unhelpful", "aaaa"))
+    assert [draft.utility_steps for draft in outcome.drafts] == [1, 2, 1]
+    assert topic.steps(FIRST) == 1
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_an_update_without_content_only_deprecates(content: str | None) -> None:
+    (draft,) = Topic(FIRST).plan(said("Update", "aaaa", content=content)).drafts
+    assert draft.uuid == FIRST.uuid and draft.status is Status.DEPRECATED
+
+
+def test_the_new_text_is_kept_verbatim() -> None:
+    assert Topic(FIRST).plan(said("Update", "aaaa", content="  two\nlines ")).drafts[-1].content == "  two\nlines "
+
+
+def test_an_update_of_which_no_id_can_be_corrected_adds_nothing() -> None:
+    assert Topic(FIRST).plan(said("Update", "dddd", content="new")) == Plan((), ("dddd",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -261,3 +262,10 @@ async def test_in_a_chain_every_entry_is_undone_in_turn_and_one_state_is_live_at
     for entry, colour in zip(reversed(undone), colours[1:], strict=True):
         await log.undo(entry.canonical_id)
         assert live(log) == {f"the lamp is {colour}"}
+
+
+async def test_two_corrections_at_once_are_both_applied(log: Log) -> None:
+    first, second = log.tell("the lamp is green"), log.tell("the door is red")
+    asked = [Correction((log.show(one),), "Helpful", "x") for one in (first, second)]
+    await asyncio.gather(*(log.correct(one) for one in asked))
+    assert [log.present(one).utility_steps for one in (first, second)] == [1, 1]

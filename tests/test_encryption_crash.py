@@ -18,7 +18,7 @@ from effort import steps
 from encrypted_files import EncryptedCrashFiles
 from test_store_crash import Witness, flat, ingest, stored
 
-from memd.errors import StoreError, StoreLocked, WrongKey
+from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.converting import decrypt, encrypt, rekey
@@ -227,3 +227,13 @@ def test_a_directory_that_has_lost_its_keys_is_not_encrypted_once_more(lost: lis
         with pytest.raises(WrongKey, match="is missing, but talk is encrypted"):
             attempt()
     assert files.contents() == before
+
+
+def test_a_full_disk_leaves_a_directory_that_can_be_encrypted_later() -> None:
+    files = plain_directory()
+    files.bytes_left = 2000
+    with pytest.raises(DiskFull):
+        encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    files.bytes_left = None
+    encrypt(DATA_DIR, OLD, files, _tell_nobody)
+    check_whole(files, OLD)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memd.embedding import priority
 from memd.embedding.encoder import QUESTION_CHARACTERS_MAX, QUESTIONS_MAX, Encoder
+from memd.embedding.priority import Priority
 from memd.errors import EmbeddingError
 
 
@@ -73,3 +74,11 @@ def test_a_question_asked_again_is_not_embedded_again_unless_it_failed_or_is_ver
         assert model.order[-1] == "Where?", "the oldest ones are forgotten"
     finally:
         encoder.close()
+
+
+def test_where_requests_leave_no_gap_it_goes_on_after_a_while() -> None:
+    first = Priority()
+    work = first.for_background()
+    with first.held():
+        for _ in range(3):
+            work.give_way()  # would never return if it waited for the request

@@ -37,6 +37,12 @@ TALK = (
 UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 
 
+PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
+
+
+PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
+
+
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
     return load_embedder(EmbeddingSettings())
@@ -464,3 +470,119 @@ async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_pat
     found = await asked(topic, question, Filters(wanted=Wanted(sources=("wanted.md",)), everything=True))
     assert "Behind a bicycle." in by_content(found)
     store.close()
+
+
+@pytest.mark.parametrize("parts", [(PAINT,), ("QX_7741",), (BREAD,), ("zebra",), (PAINT, BREAD)])
+async def test_with_all_weights_at_0_recall_is_the_plain_formula(
+    topic: TopicLog, embedder: Embedder, parts: tuple[str, ...]
+) -> None:
+    question = " ".join(parts)
+    plain = []
+    for text, steps in zip(TALK, UTILITY_STEPS, strict=True):
+        cosine = max(float(np.dot(embedder.embed(text), embedder.embed(part))) for part in parts)
+        plain.append((max(0.0, cosine) * 1.5**steps, text))
+    expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
+    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
+    found = await asked(topic, question, EVERYTHING, question="model", recall_budget_ms=60_000, **weights)
+    scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
+    assert scores == pytest.approx({text: score for score, text in expected}, abs=1e-5)
+
+
+@pytest.mark.parametrize("message", ["{question}\n{code}", "{code}\n{question}", "{code}\n\n{question} Thanks!"])
+async def test_a_question_beside_pasted_code_finds_what_it_finds_alone(topic: TopicLog, message: str) -> None:
+    question = "Who wants to paint the boat house?"
+    alone = await asked(topic, question)
+    beside = await asked(topic, message.format(question=question, code=CODE))
+    assert contents(alone)[0] == contents(beside)[0] == TALK[2]
+
+
+async def test_a_copy_waits_until_the_others_are_in(tmp_path: Path, embedder: Embedder) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    text = "The ferry to the island leaves at nine from the old pier."
+    copies = [_draft(embedder, number, text) for number in range(3)]
+    topic.append([*copies, _draft(embedder, 9, "The ferry needs an hour to the island when the sea is calm.")])
+    found = contents(await asked(topic, "When does the ferry to the island leave?"))
+    store.close()
+    assert found[0] == text and found[1] != text and len(found) == 4
+
+
+async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_shown(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    [shown, *_] = topic.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
+    told = "The trace ends in src/ui/cache_panel.ts:112, I told you. Noted, I look into it."
+    topic.append([_answer(embedder, 9, told, [shown])])
+    found = await asked(topic, "cache_panel.ts:112")
+    store.close()
+    assert contents(found)[0] == told and found.candidates[0].parts.echo == 1
+
+
+async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    names = " ".join(f"Q{number}" for number in range(100, 116))
+    store = _store(tmp_path, embedder)
+    texts = [f"{names} was closed {number} times." for number in range(2)]
+    texts += [f"Bread is baked on day {number}." for number in range(60)]
+    store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(texts)])
+    found = await asked(store.topic("default"), f"{names}?", question="model")
+    store.close()
+    assert found.is_model_asked
+
+
+async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:
+    question, asked_for = "Where does the spare key hang?", embedder.embed("Where does the spare key hang?")
+    away = np.eye(embedder.dimension, dtype=np.float32)
+    store = _store(tmp_path, embedder, entries_max=500)
+    topic = store.topic("default")
+    for number in range(119):
+        vector = asked_for + 0.3 * away[number]
+        vector = (vector / np.linalg.norm(vector)).astype("<f4")
+        plain = _draft(embedder, number, f"The spare key hangs at place {number}.", utility_steps=-5)
+        topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
+    topic.append([_draft(embedder, 120 + number, text) for number, text in enumerate(TALK)])
+    vector = asked_for + 0.7 * away[119]
+    vector = (vector / np.linalg.norm(vector)).astype("<f4")
+    plain = _draft(embedder, 119, "It is behind the bicycle.")
+    topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
+    assert "It is behind the bicycle." in contents(await asked(topic, question))
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["document", "note"])
+async def test_what_is_of_another_source_is_no_neighbour(tmp_path: Path, embedder: Embedder, kind: str) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    topic.append([_draft(embedder, 1, FACTS[0], kind=kind, source="keys.md"), _draft(embedder, 2, "Yes.")])
+    topic.append([_draft(embedder, 3, "That is all.")])
+    found = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
+    store.close()
+    assert found[FACTS[0]].parts.neighbours == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(kinds=("document",)), {FACTS[0]}),
+        (Wanted(contains="mill lane"), {FACTS[1]}),
+        (Wanted(since=500), {FACTS[1]}),
+        (Wanted(until=500), {FACTS[0]}),
+        (Wanted(sources=("nowhere.md",)), set()),
+    ],
+)
+@pytest.mark.parametrize("entries_max", [100, 2])
+async def test_only_what_is_wanted_is_a_candidate(
+    tmp_path: Path, embedder: Embedder, wanted: Wanted, expected: set[str], entries_max: int
+) -> None:
+    store = _store(tmp_path, embedder, entries_max=entries_max)
+    topic = store.topic("default")
+    page = _draft(embedder, 1, FACTS[0], kind="document", source="keys.md", said_at=100)
+    topic.append([page, _draft(embedder, 2, FACTS[1], said_at=1000)])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    found = await asked(topic, "Where is the spare key?", Filters(wanted=wanted, everything=True))
+    store.close()
+    assert {one.entry.content for one in found.candidates} == expected

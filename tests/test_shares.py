@@ -144,3 +144,13 @@ def test_receipts_of_others_stay_while_one_fills_the_file(tmp_path: Path) -> Non
     assert numbers == sorted(numbers, reverse=True) and numbers[0] == 999 and numbers[-1] > 500
     assert sum(map(len, lines)) < 64_000
     ring.close()
+
+
+def test_who_makes_room_for_another_stream_of_events_hears_the_reason() -> None:
+    events = Events()
+    with events.subscription(MALLORY) as first:
+        others = [events.subscription(MALLORY) for _ in range(SUBSCRIBERS_MAX)]
+        for one in others:
+            one.__enter__()
+        name, told = first.get_nowait()
+        assert name == "end" and f"mallory had the most of them: {SUBSCRIBERS_MAX + 1}" in told["reason"]

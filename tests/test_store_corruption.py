@@ -11,6 +11,7 @@ import pytest
 from crash_files import CrashFiles
 from drafts import (
     DATA_DIR,
+    digest_of,
     draft,
     live_contents,
     open_journal,
@@ -366,3 +367,20 @@ def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_tol
     again = open_store(files, segment_entries_max=5)
     assert live_contents(again.topic("private")) == [*ALL, "user: chunk later"]
     assert live_contents(again.topic("talk")) == ALL, "a copy, then"
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_messages_of_an_append_that_lost_a_part_do_not_count_as_stored(damaged: int, sealed: bool) -> None:
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=9 if sealed else 100)
+    for append in range(3):
+        store.topic("talk").append([draft(f"{append}.{number}") for number in range(3)])
+    store.close()
+    flip(BIN if sealed else ACTIVE, 3 + damaged, 20)(files)
+    topic = open_store(files, segment_entries_max=100).topic("talk")
+    seal_all(topic)
+    stored = {append: topic.has_digest(digest_of(f"{append}.{(damaged + 1) % 3}")) for append in range(3)}
+    # The append right behind the gap of a lost last record cannot be told from the rest of the damaged one.
+    assert stored == {0: True, 1: False, 2: damaged != 2}
+    assert len(live_contents(topic)) == 8

@@ -13,12 +13,34 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
 
-from memd.errors import StoreError
+from memd.errors import StoreError, StoreWriteFailed
 from memd.store.disk import LocalDisk
+from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 HOT = DATA_DIR / "talk" / "hot.log"
+
+
+def _seal_one(files: CrashFiles, fail: int | None) -> None:
+    """Seal a segment; operation number `fail` of it fails, and then it is tried again."""
+    topic = _fill_one(files)
+    everything = live_contents(topic)
+    if fail is not None:
+        files.fail_at = {files.operations + fail}
+        with pytest.raises(StoreWriteFailed):
+            topic.seal(1)
+        assert topic.unsealed() == [1]
+        assert live_contents(topic) == everything
+    topic.seal(1)
+    assert topic.unsealed() == []
+    assert live_contents(topic) == everything
+
+
+def _fill_one(files: CrashFiles) -> TopicLog:
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    topic.append([draft(number) for number in range(5)])
+    return topic
 
 
 class Witness:
@@ -202,3 +224,26 @@ def _ingest_despite_errors(files: CrashFiles) -> list[str]:
         assert live_contents(topic) == acknowledged
     stores[0].close()
     return acknowledged
+
+
+def test_a_seal_that_fails_leaves_the_segment_searchable_and_is_tried_again() -> None:
+    operations = operations_of(lambda files: _seal_one(files, fail=None))
+    start = operations_of(_fill_one)
+    for number in steps(0, operations - start):
+        files = CrashFiles()
+        _seal_one(files, fail=number)
+        assert verify(DATA_DIR, files).ok, files.log[-5:]
+
+
+def test_after_a_failed_append_that_could_not_be_cut_back_the_next_one_cuts_first() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft("first")])
+    files.fail_at = {files.operations, files.operations + 1}  # the write, then the truncation
+    with pytest.raises(StoreWriteFailed):
+        topic.append([draft("second")])
+    files.fail_at = {files.operations}  # the truncation again
+    with pytest.raises(StoreWriteFailed):
+        topic.append([draft("third")])
+    topic.append([draft("fourth")])
+    assert stored(files) == ["user: chunk first", "user: chunk fourth"]

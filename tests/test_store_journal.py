@@ -9,7 +9,7 @@ import pytest
 from crash_files import CrashFiles
 from drafts import open_journal
 
-from memd.errors import DiskFull
+from memd.errors import DiskFull, StoreWriteFailed
 from memd.store.log.format import scan_records
 
 HOT = Path("/talk/hot.log")
@@ -76,3 +76,18 @@ def test_an_append_that_fails_adds_nothing_and_nothing_comes_behind_the_gap_unti
     journal.rewrite([b"one", b"two", b"three", b"four"])
     journal.append([b"five"])
     assert open_journal(HOT, files)[1] == [b"one", b"two", b"three", b"four", b"five"]
+
+
+def test_a_rewrite_that_fails_leaves_the_old_journal_usable() -> None:
+    for step in range(5):
+        files = disk()
+        journal, _ = open_journal(HOT, files)
+        journal.append([b"one"])
+        files.fail_at = {files.operations + step}
+        with pytest.raises(StoreWriteFailed):
+            journal.rewrite([b"two"])
+        renamed = scan_records(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
+        journal.rewrite([b"three"])
+        journal.append([b"four"])
+        assert open_journal(HOT, files)[1] == [b"three", b"four"]
+        assert renamed == (step == 4)

@@ -19,6 +19,7 @@ from drafts import (
     live_contents,
     open_store,
     seal_all,
+    search_ids,
     unit_vector,
     uuid_of,
 )
@@ -224,3 +225,42 @@ def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: 
         topic.append([draft("fine"), huge])
     assert topic.snapshot().live_count == 1
     assert topic.append([draft("fine")])[0].public_id == uuid_of("fine").hex()[:4]
+
+
+def test_unknown_fields_survive_a_correction_and_a_restart() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([msgspec.structs.replace(draft("one"), unknown={"mood": ["calm", 3]})])
+    found = open_store_again(files).topic("talk").snapshot().find(uuid_of("one"))
+    assert found is not None
+    assert found.unknown == {"mood": ["calm", 3]}
+
+
+def test_a_deprecated_chunk_that_is_appended_again_is_live_again() -> None:
+    topic, (entry,) = filled(CrashFiles(), [1])
+    topic.append([deprecated(entry)])
+    assert topic.snapshot().live_count == 0
+    topic.append([adjusted(entry, 0)])
+    assert live_contents(topic) == [entry.content]
+
+
+def test_ids_of_a_failed_append_are_free_again() -> None:
+    files = CrashFiles()
+    topic = open_store(files).topic("talk")
+    topic.append([draft("one")])
+    files.bytes_left = 10
+    with pytest.raises(StoreError):
+        topic.append([with_uuid("abcd1")])
+    files.bytes_left = None
+    assert topic.append([with_uuid("abcd2")])[0].public_id == "abcd"
+
+
+def test_sealing_and_reopening_change_no_answer() -> None:
+    files = CrashFiles()
+    topic, entries = filled(files, [5, 5, 5, 2])
+    topic.append([adjusted(entries[2], 4), deprecated(entries[8]), adjusted(entries[16], -2)])
+    queries = [unit_vector("q1"), unit_vector("q2")]
+    before = search_ids(topic, queries, 100)
+    seal_all(topic)
+    assert search_ids(topic, queries, 100) == before
+    assert search_ids(open_store_again(files).topic("talk"), queries, 100) == before

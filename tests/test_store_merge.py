@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
 from effort import steps
 
-from memd.entries import Entry
+from memd.entries import Draft, Entry
 from memd.errors import StoreWriteFailed
 from memd.store.snapshot import Snapshot
 from memd.store.tools.verify import verify
@@ -18,6 +21,10 @@ from memd.store.topic import TopicLog
 SEGMENTS = DATA_DIR / "talk" / "segments"
 MERGED = SEGMENTS / "merged_0001_0008.ivf"
 NO_LIMIT_MS = 1e9
+
+
+def _with_vector(name: int, vector: bytes) -> Draft:
+    return msgspec.structs.replace(draft(name), vector=vector)
 
 
 def merge_all(topic: TopicLog) -> int:
@@ -194,3 +201,59 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
     assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
     assert len(topic.snapshot().indexes) == 2
+
+
+def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() -> None:
+    topic, entries = grown(CrashFiles(), 9)
+    merge_all(topic)
+    before = topic.snapshot()
+    expected = found(before)
+    live = {canonical_id for canonical_id, _ in expected}
+    one, other = [entry for entry in entries[:14] if entry.canonical_id in live][:2]
+    topic.append([adjusted(one, 2), deprecated(other)])
+    scores = dict(found(topic.snapshot()))
+    assert one.canonical_id not in scores and other.canonical_id not in scores
+    assert len(scores) == len(expected) - 1
+    assert found(before) == expected
+
+
+def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path: Path) -> None:
+    dimension, size, segments = 48, 250, 16
+    chosen = np.random.default_rng(3)
+    centres = chosen.normal(size=(40, dimension))
+    noise = 0.7 * chosen.normal(size=(size * segments, dimension))
+    vectors = (centres[chosen.integers(0, 40, len(noise))] + noise).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    topic = open_store(data_dir=tmp_path, segment_entries_max=size, dimension=dimension).topic("talk")
+    ids = []
+    for number in range(0, len(vectors), size):
+        group = [_with_vector(i, vectors[i].tobytes()) for i in range(number, number + size)]
+        ids += [entry.canonical_id for entry in topic.append(group)]
+        seal_all(topic)
+    assert merge_all(topic) == 1
+    right = total = 0
+    for query in chosen.permutation(vectors)[:100] + 0.05 * chosen.normal(size=(100, dimension)).astype(np.float32):
+        best = {ids[i] for i in np.argsort(-(vectors @ query))[:32]}
+        hits = topic.snapshot().search((query / np.linalg.norm(query))[None], 32)
+        right += len(best & {hit.canonical_id for hit in hits})
+        total += len(best)
+    assert right / total > 0.99
+
+
+def test_two_damaged_layers_of_indexes_leave_the_log() -> None:
+    files = CrashFiles()
+    topic, _ = grown(files, 8)
+    expected = found(topic.snapshot())
+    merge_all(topic)
+    files = files.after_power_cut("lost")
+    flip(50)(files)
+    files.flip(SEGMENTS / "seg_0003.hnsw", 60)
+    topic = open_store(files, segment_entries_max=2).topic("talk")
+    before = topic.snapshot()
+    topic.load()
+    assert topic.unsealed() == [3]
+    assert found(topic.snapshot()) == expected == found(before)
+    seal_all(topic)
+    assert merge_all(topic) == 1
+    assert found(topic.snapshot()) == expected
+    assert verify(DATA_DIR, files).ok

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +127,7 @@ def live_contents(topic: TopicLog) -> list[str]:
 def seal_all(topic: TopicLog) -> None:
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
+
+
+def search_ids(topic: TopicLog, queries: Sequence[NDArray[np.float32]], k: int) -> list[int]:
+    return [hit.canonical_id for hit in topic.snapshot().search(np.stack(queries), k)]
