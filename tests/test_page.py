@@ -132,7 +132,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     turn_id = question(told, WHY)
     wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
     page = open_page(told, f"#/turns/{turn_id}")
-    expect(page.get_by_role("heading", name=re.compile(r"Injected \([1-9]"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile(r"Shown to the model \([1-9]"))).to_be_visible()
     for name in ("embed", "search", "upstream"):
         expect(page.locator("dl.timings")).to_contain_text(name)
     again = page.get_by_role("button", name="Ask memory again now")
