@@ -287,25 +287,11 @@ class Retriever:
             return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
         vectors = self._table_vectors(parts)
         field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
-        unclear = self._unclear(field)
-        beside = [one for one in unclear if vectors[one].any() and not asked[parts[one]].asks]
-        readers = {one: _containing(parts, one) for one in unclear if one not in beside}
         marks.append(time.perf_counter())
-        trouble, read = None, list[int]()
-        is_ever_silent = self._encoder.embedder.tells_apart
-        until = time.monotonic() + self._settings.recall_budget_ms / 1000
-        try:
-            read += self._read(field, parts, [one for one in dict.fromkeys(readers.values()) if one in unclear], until)
-            if beside and is_ever_silent and not np.delete(field.speaking(read, readers), beside).any():
-                read += self._read(field, parts, beside, until)  # it may be what "Is this still so?" is about
-        except EmbeddingError as error:
-            notes.insert(0, f"Searched by words alone: {error}.")
-            trouble = None if self._encoder.works else error  # a server that is late works
-            if not self._settings.lexical_weight and self._encoder.table is None:
-                raise
+        heard = self._heard(field, asked, vectors)
+        notes[:0] = heard.notes
         marks.append(time.perf_counter())
-        speaking = field.speaking([*read, *beside], readers) if is_ever_silent else np.ones(len(parts), np.bool_)
-        scores = field.scores(self._settings, read, speaking)
+        scores = field.scores(self._settings, heard.read, heard.speaking)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -329,10 +315,10 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1] if read or trouble else 0.0,
+            embed_ms=spent[1] if heard.read or heard.notes else 0.0,
             fill_ms=spent[3],
-            is_model_asked=bool(read),
-            trouble=trouble,
+            is_model_asked=bool(heard.read),
+            trouble=heard.trouble,
             note=" ".join(notes) or None,
         )
 
@@ -343,6 +329,28 @@ class Retriever:
         for text in itertools.islice(parts_of(step), STEP_PARTS_MAX):
             parts.setdefault(cut(text), AskedPart(STEP_WEIGHT, asks=True))
         return parts
+
+    def _heard(self, field: Field, asked: dict[str, AskedPart], vectors: Floats) -> Heard:
+        """Have the model read the parts that ask and are unclear; where nothing is near those, also what stands beside
+        them: it may be what "Is this still so?" is about."""
+        parts, embedder = list(asked), self._encoder.embedder
+        unclear = self._unclear(field)
+        beside = [one for one in unclear if vectors[one].any() and not asked[parts[one]].asks]
+        readers = {one: _containing(parts, one) for one in unclear if one not in beside}
+        asking = [one for one in dict.fromkeys(readers.values()) if one in unclear]
+        until = time.monotonic() + self._settings.recall_budget_ms / 1000
+        read, notes, trouble = list[int](), list[str](), None
+        try:
+            read += self._read(field, parts, asking, until)
+            if beside and embedder.tells_apart and not np.delete(field.speaking(read, readers), beside).any():
+                read += self._read(field, parts, beside, until)
+        except EmbeddingError as error:
+            if not self._settings.lexical_weight and self._encoder.table is None:
+                raise
+            notes.append(f"Searched by words alone: {error}.")
+            trouble = None if self._encoder.works else error  # a server that is late works
+        judged = [*read, *beside] if embedder.tells_apart else []
+        return Heard(read, field.speaking(judged, readers), notes, trouble)
 
     def _read(self, field: Field, parts: Sequence[str], numbers: Sequence[int], until: float) -> Sequence[int]:
         """Have the model read these parts, as many as there is time for; those that it read."""
@@ -467,6 +475,18 @@ class AskedPart(NamedTuple):
     asks: bool
     """Else it stands beside what asks: the model reads it only where nothing is near what asks, and it brings nothing
     where nothing is near it."""
+
+
+class Heard(NamedTuple):
+    """The parts of a question once the model has read some of them."""
+
+    read: list[int]
+    speaking: NDArray[np.bool_]
+    """Whether each part brings anything, (p,)."""
+    notes: list[str]
+    """Why the model read none, for people."""
+    trouble: EmbeddingError | None
+    """See `Retrieved.trouble`."""
 
 
 class Filling(NamedTuple):
