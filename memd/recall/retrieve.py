@@ -288,10 +288,10 @@ class Retriever:
         vectors = self._table_vectors(parts)
         field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
         marks.append(time.perf_counter())
-        heard = self._heard(field, asked, vectors)
-        notes[:0] = heard.notes
+        reading = self._read_question(field, asked, vectors)
+        notes[:0] = reading.notes
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, heard.read, heard.speaking)
+        scores = field.scores(self._settings, reading.read, reading.speaking)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
@@ -315,10 +315,10 @@ class Retriever:
             fill_ratio=filling.ratio,
             worth_showing=filling.worth_showing,
             search_ms=spent[0] + spent[2],
-            embed_ms=spent[1] if heard.read or heard.notes else 0.0,
+            embed_ms=spent[1] if reading.read or reading.notes else 0.0,
             fill_ms=spent[3],
-            is_model_asked=bool(heard.read),
-            trouble=heard.trouble,
+            is_model_asked=bool(reading.read),
+            trouble=reading.trouble,
             note=" ".join(notes) or None,
         )
 
@@ -330,7 +330,7 @@ class Retriever:
             parts.setdefault(cut(text), AskedPart(STEP_WEIGHT, asks=True))
         return parts
 
-    def _heard(self, field: Field, asked: dict[str, AskedPart], vectors: Floats) -> Heard:
+    def _read_question(self, field: Field, asked: dict[str, AskedPart], vectors: Floats) -> QuestionReading:
         """Have the model read the parts that ask and are unclear; where nothing is near those, also what stands beside
         them: it may be what "Is this still so?" is about."""
         parts, embedder = list(asked), self._encoder.embedder
@@ -350,7 +350,7 @@ class Retriever:
             notes.append(f"Searched by words alone: {error}.")
             trouble = None if self._encoder.works else error  # a server that is late works
         judged = [*read, *beside] if embedder.tells_apart else []
-        return Heard(read, field.speaking(judged, readers), notes, trouble)
+        return QuestionReading(read, field.speaking(judged, readers), notes, trouble)
 
     def _read(self, field: Field, parts: Sequence[str], numbers: Sequence[int], until: float) -> Sequence[int]:
         """Have the model read these parts, as many as there is time for; those that it read."""
@@ -477,7 +477,7 @@ class AskedPart(NamedTuple):
     where nothing is near it."""
 
 
-class Heard(NamedTuple):
+class QuestionReading(NamedTuple):
     """The parts of a question once the model has read some of them."""
 
     read: list[int]
