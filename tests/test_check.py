@@ -286,6 +286,18 @@ def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llam
     assert "only 1 character" in place.warnings()["access"]
 
 
+@pytest.mark.parametrize("auth", [{}, {"token": "a" * 40}], ids=["people", "owner and people"])
+def test_a_token_of_memd_token_is_needed_as_one_of_the_settings_is(tmp_path: Path, auth: dict[str, str]) -> None:
+    place = Place(tmp_path, {"auth": auth})
+    place.config.chmod(0o600)
+    [open_] = place.check()[1]["access"]
+    assert open_["said"] == "only this machine, " + ("with auth.token" if auth else "without a token")
+    added = ["token", "add", "ann", "--topics", "a", "--rights", "read", "--config", str(place.config)]
+    assert CliRunner().invoke(main, added).exit_code == 0
+    [closed] = place.check()[1]["access"]
+    assert closed["said"] == "only this machine, with a token (`memd token list` shows whose)"
+
+
 def test_a_daemon_with_another_token_is_not_taken_for_none(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:

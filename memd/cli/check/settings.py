@@ -21,11 +21,12 @@ from memd import __version__
 from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
+from memd.cli.token import token_list
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embedder
 from memd.embedding.local import FINGERPRINT
-from memd.errors import EmbeddingError, MemdError, RerankError
+from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
 from memd.ingest.sources.tending import topic_of
 from memd.ingest.sources.walking import Chosen, Walk
@@ -56,6 +57,12 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     """Check who can reach the memory, and whether the token is long enough and not readable by others."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
+    try:
+        with token_list(config) as listed:
+            others = (*config.auth.tokens, *listed.read())
+    except StoreError as error:
+        return failed_with(ACCESS, error)
+    needed = "a token (`memd token list` shows whose)" if others else "auth.token"
     given = places.get("auth.token", "")
     if token and path is not None and given.startswith(f"{path}, line ") and _others_may_read(path):
         said, remedy = f"others on this machine may read auth.token in {path}", f"chmod 600 {path}"
@@ -65,11 +72,11 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
         return warning(ACCESS, said, REMEDY_IF_SHORT)
     if is_open and config.listen.tls_cert:
-        return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show auth.token")
+        return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show {needed}")
     if is_open:
-        said = f"{host} can be reached by others; each request has to show auth.token, and nothing is encrypted"
+        said = f"{host} can be reached by others; each request has to show {needed}, and nothing is encrypted"
         return ok(ACCESS, said, "set listen.tls_cert, or put a TLS proxy before it, if others share the network")
-    return ok(ACCESS, "only this machine, " + ("with auth.token" if token else "without a token"))
+    return ok(ACCESS, "only this machine, " + (f"with {needed}" if token or others else "without a token"))
 
 
 def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
