@@ -21,7 +21,6 @@ from memd import __version__
 from memd.assets import ranks_bytes
 from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
-from memd.cli.token import token_list
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embedder
@@ -38,6 +37,7 @@ from memd.settings.url import is_this_machine
 from memd.store.disk import LocalDisk
 from memd.store.layout import models_dir
 from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_hard_limit
+from memd.store.token_list import TokenList
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.wording import counted, name_for_terminal
 
@@ -57,9 +57,8 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     """Check who can reach the memory, and whether the token is long enough and not readable by others."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
-    try:
-        with token_list(config) as listed:
-            others = (*config.auth.tokens, *listed.read())
+    try:  # in a cluster, as this machine knew them last: nothing is made in its database
+        others = (*config.auth.tokens, *TokenList(LocalDisk(), config.data_dir).read())
     except StoreError as error:
         return failed_with(ACCESS, error)
     needed = "a token (`memd token list` shows whose)" if others else "auth.token"
