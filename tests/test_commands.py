@@ -86,6 +86,8 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
     back = f"memd undo {chunk['id']} takes it back"
     assert f"{chunk['id']} is no longer shown in topic work; {back}\n  user: For the booking" in done
     assert "We moved the bookings to SQLite in May." in out(told, "show", replacement)
+    refused = told.run("undo", replacement).stderr
+    assert f"took the place of {chunk['uuid'][:8]}: `memd undo {chunk['uuid'][:8]}` takes that back" in refused
     shown = out(told, "log", "--limit", "2")
     assert "because: simpler" in shown and "bookings to SQLite" in shown
     heads = [line for line in shown.splitlines() if "  entry " in line]
@@ -109,6 +111,9 @@ def test_praise_and_blame(told: DaemonProcess) -> None:
     for flag, multiplier in (("--helpful", 1.5), ("--unhelpful", 1), ("--unhelpful", 1 / 1.5)):
         out(told, "correct", f"[mem:{chunk['id']}]", flag)
         assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
+    for name in ("id", "canonical_id"):  # the second takes back what the first did
+        undone = out(told, "undo", str(events(told)[0][name]))
+        assert f"{chunk['id']} counts as before" in undone and "shown again" not in undone
 
 
 @with_a_daemon
@@ -120,6 +125,15 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     assert "is live" in out(told, "show", chunk["id"])
     other = events(told)[-1]["id"]
     assert f"chunk {other} was not corrected" in told.run("undo", other).stderr
+
+
+@with_a_daemon
+def test_what_was_not_found_is_told_as_it_is(told: DaemonProcess) -> None:
+    before = out(told, "log", "--topic", "work", "--before", "2020-01-01")
+    assert "Nothing before 2020-01-01" in before and "stored" not in before
+    config = ["--data-dir", str(told.data_dir)]
+    piped = CliRunner().invoke(main, ["add", "-", *config], input="hello\n")
+    assert "no conversation was found" in piped.output and "`memd remember -`" in piped.output
 
 
 def test_a_search_in_an_empty_memory_says_that_nothing_is_stored(

@@ -290,7 +290,8 @@ WRONG = {
     "sources: [{topic: a}]": "sources, item 1: it has no path; write `- path: FOLDER`",
     "sources: [a, {path: b, topc: c}]": "sources, item 2: there is no setting `topc`; there are path, topic, exclude,",
     "sources: [{path: a, topic: a/b}]": "sources, item 1: topic is not what it should be; give the name of a topic",
-    "sources: [{path: a, formats: '*.md'}]": "sources, item 1: formats is not what it should be; give a list of",
+    "sources: [{path: a, formats: '*.md'}]": "sources, item 1: formats is not what it should be; give a list of "
+    "suffixes such as [md, pdf], not '*.md'",
     "sources: [[a]]": "sources, item 1: it is neither a path nor lines `path: …`",
     "sources: [memory/notes]": "memory/notes, which is in memd's own data directory",
     "sources: [config.yaml]": "config.yaml, which is a file; name its folder",

@@ -104,7 +104,7 @@ def test_tokens_of_the_settings_are_read(tmp_path: Path) -> None:
             item(rights="[]"),
             "rights is not what it should be; give a list of one or more of read, write, correct, admin",
         ),
-        (item(rights="[delete]"), "rights is not what it should be"),
+        (item(rights="[delete]"), "give a list of one or more of read, write, correct, admin, not ['delete']"),
         (item(rights="[read, read]"), "ann has a right twice"),
         (item() + item("bob"), "line 4: auth.tokens, item 2: bob has the same token as ann"),
         (item() + item(sha="f" * 64), "there is another token with the name ann"),

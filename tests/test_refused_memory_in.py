@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,7 +47,10 @@ def test_an_action_is_taken_in_any_case(daemon: DaemonProcess, upstream: Recordi
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"action": "Replace"}, "corrections[0].action`; it is Update or Helpful or Unhelpful"),
+        (
+            {"action": "Replace"},
+            "no action that memd knows - at `memory_in.corrections[0].action`; it is Update or Helpful or Unhelpful",
+        ),
         (
             {"contents": MOVED},
             "a member that memd does not know; did you mean content? - at `memory_in.corrections[0]`",
@@ -98,5 +102,6 @@ def test_every_request_that_went_without_memory_is_seen_where_turns_are(daemon: 
         problem, turn = answer.headers["X-Memory-Problem"], answer.headers["X-Memory-Turn"]
         assert answer.headers["X-Memory-Status"] == status and problem
         assert " ".join(problem.split()) in " ".join(daemon.run("turn", turn).stdout.split())
+        assert not re.search("memory took|milliseconds", daemon.run("turn", turn).stdout), "nothing was counted"
         assert status.partition(":")[0] in daemon.run("turn").stdout
         assert f"turn={turn} " in daemon.log.read_text()

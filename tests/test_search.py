@@ -86,6 +86,8 @@ def test_a_person_reads_why(told: DaemonProcess) -> None:
     assert title.index("topic") == row.index(" work") + 1 and row[title.index("said") :].startswith("20"), plain.stdout
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
     assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be injected\.", plain.stdout)
+    limited = told.run("search", "--limit", "1", QUESTION).stdout
+    assert re.search(r"1 chunk of a block of \d+ of 1,024 tokens\.", limited) and "would be" not in limited
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "too weak" in explained and "meaning 0." in explained
     shown = re.findall(

@@ -34,6 +34,7 @@ def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_c
         line(NOON + 2),
         line(NOON, model="big", prompt_tokens=5),
         line(NOON + DAY, topic_id="home", prompt_tokens=1),
+        line(NOON, topic_id="bad", model="", forwarded_tokens=0),  # it went on without memory: nothing was estimated
         line(NOON, http_status=500, prompt_tokens=1_000),
         line(NOON, http_status=None, prompt_tokens=1_000),
         line(NOON, **told)[:-9],  # torn by a crash
@@ -42,10 +43,12 @@ def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_c
     figures = [(row.day, row.topic_id, row.model, row.requests, row.prompt_tokens) for row in usage.rows]
     assert figures == [
         ("2026-11-21", "home", "tiny", 1, 1),
+        ("2026-11-20", "bad", "", 1, 0),
         ("2026-11-20", "work", "big", 1, 5),
         ("2026-11-20", "work", "tiny", 3, 270),
     ]
-    row = usage.rows[2]
+    assert usage.rows[1].estimated == 0
+    row = usage.rows[3]
     assert (row.cached_tokens, row.completion_tokens, row.memory_tokens, row.estimated) == (120, 18, 60, 1)
     assert usage.since == NOON
     assert [row.topic_id for row in usage_of(lines, PeriodQuery(topic=("home",))).rows] == ["home"]

@@ -117,7 +117,7 @@ def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
             key = day, cost.topic_id, cost.model
             _add(row := rows.setdefault(key, UsageRow(*key)), cost)
             row.requests += 1
-            row.estimated += cost.prompt_tokens is None
+            row.estimated += cost.prompt_tokens is None and cost.forwarded_tokens > 0
     ordered = sorted(rows, key=lambda key: (key[1], key[2]))
     return UsageByDay(tuple(rows[key] for key in sorted(ordered, key=lambda key: key[0], reverse=True)), oldest)
 

@@ -57,7 +57,7 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     page, config = asked.answer, asked.config
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
-        lines.append("Nothing is stored.")
+        lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
         known = asked.daemon.ask(status.topics)  # those that may be read
         topics = asked.given.get("topic", [one.topic_id for one in known.topics])
@@ -161,26 +161,30 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
     """
     with daemon_for(config) as daemon:
         if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
-            canonical_id = int(id_)
-            topic = topic or _topic_of_entry(daemon, canonical_id)
+            undone = _entry(daemon, int(id_), topic)
         else:
             story = _chunk(daemon, id_, topic)
-            topic, canonical_id = story.topic_id, story.versions[-1].canonical_id
+            undone = story.versions[-1]
+            if len(story.versions) == 1 and story.replaces:
+                one = story.replaces[0][:8]
+                raise BadQuestion(f"chunk {story.id} took the place of {one}: `memd undo {one}` takes that back")
             if len(story.versions) == 1:
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
-        body = {"topic_id": topic, "canonical_id": canonical_id, "reason": reason or ""}
-        print_lines(_appended(daemon, topic, daemon.ask(writes.undo, body=body)))
+        body = {"topic_id": undone.topic_id, "canonical_id": undone.canonical_id, "reason": reason or ""}
+        print_lines(_appended(daemon, undone.topic_id, daemon.ask(writes.undo, body=body), undone))
     return 0
 
 
-def _appended(daemon: RunningDaemon, topic: str, answer: Corrected) -> Lines:
+def _appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> Lines:
     """Return the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
     if not answer.applied:
         return []
     page = daemon.ask(reads.log_page, topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
     lines: Lines = []
     for one in reversed(page.events):
-        done = _DONE.get(one.event, "is shown again" if one.live else "is no longer shown")
+        was_shown = undone is not None and undone.live and undone.uuid == one.uuid
+        again = "counts as before" if was_shown else "is shown again"
+        done = _DONE.get(one.event, again if one.live else "is no longer shown")
         takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
         text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
         lines += [Text(f"{one.id} {done} in topic {one.topic_id}{takes_back}"), Text(f"  {text}")]
@@ -196,11 +200,11 @@ def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> Ch
     return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
 
 
-def _topic_of_entry(daemon: RunningDaemon, canonical_id: int) -> str:
-    page = daemon.ask(reads.log_page, before=canonical_id + 1, limit=1)
+def _entry(daemon: RunningDaemon, canonical_id: int, topic: str | None) -> LogEvent:
+    page = daemon.ask(reads.log_page, topic=[topic] if topic else [], before=canonical_id + 1, limit=1)
     if not page.events or page.events[0].canonical_id != canonical_id:
         raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
-    return page.events[0].topic_id
+    return page.events[0]
 
 
 def _event(event: LogEvent) -> RenderableType:
@@ -308,10 +312,12 @@ def _turn_lines(one: Receipt) -> Lines:
     lines: Lines = [
         Text.assemble((one.turn_id, "bold"), *head),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
-        _costs(one),
-        *_left(one),
-        "milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()),
     ]
+    if one.forwarded_tokens:  # none of a request that went on without memory were counted
+        lines.append(_costs(one))
+    lines += _left(one)
+    if one.timings_ms:
+        lines.append("milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()))
     if one.error:
         lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
     if one.question is not None:

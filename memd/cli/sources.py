@@ -359,7 +359,7 @@ class _Importing:
         if self.problems:
             said.append(f"{counted(len(self.problems), 'problem')}, named above")
         if not (total or counts.entries or counts.entries_known or counts.empty):
-            said.append("no conversation was found (`memd add` remembers texts and documents)")
+            said.append("no conversation was found (`memd add PATH` remembers documents, `memd remember -` piped text)")
         return "; ".join(said)
 
 

@@ -65,11 +65,13 @@ def _candidate_lines(answer: SearchAnswer, given: Set[str], *, explain: bool) ->
             else "stored"
         )
         shown.append(f"Nothing is {where} that has to do with it.")
-    elif not injected:
+    elif not answer.tokens:
         shown.append("Nothing would be injected; --explain shows the candidates and why.")
     else:
         tokens = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens"
-        shown.append(f"{counted(len(injected), 'chunk')}, {tokens}, would be injected.")
+        chunks = counted(len(injected), "chunk")
+        whole = f"{chunks} of a block of {tokens}." if "limit" in given else f"{chunks}, {tokens}, would be injected."
+        shown.append(whole)
     if answer.note is not None:
         shown.append(answer.note)
     if "topic" not in given:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,7 @@ def read_sources(setting: Setting, expand: Expand) -> list[tuple[str, SourceSett
         try:
             source = msgspec.convert({"path": item} if isinstance(item, str) else item, SourceSettings)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{place}: sources, item {number}: {_reason(error)}") from None
+            raise ConfigError(f"{place}: sources, item {number}: {_reason(error, item)}") from None
         items.append((place, source))
     return [(place, _whole(one, excluded, expand)) for place, one in items]
 
@@ -88,7 +89,7 @@ def _exclusion(text: str, expand: Expand) -> str:
     return str(expand(text)) if text.startswith(("/", "~")) else text.strip("/")
 
 
-def _reason(error: msgspec.ValidationError) -> str:
+def _reason(error: msgspec.ValidationError, item: Any) -> str:
     told, _, at = str(error).partition(" - at `$")
     member = at.strip("`").lstrip(".").partition("[")[0]
     if "unknown field" in told:
@@ -105,4 +106,4 @@ def _reason(error: msgspec.ValidationError) -> str:
         "formats": "a list of suffixes such as [md, pdf]",
         "follow_links": "true or false",
     }
-    return f"{member} is not what it should be; give {allowed[member]}"
+    return f"{member} is not what it should be; give {allowed[member]}, not {item[member]!r:.60}"

@@ -6,7 +6,7 @@ Rule: as in `loading.py`, which calls this: nothing is guessed at. No message re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -100,7 +100,7 @@ def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
         try:
             tokens.append(msgspec.convert(item, TokenSettings))
         except (msgspec.ValidationError, RecursionError) as error:
-            raise ConfigError(f"{place}: {setting.key}, item {number}: {_reason(error)}") from None
+            raise ConfigError(f"{place}: {setting.key}, item {number}: {_reason(error, item)}") from None
     for number, problem in token_problems(tokens):
         raise ConfigError(f"{places[number]}: {setting.key}, item {number + 1}: {problem}")
     return tuple(tokens)
@@ -132,7 +132,7 @@ def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> It
         digests[digest] = one.name
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, item: Any) -> str:
     told, _, at = str(error).partition(" - at `$")
     member = at.strip("`").lstrip(".").partition("[")[0]
     if "unknown field" in told:
@@ -151,7 +151,8 @@ def _reason(error: Exception) -> str:
         return f"it has no {name}; give {allowed[name]}"
     if member not in allowed:
         return f"it is no token; give its {', '.join(allowed)}"
-    return f"{member} is not what it should be; give {allowed[member]}"
+    given = "" if member == "token_sha256" else f", not {item[member]!r:.60}"  # it may be the token itself
+    return f"{member} is not what it should be; give {allowed[member]}{given}"
 
 
 def _held(one: TokenSettings) -> tuple[object, ...]:

@@ -215,7 +215,9 @@ def _injected_value(injected_ids: Iterable[str]) -> str:
 def _checked_correction(correction: _WireCorrection, position: int) -> Correction:
     action = _ACTIONS.get(correction.action.strip().lower())
     if action is None:
-        raise BadMemoryIn(f"memory_in: no action - at `memory_in.corrections[{position}].action`; it is {_ACTION}")
+        raise BadMemoryIn(
+            f"memory_in: no action that memd knows - at `memory_in.corrections[{position}].action`; it is {_ACTION}"
+        )
     if correction.content and action != "Update":
         field = f"memory_in.corrections[{position}].content"
         raise BadMemoryIn(f"{field} belongs to the action Update, not to {action}; leave it out")
