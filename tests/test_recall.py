@@ -184,7 +184,7 @@ def test_of_a_long_question_the_end_is_a_part_too() -> None:
     message = f"{before * 4}where is the spare key?"
     _, end, *_ = parts_of(message)
     assert end.endswith("where is the spare key?") and len(end) <= 200
-    assert list(parts_of("会" * 300 + "？"))[1] == "会" * 199 + "？"
+    assert list(parts_of("会" * 300 + "？"))[1] == "会" * 43 + "？"
 
 
 def test_a_message_has_few_short_parts_whatever_it_is() -> None:
@@ -486,6 +486,15 @@ async def test_with_all_weights_at_0_recall_is_the_plain_formula(
     found = await asked(topic, question, EVERYTHING, question="model", recall_budget_ms=60_000, **weights)
     scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
     assert scores == pytest.approx({text: score for score, text in expected}, abs=1e-5)
+
+
+@pytest.mark.parametrize("length", [200, 600, 5_000])
+@pytest.mark.parametrize("question", ["Who paints the boat house?", "Tell me who paints the boat house"])
+async def test_a_question_on_the_line_of_pasted_code_finds_what_it_finds_alone(
+    topic: TopicLog, question: str, length: int
+) -> None:
+    code = "!function(e,t){for(var i=0;i<t.length;i++)e.appendChild(t[i].cloneNode(!0))}(window,rows);" * 60
+    assert TALK[2] in contents(await asked(topic, f"{code[-length:]} {question}"))
 
 
 @pytest.mark.parametrize("message", ["{question}\n{code}", "{code}\n{question}", "{code}\n\n{question} Thanks!"])

@@ -31,8 +31,11 @@ CLAUSE_CHARACTERS_MIN = 16
 """Of a sentence that asks for several things each is a part; a shorter clause names nothing to look for."""
 _WRAPPED = re.compile(r"(?m)^(\S.{48,}[\w,])\n(?=\w)")
 """The end of a line that goes on in the next: a long one, without a mark at its end or an indent behind it."""
-TAIL_CHARACTERS_MIN, TAIL_PART_CHARACTERS = 250, 200
-"""A longer sentence that asks is two parts, for the model reads the beginning and the question may stand at the end."""
+TAIL_PIECES, TAIL_PART_CHARACTERS = 44, 200
+"""A sentence with more pieces has its end as a part too, for of a part the beginning is read, and a question may stand
+at the end: behind a line of code, or a long explanation."""
+_PIECE = re.compile(r"[A-Za-z0-9]{1,4}|[^\sA-Za-z0-9]")
+"""What a tokenizer makes of a text, roughly: it spells what is no English letter by letter."""
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 """Programs put what the user said between lines of these."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
@@ -47,14 +50,24 @@ def parts_of(message: str) -> dict[str, bool]:
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
     sentences = [one for one in sentences if not _TAG.fullmatch(one)] or sentences
     asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
-    tails = [one[-TAIL_PART_CHARACTERS:] for one in asking if len(one) > TAIL_CHARACTERS_MIN]
-    tails = [one.partition(" ")[2] or one for one in tails]
+    tails = [tail for one in asking if (tail := _tail(one))]
     clauses = [some for one in asking for some in _clauses(one)]
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
     questions = {one[:PART_CHARACTERS_MAX] for one in itertools.chain(asking, tails, clauses)}
-    chosen = itertools.chain(asking, sentences[-1:], sentences[:1], tails, clauses, items)
+    ends = [*sentences[-1:], *filter(None, map(_tail, sentences[-1:])), *sentences[:1]]
+    chosen = itertools.chain(asking, ends, tails, clauses, items)
     parts = itertools.islice(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen), PARTS_MAX)
     return {one: one in questions or not asking for one in parts}
+
+
+def _tail(sentence: str) -> str:
+    """The end of a long sentence; empty where it is short."""
+    end = sentence[-TAIL_PART_CHARACTERS:]
+    places = [found.start() for found in _PIECE.finditer(end)][-TAIL_PIECES - 1 :]
+    if len(places) <= TAIL_PIECES and end == sentence:
+        return ""
+    end = end[places[-TAIL_PIECES:][0] :]
+    return end.partition(" ")[2] or end
 
 
 def _clauses(sentence: str) -> list[str]:
