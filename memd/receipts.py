@@ -338,15 +338,13 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
 def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if any(one.uuid in concern.uuids for one in receipt.candidates):
         return True
-    if receipt.topic_id != concern.topic_id:
-        return (
-            concern.overlap is None
-            and not concern.uuids
-            and any(one.topic_id == concern.topic_id for one in receipt.candidates)
-        )
+    # A step and a retry show the block of their turn again, and have no candidates.
+    topics = {receipt.topic_id, *receipt.shown_from, *(one.topic_id for one in receipt.candidates)}
+    if concern.topic_id not in topics or concern.overlap is None:
+        return concern.topic_id in topics
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
     own = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, receipt.note)
-    return concern.overlap is None or any(concern.overlap.shared(text) for text in (*own, *corrections) if text)
+    return any(concern.overlap.shared(text) for text in (*own, *corrections) if text)
 
 
 def without_texts(receipt: Receipt) -> Receipt:

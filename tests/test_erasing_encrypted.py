@@ -368,7 +368,7 @@ async def chunks_in(daemon: Daemon, topic_id: str) -> int:
 def later(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """The clock jumps."""
     now = daemon.store.clock.now_us() + days * DAY_US
-    monkeypatch.setattr(daemon.store, "now_us", lambda: now)
+    monkeypatch.setattr(daemon.store.clock, "now_us", lambda: now)
 
 
 async def erasures_in(daemon: Daemon) -> list[Act]:

@@ -35,7 +35,7 @@ TAIL_PIECES, TAIL_PART_CHARACTERS = 44, 200
 """A sentence with more pieces has its end as a part too, for of a part the beginning is read, and a question may stand
 at the end: behind a line of code, or a long explanation."""
 _PIECE = re.compile(r"[A-Za-z0-9]{1,4}|[^\sA-Za-z0-9]")
-"""What a tokenizer makes of a text, roughly: it spells what is no English letter by letter."""
+"""The pieces that a tokenizer makes of a text, roughly: other than English letters it takes one by one."""
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 """Programs put what the user said between lines of these."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
