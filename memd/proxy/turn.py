@@ -111,11 +111,8 @@ class TurnRunner:
         inquiry = self._topics.ask(steps.receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
             try:
-                if asked.mode == "readonly":  # it makes no topic: it asks in the first of its own that there is
-                    there = await self._topics.readable(steps.receiver.read_by(asked), inquiry)
-                    if not there.topics:
-                        return await self.without_memory(client, asked.without_memory("none"))
-                    asked = msgspec.structs.replace(asked, topic_id=there.topics[0].id)
+                if asked.mode == "readonly" and await self._topics.existing(asked.topic_id, inquiry) is None:
+                    return await self.without_memory(client, asked.without_memory("none"))  # no trace
                 topic = await self._topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
