@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
+from memd.wire import content_codings
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, unpacked_parts
 
 if sys.version_info >= (3, 14):
@@ -232,3 +233,25 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_errors(noise: bytes, cod
     for packed in (noise, {"gzip": gzip, "deflate": zlib, "br": brotli, "zstd": zstd}[coding].compress(b"x") + noise):
         with suppress(BadCoding, TooLarge):
             assert len(b"".join(unpacked_parts(packed, [coding], 1_000))) <= 1_000
+
+
+def test_a_body_of_many_empty_members_is_read_in_time_that_grows_with_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied = list[int]()
+
+    class Noted:
+        def __init__(self, member: Any) -> None:
+            self._member = member
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._member, name)
+            copied.append(len(found) if name == "unused_data" else 0)
+            return found
+
+    monkeypatch.setitem(content_codings._CODINGS, "zstd", lambda _: Noted(zstd.ZstdDecompressor()))
+    body = zstd.compress(b"") * 5_000 + zstd.compress(b"said")
+    assert b"".join(Unpacker(["zstd"], 1_000).feed(body)) == b"said"
+    assert sum(copied) < 25_000_000
+    with pytest.raises(BadCoding, match="more than 10,000 members"):
+        list(Unpacker(["zstd"], 1_000).feed(zstd.compress(b"") * 10_001))

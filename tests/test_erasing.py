@@ -117,6 +117,27 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     assert verified.returncode == 0 and "1 chunk of topic default erased on" in verified.stdout
 
 
+def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    """A retry and a step of a tool loop show the block of their turn, and have no candidates of their own."""
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    tell(daemon, [SECRET])
+    daemon.wait_stored(SECRET)
+    asked = [said("Where is the spare key of the foghorn?")]
+    for _ in range(2):
+        daemon.chat(asked, memory_in={"topic_id": "elsewhere", "related_topic_ids": ["default"]})
+        assert "granite step" in upstream.prompts[-1]
+    wait_until(lambda: len(turns_of(daemon, "elsewhere")) == 2, lambda: repr(daemon))
+    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
+    daemon.terminate()
+    assert "memd.receipts" not in found_in(daemon.data_dir)
+
+
+def turns_of(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:
+    return list(ask(f"{daemon.own_url}/memd/turns?topic={topic}").json["turns"])
+
+
 @pytest.mark.parametrize("forbid", [True, False])
 def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_forbidden(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, forbid: bool
