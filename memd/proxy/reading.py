@@ -115,6 +115,8 @@ BAD_MEMORY_IN = "bad-memory-in"
 BAD_MODE = "bad-mode"
 BAD_TOPIC = "bad-topic"
 """The status of a request whose header names a topic that cannot be."""
+NO_TOPIC_NOTE = "What it names is no topic; X-Memory-Problem of its response said why."
+"""No erasure of a topic reaches such a receipt, so it repeats nothing of the request."""
 READ_AT_ONCE_BYTES = 64 * 1024
 """A body that is read on the event loop; one of nothing but small tool calls takes 10 ms."""
 UNREADABLE_BODY = "degraded:unreadable"
@@ -442,7 +444,7 @@ def _receipt(
         model=model,
         author=who.author,
         status=status,
-        note=problem or None,
+        note=(problem or None) if topic_id else NO_TOPIC_NOTE,
     )
 
 
