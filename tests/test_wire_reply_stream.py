@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -136,6 +137,17 @@ def test_what_has_passed_is_read_in_steps_and_never_more_of_it_kept_than_the_bou
     while stream.read():
         steps.append(taken)
     assert len(steps) >= 3 and taken == 2 * events
+
+
+def test_a_step_over_a_packed_stream_reads_little_of_it_for_it_unpacks_to_much() -> None:
+    words = b"".join(TEXT.replace(b"-x", b"-%x" % (number * 7919 % 65536)) + b"\n\n" for number in range(20_000))
+    packed = gzip.compress(words)
+    stream = CHAT.new_stream(CAPTURE_BYTES_MAX, None, codings=["gzip"], reads_late=True)
+    stream.feed(packed)
+    steps = 1
+    while stream.read():
+        steps += 1
+    assert len(words) / steps < 3 * READ_BYTES
 
 
 def test_a_reply_is_captured_while_its_bytes_pass() -> None:
