@@ -207,6 +207,9 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     store.close()
     (folder / "memd.receipts").write_bytes(b'{"asked":"zanzibar"}\n')
     assert "run `memd encrypt` first" in memd("stats", *where, **with_old).output
+    assert memd("backup", tmp_path / "plain", *where).exit_code == 0
+    checked = memd("verify", tmp_path / "plain", **with_old)
+    assert checked.exit_code == 0 and "backup is in plain text" in checked.output and "all whole" in checked.output
     stdin = CliRunner().invoke(main, ["encrypt", "--key-stdin", "--data-dir", str(folder)], input=old.read_text())
     assert stdin.exit_code == 0 and "is encrypted with the key" in stdin.output, stdin.output
     assert not any(b"zanzibar" in data for _, data in bytes_below(folder))
@@ -219,6 +222,10 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     assert memd("backup", back, *where, **with_new).exit_code == 0
     assert memd("verify", back, **with_new).exit_code == 0
     assert memd("verify", back).exit_code == 1
+    (back / "memd.key").rename(tmp_path / "lost")
+    lost = memd("verify", back, **with_new)
+    assert lost.exit_code == 1 and "is missing" in lost.output and "plain text" not in lost.output
+    (tmp_path / "lost").rename(back / "memd.key")
     again = tmp_path / "restored"
     assert memd("restore", back, again).exit_code == 0
     assert [memd("verify", again, **with_new).exit_code, memd("verify", again).exit_code] == [0, 1]

@@ -20,12 +20,12 @@ from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
 from memd.ingest.unstored import waiting_in
-from memd.settings.model import Config
+from memd.settings.model import Config, EncryptionSettings
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.opening import check_not_lost, disk_of
 from memd.store.layout import KEY_NAME, LOCK_NAME, check_no_cluster
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
@@ -55,6 +55,10 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
             is_served = files.is_locked(checked / LOCK_NAME)
             report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
     else:
+        if config.encryption.is_on and LocalDisk().size(config.data_dir / KEY_NAME) is None:
+            check_not_lost(LocalDisk(), config.data_dir)
+            click.echo("This backup is in plain text: it is read without the key.", err=True)
+            config = msgspec.structs.replace(config, encryption=EncryptionSettings())
         check_no_cluster(files := disk_of(config), config.data_dir)
         is_served = files.is_locked(config.data_dir / LOCK_NAME)
         report = with_audit(verify_log(config.data_dir, files, is_served=is_served), config.data_dir, files)
