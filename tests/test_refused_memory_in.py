@@ -27,6 +27,12 @@ def update(chunk_id: str, **more: Any) -> dict[str, Any]:
     return {"corrections": [wanted | more]}
 
 
+def shown_turn(daemon: DaemonProcess, turn: str) -> str:
+    """A turn as `memd turn` shows it, once its receipt is written."""
+    wait_until(lambda: daemon.run("turn", turn).returncode == 0, lambda: repr(daemon))
+    return daemon.run("turn", turn).stdout
+
+
 @pytest.fixture
 def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """With a fact in memory that was shown."""
@@ -75,6 +81,26 @@ def test_what_is_refused_is_told_in_the_answer_and_in_a_header(
     assert headers["X-Memory-Status"] == "bad-memory-in" and reason in headers["X-Memory-Problem"]
     [signal] = out["signals"]
     assert signal["type"] == "memory_in_refused" and reason in signal["reason"] and out["injected_chunks"] == []
+
+
+def test_where_no_chunk_could_be_corrected_the_reason_is_told(daemon: DaemonProcess) -> None:
+    shown = daemon.export()[0]["id"]
+    mixed = daemon.chat(
+        [said("It moved.")],
+        memory_in=update(shown)
+        | {"corrections": [{"chunk_ids": ["zzzz"], "action": "Helpful", "reason": ""}, *update(shown)["corrections"]]},
+    )
+    assert mixed.headers["X-Memory-Problem"] is None, "something was done"
+    read = daemon.chat([said("Read.")], {"X-Memory-Mode": "readonly"}, memory_in=update(shown))
+    assert "the request may only read in this topic" in read.headers["X-Memory-Problem"]
+    for chunk_id, reason in (("zzzz", "not shown in this topic lately 1"), (shown, "taken out or erased since 1")):
+        told = daemon.chat([said(f"It moved, {chunk_id}.")], memory_in=update(chunk_id))
+        [signal] = told.json["memory_out"]["signals"]
+        assert signal == {"type": "correction_failed", "chunk_id": chunk_id}
+        problem, turn = f"memory_in: no chunk was corrected: {reason}", told.headers["X-Memory-Turn"]
+        assert told.headers["X-Memory-Problem"] == problem
+        assert any(turn in line and problem in line for line in daemon.log.read_text().splitlines())
+        assert problem in shown_turn(daemon, turn)
 
 
 def test_corrections_of_a_request_that_goes_on_without_memory_are_not_lost_silently(daemon: DaemonProcess) -> None:

@@ -26,6 +26,7 @@ from memd.store.snapshot import asked_by
 from memd.store.store import Snapshot, TopicLog
 from memd.telemetry.metrics import Metrics
 from memd.wire.sideband import NoteOut
+from memd.wording import tallied
 
 log = logging.getLogger("memd")
 Resolve = Callable[[str], BlockChunk | None]
@@ -41,6 +42,8 @@ class CorrectionResult(msgspec.Struct, frozen=True):
     """The outcome of its notes, in their order."""
     trouble: str | None = None
     """The status to tell, where they could not be applied."""
+    problem: str = ""
+    """Why nothing of them was done; empty where something was."""
 
 
 class Corrector:
@@ -62,7 +65,10 @@ class Corrector:
         failed = next(
             (f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD, FORBIDDEN)), None
         )
-        return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed)
+        problem = "" if any(not note.error for note in notes) else _problem(received, corrected)
+        if problem:
+            log.warning("nothing of a memory_in was done", extra={**received.log_fields(), "problem": problem})
+        return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed, problem=problem)
 
     async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
         notes = () if received.request.memory_in is None else received.request.memory_in.notes
@@ -182,6 +188,21 @@ class Corrector:
 
 def _named(asked: Sequence[Correction]) -> FailedIds:
     return tuple(one for correction in asked for one in correction.chunk_ids)
+
+
+def _problem(received: Received, corrected: CorrectionResult) -> str:
+    """Why no chunk was corrected; empty where one was, or none was to be. It quotes no id, because it is logged."""
+    asked, failed = received.request.memory_in, corrected.failed_ids
+    named = 0 if asked is None else sum(len(set(one.chunk_ids)) for one in asked.corrections)
+    if not named or (received.key is not None and len(failed) < named):
+        return ""
+    if corrected.trouble is not None:
+        return f"memory_in: no chunk was corrected: {corrected.trouble}"
+    if received.key is None or not received.asked.who.may("correct", received.topic.id):
+        return "memory_in: no chunk was corrected: the request may only read in this topic"
+    unknown = list(map(_resolving(received), failed)).count(None)
+    told = {"not shown in this topic lately": unknown, "taken out or erased since": len(failed) - unknown}
+    return f"memory_in: no chunk was corrected: {tallied({why: number for why, number in told.items() if number})}"
 
 
 def _resolving(received: Received) -> Resolve:

@@ -68,6 +68,8 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Raw tokens of the whole prompt."""
     attachments: int
     """Images in it."""
+    problem: str = ""
+    """Why nothing of the request's `memory_in` was done."""
 
     def headers(self, received: Received, recalled: Recalled) -> list[tuple[str, str]]:
         """Memory's response headers."""
@@ -77,7 +79,9 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
             injected_ids=[chunk.shown_id for chunk in self.chunks],
             turn_id=received.asked.turn_id,
             timings_ms=recalled.spans_ms,
-            problem=NOT_READ if received.request.goes_on_with and "memory_in" in received.request.fields else "",
+            problem=NOT_READ
+            if received.request.goes_on_with and "memory_in" in received.request.fields
+            else self.problem,
         )
 
     def memory_out(self, received: Received) -> MemoryOut | None:
@@ -182,6 +186,7 @@ class Memory:
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),
             attachments=prompt.attachments(),
+            problem=corrected.problem,
         )
 
     def _pressure(self, fill_ratio: float) -> tuple[Signal, ...]:

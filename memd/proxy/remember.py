@@ -210,7 +210,7 @@ class Rememberer:
             question=recalled.question,
             step=recalled.step,
             filter=received.request.wanted,
-            note=recalled.note,
+            note="\n".join(filter(None, (shown.problem, recalled.note))) or None,
             candidates=() if recalled.retrieved is None else scored_chunks(recalled.retrieved),
             budget_tokens=recalled.budget_tokens,
             room_tokens=recalled.room_tokens,
