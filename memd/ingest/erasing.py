@@ -222,7 +222,7 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     seconds: float
     not_overwritten: tuple[str, ...] = ()
-    """LocalDisk that are gone from the data directory, and that could not be overwritten."""
+    """Files that are gone from the data directory, and that could not be overwritten."""
 
 
 class Eraser:

@@ -59,7 +59,7 @@ class RestoreReport(msgspec.Struct, kw_only=True):
     files: int
     bytes: int
     kept: int
-    """LocalDisk that an interrupted restoration had brought already."""
+    """Files that an interrupted restoration had brought already."""
     notes: list[str]
     """For its owner to know, in sentences."""
 

@@ -120,7 +120,7 @@ class BucketWriter:
         """Of the batch: folders that were compared, not noted."""
         self._batch = _Batch()
         self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
-        """LocalDisk that were sent, in a round that is not written yet."""
+        """Files that were sent, in a round that is not written yet."""
         self._unread: set[str] = set()
         """Folders that could not be read in this round; and those of which that was said."""
         self._told: set[str] = set()

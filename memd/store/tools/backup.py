@@ -70,12 +70,12 @@ class BackupReport(msgspec.Struct):
     linked: int = 0
     copied: int = 0
     kept: int = 0
-    """LocalDisk that the backup had already, unchanged."""
+    """Files that the backup had already, unchanged."""
     erased: int = 0
-    """LocalDisk and topics from which the backup lost what was erased since the last one."""
+    """Files and topics from which the backup lost what was erased since the last one."""
     bytes_copied: int = 0
     findings: list[Finding] = []
-    """LocalDisk that could not be backed up or contradict an earlier backup."""
+    """Files that could not be backed up or contradict an earlier backup."""
 
 
 def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | None = None) -> BackupReport:
