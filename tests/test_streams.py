@@ -139,6 +139,25 @@ def test_what_was_said_before_the_client_left_is_remembered_as_interrupted(
     wait_until(lambda: any(wanted in text for text in memd.said()), lambda: repr(memd.said()))
 
 
+def test_a_client_that_leaves_as_soon_as_it_has_all_of_a_long_answer_had_a_whole_one(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect
+) -> None:
+    """What has passed is read behind the end, in steps; a client that goes meanwhile interrupts nothing."""
+    words = b"".join(chunk(event(f"word {number} " * 40)) for number in range(1_500))
+
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD + words + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    client = asked(connect, memd, raw, script, chat("Tell me all of it.", stream=True))
+    turn = client.read_head().lower().split(b"x-memory-turn: ")[1].split(b"\r\n")[0].decode()
+    while client.read_chunk():
+        pass
+    client.abort()
+    wait_until(lambda: f"turn={turn} " in memd.log.read_text(), lambda: repr(memd))
+    [line] = [one for one in memd.log.read_text().splitlines() if "answered" in one and f"turn={turn} " in one]
+    assert "outcome=complete" in line and "http_status=200" in line
+
+
 @pytest.mark.parametrize("path", [CHAT, b"/completion"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_upstream_that_dies_in_mid_answer_never_gives_a_whole_one(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import aiohttp
@@ -288,10 +288,11 @@ class Forwarding:
                 return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled), keep)
             finally:
                 self._answers.close()
-                await self._relay.read_on()  # now that its client has all of it, or has left
-                record.usage = self._relay.reply.usage
                 if record.outcome == BROKEN:
                     self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
+                with suppress(asyncio.CancelledError):  # its client has all that it gets, and may leave at any time
+                    await self._relay.read_on()
+                record.usage = self._relay.reply.usage
                 self._note_outcome(offered, self._relay.reply)
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
