@@ -17,7 +17,7 @@ from effort import steps
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
 from memd.store.bucket.catalog import ROUNDS
-from memd.store.bucket.changes import Looker, NotingDisk
+from memd.store.bucket.changes import Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.writing import BucketTender
 from memd.store.disk import LocalDisk, Room, Wiper
@@ -376,3 +376,28 @@ def test_what_is_appended_to_the_journal_while_a_topic_is_looked_at_is_in_the_ne
     journals = [folder / "talk" / "hot.log" for folder in (source.folder, tmp_path / "restored")]
     assert journals[0].read_bytes() == journals[1].read_bytes()
     assert not waiting
+
+
+def test_a_round_holds_no_bytes_that_nothing_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An erasure would not find them."""
+    source, bucket = made(tmp_path)
+    journal = open_journal(source.store.journal_of("talk"), source.disk)[0]
+    journal.append([b"said in a journal"])
+    source.say(1)
+    source.say(2, topic="work")
+    read = Looker.read
+
+    def replaced(looker: Looker, piece: Piece) -> Iterator[bytes]:
+        if piece.path == source.folder / "talk" / "active.bin":
+            raise MovedMeanwhile("talk: was replaced while it was read")
+        return read(looker, piece)
+
+    monkeypatch.setattr(Looker, "read", replaced)
+    source.writer.begin()
+    assert not source.writer.round()
+    stored = b"".join(bucket.get(one.key) or b"" for one in bucket.listed(ROUNDS))
+    assert b"user: chunk 2" in stored
+    assert b"said in a journal" not in stored
+    monkeypatch.undo()
+    assert source.writer.round()
+    source.store.close()

@@ -1,11 +1,12 @@
 """The changes of a data directory since a backup looked at it: noted as they are made, and found by comparing folders.
 
-Rule: a change is noted after it was made. Who takes a note and reads the file then has the change, or the note of one
-that came later. An append that is under way may be read in halves: its rest follows with the next round, and who
-restores this one gets an interrupted write, which the log recovers from.
+Rule: a change is noted after it was made: the folder is due, and which of its files are others now; what a file has
+grown by shows in its size. Who takes the notes and reads then has the change, or the note of one that came later. An
+append that is under way may be read in halves: its rest follows with the next round, and who restores this one gets an
+interrupted write, which the log recovers from.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
-file before the full ones are listed. Where a file was replaced or rotated meanwhile, all of it is done again. What is
+file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again. What is
 read is what is on the disk: of an encrypted directory, encrypted. Merged and lexical indexes are left out: they are
 built again, as are `.torn` files, which nobody reads.
 """
@@ -13,8 +14,9 @@ built again, as are `.torn` files, which nobody reads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -26,22 +28,23 @@ from memd.store.layout import AUDIT_NAME, ERASURES_NAME, KEY_NAME, AuditLayout, 
 
 _PLACES_KEPT = 4096
 _OF_THE_DIRECTORY = (KEY_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
-
+COMPARED_AT_ONCE = 500
+"""Folders of an earlier time that a round compares before what has just changed has its turn again."""
 PIECE_BYTES = 8 << 20
-_TRIES = 4
-
-
-Notes = dict[str, bool]
-"""By name in a folder: whether more has changed than that the file grew."""
+ALL = ""
+"""The name of a folder in itself: noted, all of its files are compared."""
 
 
 class ChangedFiles:
-    """The notes, by folder (a topic's; "" for the data directory's own files) and name in it. For any thread."""
+    """What is due, by folder (a topic's; "" for the data directory's own files). For any thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._lock = threading.Lock()
-        self._notes: dict[str, Notes] = {}
+        self._replaced: dict[str, set[str]] = {}
+        """Of folders that have changed, the files that did more than grow."""
+        self._earlier: dict[str, None] = {}
+        """Folders that may have changed before anything was noted."""
         self.place_of = lru_cache(_PLACES_KEPT)(self._place_of)
         """The folder and the name of a file; None: nothing that is ever backed up."""
 
@@ -54,33 +57,47 @@ class ChangedFiles:
         return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
 
     def note(self, folder: str, name: str, *, grew: bool = False) -> None:
-        """Note that a file was appended to; or that it is another one now, was cut, or is gone."""
+        """Note that a file was appended to (`grew`); or that it is another one now, was cut, or is gone."""
         with self._lock:
-            notes = self._notes.setdefault(folder, {})
-            notes[name] = not grew or notes.get(name, False)
+            names = self._replaced.setdefault(folder, set())
+            if not grew:
+                names.add(name)
 
-    def folders(self) -> list[str]:
-        """The folders in which something has changed."""
+    def begin(self, folders: Iterable[str]) -> None:
+        """Note that these may have changed before."""
         with self._lock:
-            return list(self._notes)
+            self._earlier = dict.fromkeys(folders)
 
-    def take(self, folder: str) -> Notes:
-        """Return the notes of a folder, and forget them."""
+    def due(self) -> list[str]:
+        """The folders of one round: all that have just changed, and some of those of an earlier time."""
         with self._lock:
-            return self._notes.pop(folder, {})
+            earlier = (folder for folder in self._earlier if folder not in self._replaced)
+            return [*self._replaced, *islice(earlier, COMPARED_AT_ONCE)]
 
-    def give_back(self, folder: str, taken: Notes) -> None:
-        """Note again what could not be backed up."""
+    def take(self, folder: str) -> set[str]:
+        """Return the files of a folder that are others now, and forget them; with `ALL`, any may be."""
         with self._lock:
-            self._notes[folder] = merged(taken, self._notes.get(folder, {}))
+            names = self._replaced.pop(folder, set())
+            if folder in self._earlier:
+                del self._earlier[folder]
+                names.add(ALL)
+            return names
 
-    def __bool__(self) -> bool:
-        return bool(self._notes)
+    def replaced(self, folder: str) -> Set[str]:
+        """Return those that were noted since."""
+        with self._lock:
+            return frozenset(self._replaced.get(folder, ()))
 
+    @property
+    def earlier(self) -> int:
+        """How many folders of an earlier time are left."""
+        return len(self._earlier)
 
-def merged(earlier: Notes, later: Notes) -> Notes:
-    """Return the notes of both times as one."""
-    return {name: earlier.get(name, False) or later.get(name, False) for name in earlier | later}
+    @property
+    def is_compared(self) -> bool:
+        """Whether no folder is left of which any file may have changed."""
+        with self._lock:
+            return not self._earlier and not any(ALL in names for names in self._replaced.values())
 
 
 class NotingDisk(LocalDisk):
@@ -112,15 +129,6 @@ class Piece(msgspec.Struct, frozen=True):
     """The part that stays, if any."""
 
 
-class FolderChanges(msgspec.Struct, frozen=True):
-    """The difference of one folder."""
-
-    pieces: list[Piece]
-    gone: list[str]
-    notes: Notes
-    """The notes of it, which are taken."""
-
-
 class MovedMeanwhile(StoreError):
     """A file was replaced while it was read."""
 
@@ -132,51 +140,30 @@ class Looker:
         self._disk = disk
         self._data_dir = data_dir
 
-    def look(self, folder: str, known: dict[str, KnownFile], *, all_of_it: bool) -> FolderChanges:
-        """Return what has changed in a folder; with `all_of_it`, also what was changed before it was noted.
+    def look(self, folder: str, known: dict[str, KnownFile], replaced: Set[str]) -> tuple[list[Piece], list[str]]:
+        """Return the pieces of a folder that the bucket lacks, and the names of files that are gone.
+
+        Args:
+            replaced: as it was noted.
 
         Raises:
-            StoreError: it cannot be read now; what was noted of it is noted again.
+            MovedMeanwhile: the folder was changed meanwhile.
+            StoreError: it cannot be read now.
         """
-        notes: Notes = {}
-        try:
-            for _ in range(_TRIES):
-                notes = merged(notes, self._disk.changed.take(folder))
-                if (found := self._once(folder, known, notes, all_of_it)) is not None:
-                    return found
-        except StoreError:
-            self._disk.changed.give_back(folder, notes)
-            raise
-        self._disk.changed.give_back(folder, notes)
-        raise MovedMeanwhile(f"{self._data_dir / folder}: changes faster than it can be read; it is tried again")
-
-    def _once(self, folder: str, known: dict[str, KnownFile], notes: Notes, every: bool) -> FolderChanges | None:
-        """None: the folder was changed meanwhile."""
-        pieces, there = [], set()
-        every = every or "" in notes  # the folder itself was put in its place, or away
-        active = self._data_dir / folder / "active.bin" if folder else None
-        before = self._disk.identity(active) if active is not None else None
+        pieces, there, active = [], set(), self._data_dir / folder / "active.bin"
+        before = self._disk.identity(active)
         for name, path, is_final in self._names(folder):
-            if name == "active.bin":
+            if path == active:
                 before = self._disk.identity(path)  # one that takes its place later is noticed in the end
-                self._take_again(folder, notes)  # what the journal counts as stored is noted by now
                 if before is None:
                     continue  # it went since it was listed, and the next one begins with the next append
             there.add(name)
-            piece = self._piece(name, path, is_final, known.get(name), notes.get(name), every)
+            piece = self._piece(folder, name, path, is_final, known.get(name), replaced)
             if piece is not None:
                 pieces.append(piece)
-        if active is not None and self._disk.identity(active) != before:
-            return None
-        return FolderChanges(pieces, [name for name in known if name not in there], notes)
-
-    def _take_again(self, folder: str, notes: Notes) -> None:
-        """Take what was noted since of the log; of files that were looked at before it, the next look takes it."""
-        newer = self._disk.changed.take(folder)
-        of_the_log = {name: note for name, note in newer.items() if name == "active.bin" or "/" in name}
-        if later := {name: note for name, note in newer.items() if name not in of_the_log}:
-            self._disk.changed.give_back(folder, later)
-        notes |= merged(notes, of_the_log)
+        if self._disk.identity(active) != before:
+            raise MovedMeanwhile(f"{active}: was rotated while its topic was looked at")
+        return pieces, [name for name in known if name not in there]
 
     def _names(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
         """The files of a folder that are there: name, path, and whether it is never appended to."""
@@ -200,23 +187,21 @@ class Looker:
                         yield path.relative_to(layout.directory).as_posix(), path, True
 
     def _piece(
-        self, name: str, path: Path, is_final: bool, known: KnownFile | None, is_replaced: bool | None, every: bool
+        self, folder: str, name: str, path: Path, is_final: bool, known: KnownFile | None, replaced: Set[str]
     ) -> Piece | None:
-        """`is_replaced`: as it was noted; None: it was not."""
-        disk, size = self._disk, self._disk.size(path) or 0
-        if known is None or is_replaced or size < known.size:
-            return self._made(name, path, 0, size, is_final, None)
-        # Of an audit, to which other processes append too, there are no notes.
-        may_have_grown = every or is_replaced is not None or (name.startswith(AUDIT_NAME) and name.endswith(".jsonl"))
-        if not may_have_grown or (size == known.size and (not every or disk.changed_at(path) == known.changed_at)):
+        """The bytes of a file that the bucket lacks, if any."""
+        disk, identity = self._disk, self._disk.identity(path)
+        size, changed_at, start = disk.size(path) or 0, disk.changed_at(path), 0
+        replaced = replaced | disk.changed.replaced(folder)  # that it was cut was noted before it grew again
+        if known is not None and size >= known.size and name not in replaced:
+            is_told = ALL not in replaced
+            if size == known.size and (is_told or changed_at == known.changed_at):
+                return None
+            if is_told or checksum_of(disk, path, known.size).crc == known.crc:
+                start = known.size
+        if known is not None and start == size > 0:
             return None
-        if every and checksum_of(disk, path, known.size).crc != known.crc:
-            return self._made(name, path, 0, size, is_final, None)
-        return self._made(name, path, known.size, size, is_final, known) if size > known.size else None
-
-    def _made(self, name: str, path: Path, start: int, end: int, is_final: bool, known: KnownFile | None) -> Piece:
-        disk = self._disk
-        return Piece(name, path, start, end, disk.changed_at(path), is_final, disk.identity(path), known)
+        return Piece(name, path, start, size, changed_at, is_final, identity, known if start else None)
 
     def read(self, piece: Piece) -> Iterator[bytes]:
         """Yield its bytes.

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from memd.clock import steady_now
 from memd.errors import BucketError, ConfigError, ObjectMissing
 from memd.settings.model import BackupSettings
 
@@ -66,15 +65,6 @@ class Bucket:
         """Whether it was seen to keep what is overwritten and removed."""
         self.requests = 0
         self.bytes_sent = 0
-        self.answered_at = float("-inf")
-        """`steady_now` when a request last did what it should."""
-        self._troubles: dict[bool, BucketError] = {}
-        """Of the last request that writes, and of the last that reads, where it has failed."""
-
-    @property
-    def trouble(self) -> BucketError | None:
-        """Why the last request that writes, or the last that reads, has failed; None: neither has."""
-        return self._troubles.get(True) or self._troubles.get(False)
 
     @classmethod
     def of(cls, settings: BackupSettings, env: Mapping[str, str]) -> Bucket:
@@ -127,7 +117,7 @@ class Bucket:
 
         mode = "create" if new and self.has_conditions and isinstance(data, bytes) else "overwrite"
         try:
-            with self._asked(writes=True):
+            with self._asked():
                 try:
                     done = obstore.put(
                         self._store,
@@ -197,20 +187,17 @@ class Bucket:
         import obstore
 
         self.requests += len(keys) // 1000
-        with self._asked(writes=True), suppress(FileNotFoundError):
+        with self._asked(), suppress(FileNotFoundError):
             obstore.delete(self._store, keys)
 
     @contextmanager
-    def _asked(self, *, writes: bool = False) -> Iterator[None]:
-        """A request: counted, and noted as done or failed."""
+    def _asked(self) -> Iterator[None]:
+        """A request: counted, and what it fails with is told."""
         self.requests += 1
         try:
             yield
         except Exception as error:
-            problem = self._troubles[writes] = self._problem(error)
-            raise problem from error
-        self._troubles.pop(writes, None)
-        self.answered_at = steady_now()
+            raise self._problem(error) from error
 
     def _counted(self, data: Iterable[bytes]) -> Iterator[bytes]:
         for piece in data:

@@ -9,7 +9,6 @@ daemon builds them again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -55,12 +54,12 @@ class RestoreReport(msgspec.Struct, kw_only=True):
 
     at: int
     """The moment that was restored, in microseconds since the epoch."""
-    topics: int
-    files: int
-    bytes: int
-    kept: int
+    topics: int = 0
+    files: int = 0
+    bytes: int = 0
+    kept: int = 0
     """Files that an interrupted restoration had brought already."""
-    notes: list[str]
+    notes: list[str] = []
     """For its owner to know, in sentences."""
 
 
@@ -88,13 +87,15 @@ def restore(
     catalog, notes = _state(rounds, last, until)
     _begin(target, files)
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
-    run = _Restoration(bucket, files, {name.key: name.size for name in rounds.names}, plan, tell)
-    run.restore(target, f"{identity.directory}\n".encode())
-    topics = sum(bool(folder) for folder in catalog.topics)
-    if run.left_out:
-        told = counted(len(run.left_out), "index file")
-        notes.append(f"{told} cannot be had from the bucket and will be built again from the log ({run.left_out[0]})")
-    return RestoreReport(at=last.at, topics=topics, files=run.count, bytes=run.bytes, kept=run.kept, notes=notes)
+    sizes = {name.key: name.size for name in rounds.names}
+    report, left_out = _restored(bucket, files, sizes, plan, target, tell)
+    replace_file(files, target / BUCKET_NAME, f"{identity.directory}\n".encode())
+    _make_whole(files, target)
+    if left_out:
+        told = counted(len(left_out), "index file")
+        notes.append(f"{told} cannot be had from the bucket and will be built again from the log ({left_out[0]})")
+    report.at, report.topics, report.notes = last.at, sum(map(bool, catalog.topics)), notes
+    return report
 
 
 def restore_copy(
@@ -113,16 +114,11 @@ def restore_copy(
         raise StoreLocked(f"{source}: memd writes to it now; wait until `memd backup` has ended, or stop that daemon")
     _begin(target, files)
     plan = dict(_copied(source, target, files))
-    run = _Restoration(_Folder(source, files), files, {}, plan, tell)
-    run.restore(target)
-    return RestoreReport(
-        at=max((file.changed_at for file in plan.values()), default=0) // 1000,
-        topics=len(topic_ids_in(files, target)),
-        files=run.count,
-        bytes=run.bytes,
-        kept=run.kept,
-        notes=[],
-    )
+    report, _ = _restored(_Folder(source, files), files, {}, plan, target, tell)
+    _make_whole(files, target)
+    report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
+    report.topics = len(topic_ids_in(files, target))
+    return report
 
 
 def _copied(source: Path, target: Path, files: LocalDisk) -> Iterator[tuple[Path, KnownFile]]:
@@ -217,97 +213,90 @@ def _begin(target: Path, files: LocalDisk) -> None:
     replace_file(files, target / RESTORING_NAME, b"")
 
 
-class _Restoration:
-    def __init__(
-        self,
-        source: Bucket | _Folder,
-        files: LocalDisk,
-        sizes: dict[str, int],
-        plan: dict[Path, KnownFile],
-        tell: Callable[[int, int], None],
-    ) -> None:
-        self._files, self._plan, self._tell = files, plan, tell
-        self._pieces = _Pieces(source, sizes)
-        self._lock = threading.Lock()
-        self._done, self._total = 0, sum(file.size for file in plan.values())
-        self.kept = self.count = self.bytes = 0
-        self.left_out: list[str] = []
-        """Why, of each."""
+def _restored(
+    source: Bucket | _Folder,
+    files: LocalDisk,
+    sizes: dict[str, int],
+    plan: dict[Path, KnownFile],
+    target: Path,
+    tell: Callable[[int, int], None],
+) -> tuple[RestoreReport, list[str]]:
+    """Bring the files of a plan; return the figures, and why some of those that can be built again were left out."""
+    _make_folders(files, target, plan)
+    _remove_others(files, target, plan)
+    pieces, report, left_out = _Pieces(source, sizes), RestoreReport(at=0), list[str]()
+    done, total = 0, sum(file.size for file in plan.values())
 
-    def restore(self, target: Path, directory: bytes = b"") -> None:
-        """Make the folder whole; `directory` is its id in a bucket."""
-        self._make_folders(target)
-        self._remove_others(target)
-        self._restore_files()
-        if directory:
-            replace_file(self._files, target / BUCKET_NAME, directory)
-        self._files.remove(target / RESTORING_NAME)
-        self._files.sync_directory(target)
+    def one(path: Path) -> tuple[Path, bool, str]:
+        return path, *_restored_file(pieces, files, path, plan[path])
 
-    def _make_folders(self, target: Path) -> None:
-        """Make the folders of the plan; the disk must have room for what is in it."""
-        present = sum(self._files.size(path) or 0 for path in self._plan)
-        free = self._files.room(target).bytes
-        if free is not None and free < self._total - present:
-            raise DiskFull(
-                f"{target}: has room for {free:,} bytes, and {self._total - present:,} are to be restored; make room, "
-                "or choose another disk, and run it again"
-            )
-        folders = {folder for path in self._plan for folder in path.parents if folder.is_relative_to(target)}
-        for folder in sorted(folders - {target}):
-            self._files.make_directory(folder)
-            self._files.sync_directory(folder.parent)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="memd-restore") as workers:
+        try:
+            for path, is_kept, lost in workers.map(one, sorted(plan)):
+                done += plan[path].size
+                report.kept += is_kept
+                if lost:
+                    left_out.append(lost)
+                else:
+                    report.files, report.bytes = report.files + 1, report.bytes + plan[path].size
+                tell(done, total)
+        except BaseException:
+            workers.shutdown(cancel_futures=True)
+            raise
+    return report, left_out
 
-    def _remove_others(self, folder: Path) -> None:
-        """Remove what an earlier attempt, to another time, has brought."""
-        for name in self._files.names(folder):
-            path = folder / name
-            if self._files.is_directory(path):
-                self._remove_others(path)
-            elif path not in self._plan and name != RESTORING_NAME:
-                self._files.remove(path)
 
-    def _restore_files(self) -> None:
-        """Restore all files, some at once."""
-        with ThreadPoolExecutor(READERS, thread_name_prefix="memd-restore") as workers:
-            try:
-                for _ in workers.map(self._file, sorted(self._plan)):
-                    pass
-            except BaseException:
-                workers.shutdown(cancel_futures=True)
-                raise
+def _make_whole(files: LocalDisk, target: Path) -> None:
+    files.remove(target / RESTORING_NAME)
+    files.sync_directory(target)
 
-    def _file(self, path: Path) -> None:
-        known, files = self._plan[path], self._files
-        is_there = files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc
-        lost: list[str] = []
-        if not is_there:
-            try:
-                self._fetch(path, known)
-            except (ObjectMissing, CorruptFile) as error:
-                reason = str(error).rpartition("; ")[0]
-                if not is_derived(path.name):
-                    raise type(error)(
-                        f"{path}: cannot be had from the backup ({reason}); bring that object back from an older "
-                        "version or a copy of the bucket, or restore to a time before (memd restore --until)"
-                    ) from error
-                files.remove(path)
-                lost.append(reason)
-        with self._lock:
-            self.left_out += lost
-            self.count += not lost
-            self.bytes += 0 if lost else known.size
-            self.kept += is_there
-            self._done += known.size
-            self._tell(self._done, self._total)
 
-    def _fetch(self, path: Path, known: KnownFile) -> None:
-        files, temporary = self._files, path.with_name(path.name + TEMPORARY_SUFFIX)
+def _make_folders(files: LocalDisk, target: Path, plan: dict[Path, KnownFile]) -> None:
+    """Make the folders of the plan; the disk must have room for what is in it."""
+    lacking = sum(file.size - (files.size(path) or 0) for path, file in plan.items())
+    free = files.room(target).bytes
+    if free is not None and free < lacking:
+        raise DiskFull(
+            f"{target}: has room for {free:,} bytes, and {lacking:,} are to be restored; make room, or choose another "
+            "disk, and run it again"
+        )
+    folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
+    for folder in sorted(folders - {target}):
+        files.make_directory(folder)
+        files.sync_directory(folder.parent)
+
+
+def _remove_others(files: LocalDisk, folder: Path, plan: dict[Path, KnownFile]) -> None:
+    """Remove what an earlier attempt, to another time, has brought."""
+    for name in files.names(folder):
+        path = folder / name
+        if files.is_directory(path):
+            _remove_others(files, path, plan)
+        elif path not in plan and name != RESTORING_NAME:
+            files.remove(path)
+
+
+def _restored_file(pieces: _Pieces, files: LocalDisk, path: Path, known: KnownFile) -> tuple[bool, str]:
+    """Bring one file; return whether it was there, and why an index was left out."""
+    if files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc:
+        return True, ""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
         with only_whole(files, temporary):
-            if write_pieces(files, temporary, self._pieces.of(known)) != FileChecksum(known.size, known.crc):
+            if write_pieces(files, temporary, pieces.of(known)) != FileChecksum(known.size, known.crc):
                 key = next((one.key for one in known.extents), "")
-                raise CorruptFile(f"{self._pieces.url}/{key}: is damaged; restore to another time")
+                raise CorruptFile(f"{pieces.url}/{key}: is damaged; restore to another time")
         put_in_place(files, temporary, path)
+    except (ObjectMissing, CorruptFile) as error:
+        reason = str(error).rpartition("; ")[0]
+        if not is_derived(path.name):
+            raise type(error)(
+                f"{path}: cannot be had from the backup ({reason}); bring that object back from an older version or a "
+                "copy of the bucket, or restore to a time before (memd restore --until)"
+            ) from error
+        files.remove(path)
+        return False, reason
+    return False, ""
 
 
 class _Pieces:

@@ -2,8 +2,8 @@
 seconds, in a thread of its own.
 
 Rule: nothing waits for it. A round that fails has changed nothing in the bucket that counts, and what it wanted to
-write is noted again. The data is read from the disk when it is sent and never held for later, so a bucket that is away
-costs a note for each changed file; it is tried again, ever more seldom up to once a minute, and the log tells of it
+write is due again. The data is read from the disk when it is sent and never held for later, so a bucket that is away
+costs a note for each changed folder; it is tried again, ever more seldom up to once a minute, and the log tells of it
 once, and of its end once. Before it writes, a round looks whether another daemon has begun to write here: then it never
 writes again.
 
@@ -23,13 +23,12 @@ import secrets
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile, NotOurBucket, ObjectMissing, StoreError
+from memd.errors import BucketError, CorruptFile, NotOurBucket, ObjectMissing, StoreError
 from memd.settings.model import Config
 from memd.store.bucket.catalog import (
     FILES,
@@ -49,7 +48,7 @@ from memd.store.bucket.catalog import (
     generation_number,
     header_bytes,
 )
-from memd.store.bucket.changes import Looker, MovedMeanwhile, Notes, NotingDisk, Piece
+from memd.store.bucket.changes import ALL, Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.bucket.objects import Bucket
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import key_id_of
@@ -62,8 +61,6 @@ ALONE_BYTES = 4 << 20
 """A longer file gets an object of its own, sent in parts."""
 BATCH_BYTES = 8 << 20
 """A round object has no more than this and one folder's pieces."""
-COMPARED_AT_ONCE = 500
-"""Folders of an earlier time that a round compares before what has just changed has its turn again."""
 EXTENTS_MAX = 512
 """A file in more pieces is written anew as one: its restoration takes a request for each."""
 FULL_AFTER_ROUNDS = 360
@@ -85,8 +82,8 @@ class _Batch:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
-        self.notes: dict[str, Notes] = {}
-        """By folder: what is noted again if it fails."""
+        self.folders: list[str] = []
+        """Due again if it fails."""
 
     def add(self, data: list[bytes]) -> Stretch:
         """Add bytes; where they will be."""
@@ -115,15 +112,11 @@ class BucketWriter:
         self._catalog = Catalog()
         self._generation = ""
         self._number = self._last_at = self._sent = 0
-        self._to_compare: deque[str] = deque()
-        self._compared: list[str] = []
-        """Of the batch: folders that were compared, not noted."""
         self._batch = _Batch()
         self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
         """Files that were sent, in a round that is not written yet."""
         self._unread: set[str] = set()
-        """Folders that could not be read in this round; and those of which that was said."""
-        self._told: set[str] = set()
+        """Folders that cannot be read; it was said of each."""
         self._may_erase = False
         self._is_whole = False
         """Whether all that there was at some time is in the bucket."""
@@ -138,7 +131,7 @@ class BucketWriter:
     @property
     def to_compare(self) -> int:
         """How many folders are to be compared since the start."""
-        return len(self._to_compare) + len(self._compared)
+        return self._disk.changed.earlier
 
     def begin(self) -> None:
         """Begin a generation: what the bucket has is known then, and the next rounds compare all folders with it.
@@ -165,32 +158,30 @@ class BucketWriter:
             self._generation = ""
             raise
         there = topic_names_in(self._disk, self._data_dir)
-        self._to_compare = deque(dict.fromkeys(["", *there, *self._catalog.topics]))
+        self._disk.changed.begin(["", *there, *self._catalog.topics])
 
     def round(self) -> bool:
         """Write what has changed since the last round; whether nothing is left of what there was when it began.
 
         Raises:
             NotOurBucket: another daemon writes here by now.
-            BucketError: the bucket is away; what was to be written is noted again.
+            BucketError: the bucket is away; what was to be written is due again.
         """
-        changed = self._disk.changed.folders()
-        if not (changed or self._to_compare):
+        changed = self._disk.changed
+        if not (due := changed.due()):
             return True
         self._check_owner()
-        at, self._unread = self._now_us(), set()
+        at = self._now_us()
         try:
-            for folder in changed:
-                self._add(folder, at, every=False)
-            for _ in range(min(COMPARED_AT_ONCE, len(self._to_compare))):
-                folder = self._to_compare.popleft()
-                self._compared.append(folder)
-                self._add(folder, at, every=True)
+            for folder in due:
+                self._add(folder, at)
             self._flush(at)
         except BaseException:
-            self._undo()
+            for folder in self._batch.folders:
+                changed.note(folder, ALL)
+            self._batch = _Batch()
             raise
-        return not (self._to_compare or self._unread)
+        return changed.is_compared
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
@@ -198,7 +189,7 @@ class BucketWriter:
         Raises:
             BucketError: something is left to do, and is done by the next call.
         """
-        if self._to_compare:
+        if self.to_compare:
             return
         at = self._now_us()
         is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
@@ -218,35 +209,30 @@ class BucketWriter:
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, folder: str, at: int, *, every: bool) -> None:
+    def _add(self, folder: str, at: int) -> None:
         """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
-        if folder in self._batch.notes:
-            self._flush(at)
-        known = self._catalog.files(folder)
+        batch, changed = self._batch, self._disk.changed
+        batch.folders.append(folder)
+        size, count = batch.size, len(batch.data)
         try:
-            found = self._looker.look(folder, known, all_of_it=every)
+            pieces, gone = self._looker.look(folder, self._catalog.files(folder), changed.take(folder))
+            batch.changes += [self._change(folder, piece) for piece in pieces]
+        except BucketError:
+            raise
         except StoreError as error:
-            if folder not in self._told:
+            changed.note(folder, ALL)
+            batch.size = size  # none of it, as the journal must not be newer than the log
+            del batch.data[count:]
+            if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 log.warning(
                     "a folder cannot be backed up now; it is tried again", extra={"topic": folder, "error": error}
                 )
-            self._told.add(folder)
-            self._unread.add(folder)
-            if every:
-                self._disk.changed.note(folder, "")
+                self._unread.add(folder)
             return
-        self._told.discard(folder)
+        self._unread.discard(folder)
         self._may_erase |= not folder
-        self._batch.notes[folder] = found.notes
-        try:
-            self._batch.changes += [self._change(folder, piece) for piece in found.pieces]
-        except MovedMeanwhile:  # none of it, as the journal must not be newer than the log
-            self._disk.changed.give_back(folder, self._batch.notes.pop(folder))
-            self._disk.changed.note(folder, "")
-            self._unread.add(folder)
-            return
-        self._batch.changes += [FileChange(folder, name, "gone") for name in found.gone]
-        if self._batch.size >= BATCH_BYTES:
+        batch.changes += [FileChange(folder, name, "gone") for name in gone]
+        if batch.size >= BATCH_BYTES:
             self._flush(at)
 
     def _change(self, folder: str, piece: Piece) -> FileChange:
@@ -293,19 +279,11 @@ class BucketWriter:
     def _flush(self, at: int) -> None:
         """Write the batch as a round, unless it has nothing."""
         batch = self._batch
-        is_whole = self._is_whole or not self._to_compare
+        is_whole = self._is_whole or self._disk.changed.is_compared
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
         self._is_whole = is_whole
-        self._batch, self._compared, self._alone = _Batch(), [], {}
-
-    def _undo(self) -> None:
-        """Note again what is in the batch."""
-        for folder, notes in self._batch.notes.items():
-            if notes:
-                self._disk.changed.give_back(folder, notes)
-        self._to_compare.extendleft(self._compared)
-        self._batch, self._compared = _Batch(), []
+        self._batch, self._alone = _Batch(), {}
 
     def _write(self, header: RoundHeader, data: list[bytes]) -> None:
         at = self._last_at = max(header.at, self._last_at + 1)
