@@ -36,7 +36,7 @@ ALL = ""
 
 
 class ChangedFiles:
-    """What is due, by folder (a topic's; "" for the data directory's own files). For any thread."""
+    """The folders that are due (a topic's; "" for the data directory's own files). For any thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
