@@ -158,6 +158,14 @@ def test_a_misspelt_model_of_memds_own_is_named() -> None:
         load_embedder(EmbeddingSettings(model="multilingal"))
 
 
+def test_without_fastembed_a_name_of_its_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastembed", None)
+    with pytest.raises(EmbeddingError, match=r"pip install 'memd-proxy\[fastembed\]'"):
+        load_embedder(EmbeddingSettings(model="BAAI/bge-small-en-v1.5"))
+    with pytest.raises(EmbeddingError, match=r"did you mean 'multilingual'\?"):
+        load_embedder(EmbeddingSettings(model="multilingal"))
+
+
 def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # fastembed then looks in its cache only
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))

@@ -317,6 +317,9 @@ FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
 """Of the bundled model's files."""
 DIMENSION = 384
 """Of its vectors."""
+OWN_NAMES = ("bundled", "multilingual")
+_KNOWN = "'bundled', 'multilingual', 'http', 'path:DIR'"
+_INSTALL = "pip install 'memd-proxy[fastembed]'"
 
 
 def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
@@ -335,20 +338,22 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
     """Load a text model that fastembed knows; see `loading.load_embedder`.
 
     Raises:
-        EmbeddingError: unknown name, or the files could not be fetched or read.
+        EmbeddingError: unknown name, or fastembed is not installed, or the files could not be fetched or read.
     """
-    from fastembed import TextEmbedding  # it takes half a second to import
-
     model = settings.model
+    try:
+        from fastembed import TextEmbedding  # it takes half a second to import
+    except ImportError:
+        near = difflib.get_close_matches(model, OWN_NAMES, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"if it is one that fastembed knows: {_INSTALL}"
+        raise WrongModel(f"embedding.model {model!r} is neither {_KNOWN}; {hint}") from None
+
     known = {str(entry["model"]): entry for entry in TextEmbedding.list_supported_models()}
     name = next((name for name in known if name.lower() == model.lower()), None)
     if name is None:
-        near = difflib.get_close_matches(model, ["bundled", "multilingual", *known], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(model, [*OWN_NAMES, *known], n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise WrongModel(
-            f"embedding.model {model!r} is neither 'bundled', 'multilingual', 'http', 'path:DIR' nor a model that "
-            f"fastembed knows{hint}"
-        )
+        raise WrongModel(f"embedding.model {model!r} is neither {_KNOWN} nor a model that fastembed knows{hint}")
     try:
         engine: Any = TextEmbedding(name, threads=settings.threads, local_files_only=not fetch).model
         folder = Path(engine._model_dir)  # fastembed has no public name for it
