@@ -203,7 +203,9 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     where: list[str | Path] = ["--data-dir", folder]
     with_old, with_new = {"MEMD_ENCRYPTION_KEY_FILE": str(old)}, {"MEMD_ENCRYPTION_KEY": new.read_text().strip()}
     store = Store.open(folder, dimension=384, fingerprint="", segment_entries_max=2)
-    store.topic("talk").append([draft("gull", dimension=384)])
+    store.topic("talk").append([draft(bird, dimension=384) for bird in ("gull", "tern")])
+    store.topic("talk").seal(store.topic("talk").unsealed()[0])
+    store.topic("talk").append([draft("wren", dimension=384)])
     store.close()
     (folder / "memd.receipts").write_bytes(b'{"asked":"zanzibar"}\n')
     assert "run `memd encrypt` first" in memd("stats", *where, **with_old).output
@@ -212,6 +214,7 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     assert checked.exit_code == 0 and "backup is in plain text" in checked.output and "all whole" in checked.output
     stdin = CliRunner().invoke(main, ["encrypt", "--key-stdin", "--data-dir", str(folder)], input=old.read_text())
     assert stdin.exit_code == 0 and "is encrypted with the key" in stdin.output, stdin.output
+    assert "\n  talk/segments/" in stdin.output and ".memd-encrypting" not in stdin.output  # the backup shares it
     assert not any(b"zanzibar" in data for _, data in bytes_below(folder))
     assert "is encrypted already" in memd("encrypt", *where, **with_old).output
     told = memd("rekey", *where, "--new-key-file", new, **with_old)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memd.cli.flags import WholeSentences, key_of, refuse_cluster, with_settings
+from memd.cli.flags import WholeSentences, key_of, refuse_cluster, tell_not_overwritten, with_settings
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, ConfigError
 from memd.settings.model import Config, EncryptionSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import check_installed, master_key
+from memd.store.layout import CONVERSION_NAME
 from memd.wording import counted
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def on(config: Config) -> int:
 
     with command_act(config, "settings", None, f"encryption with the key {master.id}"):
         report = convert(config.data_dir, master, LocalDisk(), _tell)
-    _say(f"{config.data_dir}: is encrypted with the key {master.id}", report)
+    _say(config.data_dir, f"{config.data_dir}: is encrypted with the key {master.id}", report)
     click.echo(f"{_OLD_BLOCKS} {_KEEP}")
     return 0
 
@@ -88,7 +89,7 @@ def decrypt(config: Config) -> int:
 
     with command_act(config, "settings", None, "no encryption any more"):
         report = convert(config.data_dir, master, LocalDisk(), _tell)
-    _say(f"{config.data_dir}: is in plain text; take the key out of the settings", report)
+    _say(config.data_dir, f"{config.data_dir}: is in plain text; take the key out of the settings", report)
     return 0
 
 
@@ -119,7 +120,7 @@ def rekey(
 
     with command_act(config, "settings", None, f"encryption with the key {other.id}"):
         report = convert(config.data_dir, master, other, LocalDisk(), _tell, data=data)
-    _say(f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
+    _say(config.data_dir, f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
     if data:
         click.echo(_OLD_BLOCKS)
     else:
@@ -134,8 +135,8 @@ def _tell(topic_id: str) -> None:
     click.echo(f"{topic_id} …", err=True)
 
 
-def _say(outcome: str, report: ConversionReport) -> None:
+def _say(folder: Path, outcome: str, report: ConversionReport) -> None:
     written = f" ({counted(report.topics, 'topic')}, {counted(report.bytes_written, 'byte')})"
     click.echo(outcome + (written if report.bytes_written else ""))
-    for path in report.kept_elsewhere:
-        click.echo(f"{path}: could not be overwritten: a backup shares it, or the disk does not let one")
+    former = (str(path.relative_to(folder)).removeprefix(f"{CONVERSION_NAME}/old-") for path in report.kept_elsewhere)
+    tell_not_overwritten(list(former), "a backup shares them or the disk does not let one")

@@ -17,7 +17,7 @@ import click
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
-from memd.wording import instructing_words, name_for_terminal
+from memd.wording import counted, for_terminal, instructing_words, name_for_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
 NEVER_BREAK = 100_000
+FILES_TOLD = 10
 
 Command = Callable[..., int]
 
@@ -130,6 +131,16 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
     with console.capture() as captured:
         console.print(*lines, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
+
+
+def tell_not_overwritten(names: Sequence[str], why: str) -> None:
+    """Say which old files may still be on the disk, if there are any."""
+    if names:
+        click.echo(f"{counted(len(names), 'old file')} could not be overwritten, because {why}:")
+        for name in names[:FILES_TOLD]:
+            click.echo(f"  {for_terminal(name)}")
+        if len(names) > FILES_TOLD:
+            click.echo(f"  and {len(names) - FILES_TOLD:,} more")
 
 
 def warning_words(chunk: FoundChunk | LogEvent) -> str:

@@ -20,7 +20,14 @@ from memd.admin import reads, status, turns, writes
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.turns import TurnReplay
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import FOUND_SOMETHING, origin_words, print_lines, warning_words, with_settings
+from memd.cli.flags import (
+    FOUND_SOMETHING,
+    origin_words,
+    print_lines,
+    tell_not_overwritten,
+    warning_words,
+    with_settings,
+)
 from memd.cli.kept import waiting_messages, waiting_note
 from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
 from memd.cli.running import RunningDaemon, daemon_for
@@ -377,7 +384,6 @@ OVERWRITTEN = (
     "Its files were overwritten and removed. A disk that writes elsewhere than it read (an SSD, a file system with "
     "snapshots or copy on write) may keep old blocks until it needs them."
 )
-FILES_TOLD = 10
 
 
 @click.command()
@@ -471,11 +477,4 @@ def _show_done(answer: ErasureAnswer) -> None:
         return
     click.echo(OVERWRITTEN)
     left = [path for one in answer.done for path in one.not_overwritten]
-    if left:
-        click.echo(
-            f"{counted(len(left), 'file')} could not be overwritten, because a backup shares them or a reader had them:"
-        )
-        for path in left[:FILES_TOLD]:
-            click.echo(f"  {for_terminal(path)}")
-        if len(left) > FILES_TOLD:
-            click.echo(f"  and {len(left) - FILES_TOLD:,} more")
+    tell_not_overwritten(left, "a backup shares them or a reader had them")
