@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from candidates import entry
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
 
+from memd.entries import Speaker
 from memd.recall.digest import Said, digest
 
 SAID = {
@@ -98,6 +100,24 @@ def test_a_mark_inside_a_word_ends_no_sentence_and_takes_no_time() -> None:
     _, (day,) = digest([Said("work", entry("1", "\n".join(said)))], "day", 3)
     assert [one.text for one in day.sentences] == said[1:]
     assert time.process_time() - began < 3, "it takes a millisecond; ten seconds if each character is tried to the end"
+
+
+PASTED = """def booking_port(settings: Settings, default: int) -> int:
+    return settings.booking.port if settings.booking else default
+for booking in self._bookings_of(stand, week): self._close(booking, reason)
+"""
+
+
+def test_a_digest_tells_what_was_said_and_not_what_was_pasted() -> None:
+    said = "The booking service of the shop listens on another port from today on."
+    asked = f"{said}\n```python\n{PASTED}```\n{PASTED}"
+    result = "The listing of the folder has forty modules, and each one of them has a test."
+    speakers = (Speaker(0, "user"), Speaker(len(asked) + 1, "tool"))
+    both = msgspec.structs.replace(entry("1", f"{asked}\n{result}"), speakers=speakers)
+    _, (day,) = digest([Said("work", both)], "day", 3)
+    assert [one.text for one in day.sentences] == [said] and "modules" not in day.words
+    _, (day,) = digest([Said("work", entry("1", PASTED))], "day", 3)
+    assert day.sentences, "of a day on which nothing else was said, the code tells something"
 
 
 @pytest.mark.parametrize(

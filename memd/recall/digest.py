@@ -1,6 +1,7 @@
 """A digest of what was said, by day or week: key sentences, and the words that set the period apart.
 
-Rule: a view of texts, computed when asked and never stored; no model. Key sentences are those of LexRank (Erkan and
+Rule: a view of texts, computed when asked and never stored; no model. What was said goes before what was pasted: code
+and results of tools have a say only where there is nothing else. Key sentences are those of LexRank (Erkan and
 Radev 2004, continuous: the cosines of tf-idf vectors, no threshold), a sentence that repeats a better one left out. The
 words are those with the highest z-scores of log-odds with an informative Dirichlet prior (Monroe, Colaresi and Quinn
 2008) against the rest of what was chosen; of a single period those that most of its chunks have.
@@ -48,6 +49,12 @@ _SIGNS = "\u0300-\u036f\u064b-\u0652\u0670\u0900-\u0963\u0971-\u0d7f\u0e31\u0e34
 """Accents and vowel signs, which are no letters to `re`."""
 _LETTER = rf"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]|[{_SIGNS}])"
 _LETTERS = late_pattern(rf"[^\W\d_]|[{_SIGNS}]")
+_FENCED = late_pattern(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_CODE_SIGNS = late_pattern(r"[(){}\[\]<>=;|\\_&$@]|(?<=\w)[.:](?=\w)")
+_ENDED = late_pattern(r"[.!?。！？؟।…][\])\"”'*_]*$")
+SIGNS_EACH, SIGNS_EACH_UNENDED = 8, 30
+"""A line is code with a sign of code on so few characters, with less where no mark ends it: of the lines of 60 modules
+9 % are left, of the sentences of memd's pages 87 %, of those said in chats all."""
 _WORD = late_pattern(rf"{_LETTER}{{3,}}(?:['’-]{_LETTER}+)*|[\u30a1-\u30ff]{{2,}}|[\u3400-\u9fff]{{2}}")
 
 
@@ -115,9 +122,10 @@ def digest(
 
 
 def _words(entry: Entry) -> list[str]:
-    language = language_of_text(entry.content)
+    text = _unpasted(entry)
+    language = language_of_text(text)
     empty = function_words(language) if language else ()
-    words = _WORD.findall(entry.content.lower())
+    words = _WORD.findall(text.lower())
     return [word for word in words if not is_stopword(word) and fold(word) not in empty]
 
 
@@ -149,15 +157,32 @@ def _as_written(words: Sequence[str], chunks: Sequence[Said]) -> list[str]:
     return [written[word].most_common(1)[0][0] if written[word] else word for word in words]
 
 
+def _unpasted(entry: Entry) -> str:
+    """The text without code between fences and without results of tools, unless there is nothing else."""
+    content = entry.content
+    if entry.speakers:
+        ends = [*(one.offset for one in entry.speakers[1:]), len(content)]
+        stretches = zip(entry.speakers, ends, strict=True)
+        content = "\n".join(content[one.offset : end] for one, end in stretches if one.role != "tool")
+    said = _FENCED.sub("\n", content)
+    return said if said.strip() else entry.content
+
+
+def _is_code(line: str) -> bool:
+    each = SIGNS_EACH if _ENDED.search(line) else SIGNS_EACH_UNENDED
+    return each * len(_CODE_SIGNS.findall(line)) >= len(line)
+
+
 def _key_sentences(chunks: Sequence[Said], count: int) -> tuple[KeySentence, ...]:
     found: dict[str, Said] = {}
     for one in chunks:
-        for match in _SENTENCE.finditer(one.entry.content):
+        for match in _SENTENCE.finditer(_unpasted(one.entry)):
             sentence = " ".join(match[0].split())
             if match["inside"]:
                 continue
             if len(sentence) <= SENTENCE_CHARACTERS_MAX and 2 * len(_LETTERS.findall(sentence)) >= len(sentence):
                 found.setdefault(sentence, one)
+    found = {text: one for text, one in found.items() if not _is_code(text)} or found
     some = list(found)[:: math.ceil(len(found) / SENTENCES_RANKED_MAX) or 1]
     terms = {one: told for one in some if len(told := analyze_query(one)) >= TERMS_MIN}
     sentences = list(terms)
