@@ -31,6 +31,7 @@ from store import BASE_SENTENCES, DIMENSION, GROUP, SEGMENT_ENTRIES, K, drafts
 from vectors import embedded, mixed
 
 from memd.embedding.loading import load_embedder
+from memd.recall.columns import sources_of
 from memd.settings.model import EmbeddingSettings, EncryptionSettings
 from memd.store.encryption.opening import disk_for
 from memd.store.log.columns import Floats
@@ -82,8 +83,10 @@ def filled(
 def searched(log: TopicLog, query: Floats) -> None:
     """A search by meaning, and the texts of what it found."""
     snapshot = log.snapshot()
-    for hit in snapshot.search(query[None], K)[:SHOWN]:
-        snapshot.entry(hit)
+    for source in sources_of(snapshot):
+        for labels in source.nearest(query[None], K):
+            segments, rows = source.places(labels[:SHOWN])
+            snapshot.read_many(zip(segments.tolist(), rows.tolist(), strict=True))
 
 
 def main() -> None:

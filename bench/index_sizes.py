@@ -95,7 +95,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
         for warm in (False, True):  # what is mapped is read the first time
             for number in range(first, first + QUERIES):
                 start, cpu = time.perf_counter(), time.thread_time()
-                found, _ = index.search(queries[number : number + 1], K)
+                found = index.search(queries[number : number + 1], K)
                 if warm:
                     times.append(1000 * (time.thread_time() - cpu))
                     clock.append(1000 * (time.perf_counter() - start))

@@ -47,8 +47,8 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
             settle(log)
     log.complete_words()
     found = log.snapshot()
-    [hit] = found.search(np.ones((1, embedder.dimension), dtype=np.float32), 1)
-    assert found.entry(hit).line_tokens, f"keep the store of {kept} anew: memd would count its chunks in each request"
+    newest = found.read(next(found.latest_places()))
+    assert newest.line_tokens, f"keep the store of {kept} anew: memd would count its chunks in each request"
     store.close()
 
 

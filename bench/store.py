@@ -47,8 +47,10 @@ from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.recall.block import line_of
+from memd.recall.columns import sources_of
 from memd.settings.model import EmbeddingSettings
 from memd.store.log.columns import Floats
+from memd.store.snapshot import Place
 from memd.store.store import Store, TopicLog
 
 BASE_SENTENCES = 4000
@@ -145,6 +147,18 @@ def searched(search: Callable[[Floats], Sequence[int]], queries: Floats, truth: 
     }
 
 
+def nearest(log: TopicLog, query: Floats, k: int) -> list[Place]:
+    """The places of the best `k` chunks, found as recall finds them; `query`: (dimension,)."""
+    snapshot, found, cosines = log.snapshot(), list[Place](), list[float]()
+    for source in sources_of(snapshot):
+        for labels in source.nearest(query[None], k):
+            segments, rows = source.places(labels)
+            found += zip(segments.tolist(), rows.tolist(), strict=True)
+            cosines += (source.vectors(labels) @ query).tolist()
+    best = np.argsort(-np.array(cosines))[:k]
+    return [found[place] for place in best.tolist()]
+
+
 def appended(log: TopicLog, folder: Path, chosen: np.random.Generator, base: Floats) -> Figures:
     """A durable append of GROUP chunks beside the bare write and fsync of the same bytes, in turns."""
     path = log.hot_path.with_name("active.bin")
@@ -176,9 +190,9 @@ def while_sealing(log: TopicLog, chosen: np.random.Generator, base: Floats) -> F
         appends: list[float] = []
         searches: list[float] = []
         while going() or len(searches) < counted:
-            made, query = drafts(mixed(base, 1, chosen), chosen), mixed(base, 1, chosen)
+            made, [query] = drafts(mixed(base, 1, chosen), chosen), mixed(base, 1, chosen)
             appends.append(timed(partial(log.append, made))[0])
-            searches.append(timed(partial(log.snapshot().search, query, K))[0])
+            searches.append(timed(partial(nearest, log, query, K))[0])
         return float(np.percentile(appends, 99)), float(np.percentile(searches, 99))
 
     while not log.unsealed():  # a full segment that waits to be sealed
@@ -212,8 +226,7 @@ def open_and_report(folder: Path, fingerprint: str) -> None:
     ready = time.perf_counter()
     log = store.topic(TOPIC)
     columns = time.perf_counter()
-    hits = log.snapshot().search(np.ones((1, DIMENSION), dtype=np.float32) / np.float32(DIMENSION**0.5), K)
-    log.snapshot().entry(hits[0])
+    log.snapshot().read(nearest(log, np.ones(DIMENSION, dtype=np.float32) / np.float32(DIMENSION**0.5), K)[0])
     first = time.perf_counter()
     figures = {
         "store_ready_seconds": ready - started,
@@ -252,7 +265,7 @@ def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path 
         numbers = {hit_id: number for number, hit_id in enumerate(_ids(log))}
 
         def search(query: Floats) -> list[int]:
-            return [numbers[hit.canonical_id] for hit in log.snapshot().search(query[None], K)]
+            return [numbers[one] for one in log.snapshot().ids_of(nearest(log, query, K))]
 
         rows["memd"] = searched(search, queries, truth)
         rows["memd"] |= {f"{name}_per_1000": 1000 * seconds / size for name, seconds in spent.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from drafts import unit_vector, uuid_of
+from drafts import search, unit_vector, uuid_of
 from golden_files import GOLDEN, TOPIC, opened
 from numpy.typing import NDArray
 
@@ -136,11 +136,11 @@ def test_a_choice_counts_what_it_admits_and_finds_the_best_of_it(
     expected = admitted(entries, wanted)
     choice = chosen(snapshot, wanted)
     assert choice.live_count == len(live_ids(choice)) == len(expected)
-    hits = choice.search(unit_vector("question", DIMENSION)[np.newaxis], 10)
+    hits = search(choice, unit_vector("question", DIMENSION)[np.newaxis], 10)
     best = sorted(expected.values(), reverse=True)[:10]
     np.testing.assert_allclose([hit.score for hit in hits], best, atol=2e-6)
     queries = np.stack([unit_vector("question", DIMENSION), unit_vector("other", DIMENSION)])
-    both = {choice.entry(hit).uuid for hit in choice.search(queries, 10)}
+    both = {choice.read(hit.place).uuid for hit in search(choice, queries, 10)}
     assert len(both) == min(10, len(expected))
 
 

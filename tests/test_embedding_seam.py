@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from archiver_stage import COUNTER, DATA_DIR
 from crash_files import CrashFiles
+from drafts import search
 from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
@@ -82,7 +83,7 @@ def test_a_question_has_the_prefix_of_a_question_and_finds_among_the_texts(
     topic.append(Drafter(Config(), COUNTER, encoder.embed_texts).drafts(topic, runs(3)))
     question = encoder.embed_parts(["Which lamp?"], 60)
     assert embedder.requests[-1] == ["query: Which lamp?"]
-    assert len(topic.snapshot().search(question, 3)) == 3
+    assert len(search(topic.snapshot(), question, 3)) == 3
 
 
 @pytest.mark.process

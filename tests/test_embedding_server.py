@@ -14,6 +14,7 @@ import pytest
 from archiver_stage import HashEmbedder
 from conftest import MakeDaemon
 from daemon_process import wait_until
+from drafts import search
 from llama_server import running_llama
 from recording_upstream import HOLD_SECONDS_MAX, RecordingUpstream, Request, Response, recording_upstream
 
@@ -335,7 +336,7 @@ def test_reembed_goes_to_a_server_in_batches_is_resumed_when_it_failed_and_goes_
     done = len(inputs(server)[0])
     server.answer = openai
     assert reembed_topics(store, remote.embed_many, batch_texts=remote.batch_texts) == (25 - done, [])
-    assert len(store.topic("talk").snapshot().search(remote.embed_query(texts[3]), 100)) == 25
+    assert len(search(store.topic("talk").snapshot(), remote.embed_query(texts[3]), 100)) == 25
     store.close()
     store = opened("hash")
     assert reembed_topics(store, HASH.embed_many) == (25, [])

@@ -12,7 +12,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_store, seal_all, unit_vector, uuid_of
+from drafts import (
+    DATA_DIR,
+    adjusted,
+    deprecated,
+    draft,
+    live_contents,
+    open_store,
+    seal_all,
+    search,
+    unit_vector,
+    uuid_of,
+)
 from effort import steps
 
 from memd.entries import Draft, Entry, Erased
@@ -114,14 +125,14 @@ def test_nothing_can_be_stored_of_an_erased_chunk_any_more() -> None:
 def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
     topic = filled(open_store(CrashFiles(), segment_entries_max=5), 12)
     before = topic.snapshot()
-    hits = {hit.uuid: hit for hit in before.search(unit_vector(3)[None], 100)}
+    hits = {hit.uuid: hit for hit in search(before, unit_vector(3)[None], 100)}
     topic.erase({uuid_of(3), uuid_of(11)}, MARK, Wiper(topic._files))
-    assert before.entry(hits[uuid_of(4)]).content == f"user: {word(4)}"
+    assert before.read(hits[uuid_of(4)].place).content == f"user: {word(4)}"
     for number in (3, 11):
         hit = hits[uuid_of(number)]
         with pytest.raises(StoreError, match="erased a moment ago"):
-            before.entry(hit)
-        assert before.read_many([(hit.segment, hit.row)]) == {}
+            before.read(hit.place)
+        assert before.read_many([hit.place]) == {}
 
 
 class AppendingDisk(LocalDisk):

@@ -12,6 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 from daemon_process import wait_until
+from drafts import search
 from numpy.typing import NDArray
 
 from memd.daemon import app
@@ -134,8 +135,8 @@ async def test_corrections_are_durable_while_a_conversation_is_being_stored(
     ):
         assert "signals" not in (await response.json())["memory_out"]
     about = await asyncio.to_thread(daemon.encoder.embed_parts, [QUESTION], 60)
-    hits = daemon.store.topic("harbour").snapshot().search(about, 10)
-    assert min(hit.multiplier for hit in hits) < 1
+    snapshot = daemon.store.topic("harbour").snapshot()
+    assert min(snapshot.read(hit.place).utility_steps for hit in search(snapshot, about, 10)) < 0
 
 
 async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon: Daemon, embedder: Gated) -> None:

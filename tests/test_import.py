@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from drafts import adjusted, deprecated
+from drafts import adjusted, deprecated, search
 from imported import Appending, imported, problems_of
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
@@ -186,7 +186,7 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     without_speakers = {name: value for name, value in line.items() if name != "speakers"}
     assert run(tmp_path / "new", written(tmp_path / "older.jsonl", [without_speakers])).counts.entries == 0
     snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
-    vectors = [snapshot.entry(hit).vector for hit in snapshot.search(embedder.embed_query("Which port?"), 2)]
+    vectors = [snapshot.read(hit.place).vector for hit in search(snapshot, embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
 
 

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
-from drafts import adjusted, deprecated
+from drafts import adjusted, deprecated, search
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
@@ -118,8 +118,8 @@ LIVE = [text_of(number) for number in range(33) if number != 4]
 
 def found(topic: TopicLog, embedder: Embedder) -> list[str]:
     snapshot = topic.snapshot()
-    hits = snapshot.search(embedder.embed_query("how many cranes are in the harbour?"), 1000)
-    entries = [snapshot.entry(hit) for hit in hits]
+    hits = search(snapshot, embedder.embed_query("how many cranes are in the harbour?"), 1000)
+    entries = [snapshot.read(hit.place) for hit in hits]
     return [entry.content for entry in sorted(entries, key=lambda entry: entry.origin_id)]
 
 

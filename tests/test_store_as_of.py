@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, unit_vector
+from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, search, unit_vector
 
 from memd.entries import Entry, Status, WallTime, multiplier_of
 from memd.recall.columns import TopicColumns
@@ -71,7 +71,7 @@ def test_every_earlier_moment_is_found_as_it_was(told: Told) -> None:
             uuid: max(0.0, float(entry.embedding @ QUERIES[0])) * multiplier_of(entry.utility_steps)
             for uuid, entry in live.items()
         }
-        hits = past.search(QUERIES, 100)
+        hits = search(past, QUERIES, 100)
         assert {hit.uuid: hit.score for hit in hits} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert past.live_count == len(live)
         for uuid in told.states[max(told.states)]:

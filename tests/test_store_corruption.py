@@ -17,6 +17,7 @@ from drafts import (
     open_journal,
     open_store,
     seal_all,
+    search,
     unit_vector,
 )
 
@@ -134,9 +135,9 @@ NOT_NOTICED_AT_START = {
 def readable_contents(topic: TopicLog) -> list[str]:
     snapshot = topic.snapshot()
     contents = []
-    for hit in snapshot.search(unit_vector("any")[None], 100):
+    for hit in search(snapshot, unit_vector("any")[None], 100):
         try:
-            contents.append(snapshot.entry(hit).content)
+            contents.append(snapshot.read(hit.place).content)
         except CorruptFile:
             continue
     return contents
@@ -310,8 +311,8 @@ def test_another_models_vectors_are_kept_but_not_compared() -> None:
     assert topic.snapshot().live_count == 12
     topic.append([draft("new", dimension=16)])
     query = draft("new", dimension=16)
-    hits = topic.snapshot().search(np.frombuffer(query.vector, dtype=np.float32)[None], 100)
-    assert [topic.snapshot().entry(hit).content for hit in hits] == ["user: chunk new"]
+    hits = search(topic.snapshot(), np.frombuffer(query.vector, dtype=np.float32)[None], 100)
+    assert [topic.snapshot().read(hit.place).content for hit in hits] == ["user: chunk new"]
     assert topic.has_live_copy(draft(3)) and topic.has_live_copy(draft(11))
     seal_all(topic)
     store.close()
@@ -323,12 +324,12 @@ def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
     files = disk()
     topic = open_store(files, segment_entries_max=5).topic("talk")
     snapshot = topic.snapshot()
-    hits = {hit.canonical_id: hit for hit in snapshot.search(unit_vector("any")[None], 100)}
+    hits = {hit.canonical_id: hit for hit in search(snapshot, unit_vector("any")[None], 100)}
     offset = record_at(files, BIN, 3)
     files.flip(BIN, offset + 40)
     damaged = sorted(hits)[3]
     with pytest.raises(CorruptFile, match=r"seg_0001\.bin: entry \d+ at offset"):
-        snapshot.entry(hits[damaged])
+        snapshot.read(hits[damaged].place)
     assert not topic.has_live_copy(draft(3))
 
 

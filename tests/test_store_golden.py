@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drafts import search
 from golden_files import DIMENSION, EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
 
 from memd.store.disk import LocalDisk
@@ -54,10 +55,10 @@ def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Pat
     expected = {entry["canonical_id"]: entry for entry in json.loads((golden / EXPECTED).read_text())["export"]}
     for number in range(8):
         query = np.frombuffer(vector(number), dtype=np.float32)
-        hits = topic.snapshot().search(query.reshape(1, DIMENSION), 100)
+        hits = search(topic.snapshot(), query.reshape(1, DIMENSION), 100)
         live = {canonical_id for canonical_id, entry in expected.items() if entry["live"]}
         assert {hit.canonical_id for hit in hits} == live
-        entry = topic.snapshot().entry(max(hits, key=lambda hit: hit.cosine))
+        entry = topic.snapshot().read(max(hits, key=lambda hit: hit.cosine).place)
         assert entry.content == expected[entry.canonical_id]["content"]
         assert float(query @ entry.embedding) == 1.0 or number == 1, "number 1 was replaced"
     store.close()

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
 from effort import steps
 
 from memd.entries import Draft, Entry
@@ -60,7 +60,7 @@ def grown(files: CrashFiles, segments: int, size: int = 2) -> tuple[TopicLog, li
 def found(snapshot: Snapshot, k: int = 1000) -> list[tuple[int, float]]:
     """Ids and scores; a scan and an index add up a product in different order, so the last decimal is not told."""
     query = unit_vector("a question")[None]
-    return [(hit.canonical_id, Score(hit.score)) for hit in snapshot.search(query, k)]
+    return [(hit.canonical_id, Score(hit.score)) for hit in search(snapshot, query, k)]
 
 
 class Score(float):
@@ -234,7 +234,7 @@ def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path:
     right = total = 0
     for query in chosen.permutation(vectors)[:100] + 0.05 * chosen.normal(size=(100, dimension)).astype(np.float32):
         best = {ids[i] for i in np.argsort(-(vectors @ query))[:32]}
-        hits = topic.snapshot().search((query / np.linalg.norm(query))[None], 32)
+        hits = search(topic.snapshot(), (query / np.linalg.norm(query))[None], 32)
         right += len(best & {hit.canonical_id for hit in hits})
         total += len(best)
     assert right / total > 0.99

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, Hit, adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
 from effort import scaled
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memd.entries import Draft, Entry, Status, multiplier_of
 from memd.errors import StoreWriteFailed
-from memd.store.snapshot import Hit, Snapshot
+from memd.store.snapshot import Snapshot
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -75,7 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def keep_a_snapshot(self, topic: str) -> None:
         snapshot = self.logs[topic].snapshot()
-        self.kept.append((snapshot, snapshot.search(unit_vector("kept")[None], 100), snapshot.live_count))
+        self.kept.append((snapshot, search(snapshot, unit_vector("kept")[None], 100), snapshot.live_count))
 
     @rule(topic=topics, after=st.integers(0, 6), count=st.integers(1, 3))
     def fail_an_operation(self, topic: str, after: int, count: int) -> None:
@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def adopt_what_was_in_doubt(self, topic: str, contents: list[str]) -> None:
         snapshot = self.logs[topic].snapshot()
-        found = [snapshot.entry(hit) for hit in snapshot.search(unit_vector("any")[None], 10_000)]
+        found = [snapshot.read(hit.place) for hit in search(snapshot, unit_vector("any")[None], 10_000)]
         fresh = sorted((entry for entry in found if entry.content in contents), key=lambda entry: entry.canonical_id)
         self.note(topic, fresh)
 
@@ -137,7 +137,7 @@ class StoreMachine(RuleBasedStateMachine):
         for topic, log in self.logs.items():
             snapshot = log.snapshot()
             live = {e.canonical_id: e for e in self.state[topic].values() if e.status is Status.ACTIVE}
-            hits = snapshot.search(query[None], 10_000)
+            hits = search(snapshot, query[None], 10_000)
             assert {hit.canonical_id for hit in hits} == set(live)
             assert snapshot.live_count == len(live)
             for hit in hits:
@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert hit.score == pytest.approx(
                     max(0.0, float(query @ entry.embedding)) * multiplier_of(entry.utility_steps), abs=1e-4
                 )
-            best = [hit.canonical_id for hit in snapshot.search(query[None], 3) if hit.score > 0]
+            best = [hit.canonical_id for hit in search(snapshot, query[None], 3) if hit.score > 0]
             assert best == [hit.canonical_id for hit in hits[:3] if hit.score > 0]
 
     @invariant()
@@ -167,9 +167,9 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def kept_snapshots_answer_as_before(self) -> None:
         for snapshot, hits, live_count in self.kept:
-            assert snapshot.search(unit_vector("kept")[None], 100) == hits
+            assert search(snapshot, unit_vector("kept")[None], 100) == hits
             assert snapshot.live_count == live_count
-            assert [snapshot.entry(hit).canonical_id for hit in hits] == [hit.canonical_id for hit in hits]
+            assert [snapshot.read(hit.place).canonical_id for hit in hits] == [hit.canonical_id for hit in hits]
 
     def teardown(self) -> None:
         assert [entry["canonical_id"] for entry in self.exported()] == [entry.canonical_id for entry in self.history]

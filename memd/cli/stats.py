@@ -170,7 +170,7 @@ def _unsearched_chunks(config: Config, files: LocalDisk, topics: list[TopicDiskU
 
 def _table(figures: StoredFigures) -> list[RenderableType]:
     """Return the figures as text: a table, and a line about the daemon."""
-    numbers = ("chunks", "entries", "disk", "memory", "indexes", "fan-out", "scan")
+    numbers = ("chunks", "entries", "disk", "memory", "indexes", "fan-out")
     shown = table("topic", *numbers, right=numbers, whole=numbers, title=figures.data_dir)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]
     for topic in figures.topics:
@@ -191,7 +191,7 @@ def _table(figures: StoredFigures) -> list[RenderableType]:
         who = "No daemon holds this folder; only a running one"
         if figures.daemon_url is not None:
             who = f"Only the daemon at {figures.daemon_url}, which does not know this token,"
-        return [shown, *notes, f"{who} knows the last four columns."]
+        return [shown, *notes, f"{who} knows the last three columns."]
     notes += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
     told = [f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded."]
@@ -213,11 +213,10 @@ def _since(trouble: Trouble) -> str:
 
 def _measured(topic: dict[str, Any] | None) -> list[str]:
     if topic is None:
-        return ["-"] * 4
-    fan_out, rate = topic["fan_out_ms"], topic["scanned_per_second"]
+        return ["-"] * 3
+    fan_out = topic["fan_out_ms"]
     return [
         sized(topic["memory_bytes"]),
         f"{topic['indexes_loaded']}/{topic['indexes']}",
         "-" if fan_out is None else f"{fan_out:.2f} ms",
-        "-" if rate is None else f"{rate / 1e6:.1f} M/s",
     ]

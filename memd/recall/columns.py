@@ -154,14 +154,15 @@ class ChunkSource:
         """The vectors of chunks, of any model's dimension."""
         return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
 
-    def nearest(self, vectors: Floats) -> list[Rows]:
-        """The labels nearest by meaning to some vectors, at any time and at those spoken of. Corrections count,
-        so that what was unhelpful keeps nothing else from being found."""
+    def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
+        """The labels nearest by meaning to some vectors, `most` to each, at any time and at those spoken of; of a small
+        source also those that do not count. Corrections count, so that what was unhelpful keeps nothing else from being
+        found."""
         if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
             return []
         weighed = products(matrix, vectors) * self.multipliers(np.arange(len(matrix)))
         found = itertools.product(weighed, self._choices)
-        return [_best(np.where(bits, cosine, -np.inf), FOUND_MAX) for cosine, bits in found]
+        return [_best(np.where(bits, cosine, -np.inf), most) for cosine, bits in found]
 
     def worded(self, terms: Terms) -> list[Rows]:
         """The labels that words find; corrections count."""
@@ -243,12 +244,11 @@ class IndexSource(ChunkSource):
         """None: it is too large to be scanned."""
         return self._views[0].matrix
 
-    def nearest(self, vectors: Floats) -> list[Rows]:
+    def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
         """See `ChunkSource`."""
         if self.matrix is not None or not len(vectors):
-            return super().nearest(vectors)
-        hits = [hit for view in self._views for hit in view.search(vectors, FOUND_MAX * len(vectors))]
-        return [self._index.labels_of(hit.segment_ids, hit.rows) for hit in hits]
+            return super().nearest(vectors, most)
+        return [view.nearest(vectors, most) for view in self._views]
 
     def vectors(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
@@ -285,6 +285,18 @@ class PendingSource(ChunkSource):
         return np.ones(len(labels), np.float32)
 
 
+def sources_of(
+    now: Snapshot, then: Sequence[Snapshot] = (), visible: frozenset[int] = frozenset()
+) -> list[ChunkSource]:
+    """The sources of a topic's log; `then` and `visible` as they want them."""
+    growing: list[ChunkSource] = [
+        GrowingSource(view, [one.views[number] for one in then], visible)
+        for number, view in now.views.items()
+        if isinstance(view.segment, GrowingSegment) and len(view.rows)
+    ]
+    return growing + [IndexSource(view, [one.indexes[place] for one in then]) for place, view in enumerate(now.indexes)]
+
+
 class TopicColumns:
     """One topic, for one question."""
 
@@ -312,14 +324,7 @@ class TopicColumns:
         then = [chosen(now, Wanted(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = pending
-        self._sources: list[ChunkSource] = [
-            GrowingSource(view, [one.views[number] for one in then], visible)
-            for number, view in now.views.items()
-            if isinstance(view.segment, GrowingSegment) and len(view.rows)
-        ]
-        self._sources += [
-            IndexSource(view, [one.indexes[place] for one in then]) for place, view in enumerate(now.indexes)
-        ]
+        self._sources = sources_of(now, then, visible)
         if self.pending:
             known = self.snapshot.known([*pending.uuids])
             counts = np.ones(len(pending), np.bool_)

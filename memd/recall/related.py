@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from memd.entries import Entry
+from memd.recall.columns import sources_of
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.entities import entities_of, key_of
 from memd.store.snapshot import Place
@@ -58,21 +59,31 @@ def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit:
     """
     own = next(place for place in snapshot.places(entry.uuid) if snapshot.is_live(place))
     beside = {own, *snapshot.neighbours(own)}
-    is_comparable = own in snapshot.hits_at(entry.embedding[None], [own])
+    is_comparable = own in snapshot.cosines_at(entry.embedding, [own])
     names = {key_of(name): name for name in entities_of(entry.named_text)}
     found: list[Related] = []
     for one in topics:
         shared = _sharing(one, names)
         places = set(one.live_places([*shared, *_of_its_time(one, entry)]).values())
         if is_comparable:
-            hits = one.search(entry.embedding[None], limit + len(beside))
-            places |= {(hit.segment, hit.row) for hit in hits if hit.cosine >= COSINE_MIN}
+            near = one.cosines_at(entry.embedding, _near(one, entry, limit + len(beside)))
+            places |= {place for place, cosine in near.items() if cosine >= COSINE_MIN}
         if one is snapshot:
             places -= beside
         found += _described(one, entry, sorted(places), shared, is_comparable=is_comparable)
     seen = {entry.uuid.hex()}
     best_first = sorted(found, key=lambda chunk: (-chunk.score, chunk.said_at, chunk.uuid))
     return [chunk for chunk in best_first if chunk.uuid not in seen and not seen.add(chunk.uuid)][:limit]  # type: ignore[func-returns-value]  # it is None
+
+
+def _near(snapshot: Snapshot, entry: Entry, most: int) -> set[Place]:
+    """The places of the chunks nearest to one by meaning."""
+    found = set[Place]()
+    for source in sources_of(snapshot):
+        for labels in source.nearest(entry.embedding[None], most):
+            segments, rows = source.places(labels[source.counts[labels]])
+            found.update(zip(segments.tolist(), rows.tolist(), strict=True))
+    return found
 
 
 def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str, float]]:
@@ -109,13 +120,13 @@ def _described(
     *,
     is_comparable: bool,
 ) -> list[Related]:
-    cosines = snapshot.hits_at(entry.embedding[None], places) if is_comparable else {}
+    cosines = snapshot.cosines_at(entry.embedding, places) if is_comparable else {}
     described = []
     for place, other in snapshot.read_many(places).items():
         names = shared.get(other.canonical_id, {})
         apart = abs(other.said - entry.said)
         is_of_its_time = apart <= SAME_TIME_US and _has_time(entry) and _has_time(other)
-        cosine = cosines[place].cosine if place in cosines else None
+        cosine = cosines.get(place)
         time = TIME_WEIGHT * (1 - apart / SAME_TIME_US) if is_of_its_time else 0.0
         described.append(
             Related(

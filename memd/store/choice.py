@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from memd.entries import Entry
-from memd.store.index.sealed_index import Candidates
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
@@ -132,8 +131,8 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
 class _ScannedIndexView(IndexView):
     """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
 
-    def search(self, queries: Floats, k: int) -> list[Candidates]:
-        """See `IndexView.search`."""
+    def nearest(self, queries: Floats, k: int) -> Rows:
+        """See `IndexView.nearest`."""
         return self.index.scan(queries, k, self.dead)
 
     def vectors(self, labels: Rows) -> Floats:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +20,8 @@ from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
-from memd.store.index.sealed_index import Candidates, SealedIndex
-from memd.store.index.vectors import best_rows, cosines, multipliers, scores_of, smoothed
+from memd.store.index.sealed_index import SealedIndex
+from memd.store.index.vectors import cosines
 from memd.store.lexical.postings import query_keys
 from memd.store.log.columns import (
     ROW,
@@ -46,9 +44,6 @@ from memd.wanted import Wanted
 SINCE_MAX = 256
 """Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
 their vectors are read from disk."""
-
-_SCANNED_MIN = 1000
-"""Scans of fewer vectors do not count for the scan rate."""
 
 
 class UuidIndex:
@@ -171,23 +166,6 @@ class SegmentView:
         order = np.argsort(origins, kind="stable")
         return origins[order], live[order]
 
-    def cosines(self, queries: Floats) -> NDArray[np.float64]:
-        """Return the best cosine of each row over some queries; see `vectors.cosines`."""
-        assert self.matrix is not None and isinstance(self.segment, GrowingSegment), "only such a one is scanned"
-        started = time.perf_counter()
-        found = cosines(self.matrix, queries)
-        if len(found) >= _SCANNED_MIN:
-            rate = len(found) / (time.perf_counter() - started)
-            self.segment.scanned_per_second = smoothed(self.segment.scanned_per_second, rate)
-        return found
-
-    def best(self, cosine: NDArray[np.float64], k: int) -> Candidates:
-        """Return the best `k` live rows by score, given the cosine of each row."""
-        live = np.flatnonzero(~self.dead)
-        cosine, multiplier = cosine[live], multipliers(self.rows["utility_steps"][live])
-        best = best_rows(scores_of(cosine, multiplier), k)
-        return Candidates(np.full(len(best), self.segment.segment_id), live[best], cosine[best], multiplier[best])
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class IndexView:
@@ -204,10 +182,10 @@ class IndexView:
         """The vectors of all rows, by label, where they are scanned; see `SealedIndex.matrix`."""
         return self.index.matrix
 
-    def search(self, queries: Floats, k: int) -> list[Candidates]:
-        """Return chunks that include the best `k` live ones by score."""
+    def nearest(self, queries: Floats, k: int) -> Rows:
+        """Return labels that include the best `k` live ones for each query by score."""
         try:
-            return self.index.search(queries, k, self.dead, is_choice=self.is_choice)
+            return self.index.nearest(queries, k, self.dead, is_choice=self.is_choice)
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
             return self.index.scan(queries, k, self.dead)
 
@@ -222,20 +200,6 @@ class IndexView:
 
 Place = tuple[int, int]
 """(segment id, row)"""
-
-
-class Hit(msgspec.Struct, frozen=True, gc=False):
-    """One live chunk that a search found."""
-
-    uuid: bytes
-    canonical_id: int
-    cosine: float
-    """The best over the queries, -1 to 1."""
-    multiplier: float
-    score: float
-    """max(0, cosine) x multiplier."""
-    segment: int
-    row: int
 
 
 class Snapshot:
@@ -272,11 +236,6 @@ class Snapshot:
         return sum(known) if known else None
 
     @property
-    def scanned_per_second(self) -> float | None:
-        """Vectors scanned per second in the segments that have no index; None before the first large scan."""
-        return max((one.scanned_per_second for one, _ in self._growing if one.scanned_per_second), default=None)
-
-    @property
     def extent(self) -> LogExtent:
         """How far the log reaches."""
         filled = [view.rows for view in self.views.values() if len(view.rows)]
@@ -293,24 +252,6 @@ class Snapshot:
         """Return the number of entries up to this one, of whatever status."""
         after = sum(len(rows) for _, rows in self.rows_after(canonical_id))
         return sum(len(view.rows) for view in self.views.values()) - after
-
-    def search(self, queries: Floats, k: int) -> list[Hit]:
-        """Return the best `k` live chunks by score, best first; of equal scores the higher canonical_id first.
-
-        Exact, but for chunks with multiplier 1 in sealed segments, where an index finds them (recall@50 above 0.98) and
-        where more than `k` of one cosine, or below zero, tie in no particular order.
-
-        Args:
-            queries: float32 of shape (q, dimension), unit vectors, or as `cosines` takes them; a chunk's cosine is the
-                best over them.
-        """
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        if k < 1 or not len(queries):
-            return []
-        growing = [view for _, view in self._growing if view.matrix is not None]
-        found = [view.best(view.cosines(queries), k) for view in growing]
-        found += [part for view in self.indexes for part in view.search(queries, k)]
-        return self._ranked(found, k)
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
         """Return the places of those of these entries that count."""
@@ -406,20 +347,24 @@ class Snapshot:
         """The segments whose entries an index finds, so that their vectors are not in memory by themselves."""
         return frozenset(number for view in self.indexes for number in view.index.segment_ids if number in self.views)
 
-    def hits_at(self, queries: Floats, places: Iterable[Place]) -> dict[Place, Hit]:
-        """Return hits for the entries at these places, with their exact cosines.
-
-        Entries that were embedded with another model or cannot be read are absent.
-        """
-        places = list(dict.fromkeys(places))
-        if not places:
-            return {}
-        cosine = self._cosines_at(np.ascontiguousarray(queries, dtype=np.float32), places)
-        records = self._records_at(at := np.array(places, dtype=np.intp))
-        multiplier = multipliers(records["utility_steps"])
-        known = np.flatnonzero(~np.isnan(cosine))
-        hits = _hits(at[known], records[known], cosine[known], multiplier[known])
-        return {(hit.segment, hit.row): hit for hit in hits}
+    def cosines_at(self, query: Floats, places: Iterable[Place]) -> dict[Place, float]:
+        """Return the cosine of each of these entries to a unit vector, (dimension,); those are absent that were
+        embedded with another model or cannot be read."""
+        found: dict[Place, float] = {}
+        by_segment: dict[int, list[Place]] = {}
+        for place in places:
+            by_segment.setdefault(place[0], []).append(place)
+        for segment_id, some in by_segment.items():
+            if segment_id in self.indexed_segments:
+                vectors = {place: one.embedding for place, one in self.read_many(some).items() if one.vector}
+            elif (matrix := self.views[segment_id].matrix) is not None:
+                vectors = {place: matrix[place[1]] for place in some}
+            else:
+                continue
+            if vectors:
+                near = cosines(np.stack([*vectors.values()]), query[None])
+                found.update(zip(vectors, near.tolist(), strict=True))
+        return found
 
     def records_at(self, segment_ids: Rows, rows: Rows) -> Records:
         """Return the columns of the entries at these places."""
@@ -490,14 +435,6 @@ class Snapshot:
         """
         return [self.read(place) for place in sorted(self.places(uuid), key=self._canonical_id)]
 
-    def entry(self, hit: Hit) -> Entry:
-        """Read and check the entry of a hit of this snapshot.
-
-        Raises:
-            StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
-        """
-        return self.read((hit.segment, hit.row))
-
     def places(self, uuid: bytes) -> Iterator[Place]:
         """Yield the place of every entry of the chunk."""
         for segment_id, row in self.uuid_index.places(uuid):  # it covers whole segments, a view of the past perhaps not
@@ -535,18 +472,6 @@ class Snapshot:
         found = [(view.dead, row) for segment, view in self._growing for row in segment.rows_of_digest(word)]
         return bool(found) and all(row < len(dead) and dead[row] for dead, row in found)
 
-    def _ranked(self, found: Sequence[Candidates], k: int) -> list[Hit]:
-        if not found:
-            return []
-        segment_ids = np.concatenate([part.segment_ids for part in found])
-        rows = np.concatenate([part.rows for part in found])
-        cosine = np.concatenate([part.cosine for part in found])
-        multiplier = np.concatenate([part.multiplier for part in found])
-        best = _contenders(scores_of(cosine, multiplier), k)
-        at = np.stack([segment_ids[best], rows[best]], axis=1)
-        hits = _hits(at, self._records_at(at), cosine[best], multiplier[best])
-        return sorted(hits, key=lambda hit: (-hit.score, -hit.canonical_id))[:k]
-
     def _records_at(self, places: Rows) -> Records:
         """The columns of the entries at `places`, shape (n, 2)."""
         segment_ids, rows = places.T
@@ -560,23 +485,6 @@ class Snapshot:
             records[own] = self.views[segment_id].rows[rows[own]]
         return records
 
-    def _cosines_at(self, queries: Floats, places: Sequence[Place]) -> NDArray[np.float64]:
-        """The best cosine of each place, shape (n,); NaN where it is not known."""
-        found = np.full(len(places), np.nan)
-        segment_ids, rows = np.array(places, dtype=np.intp).T
-        for segment_id in {place[0] for place in places} - self.indexed_segments:
-            if (matrix := self.views[segment_id].matrix) is not None:
-                own = np.flatnonzero(segment_ids == segment_id)
-                found[own] = cosines(matrix[rows[own]], queries)
-        indexed = [one for one, place in enumerate(places) if place[0] in self.indexed_segments]
-        entries = self.read_many(places[one] for one in indexed)
-        known = (one for one in indexed if places[one] in entries)
-        vectors = {one: vector for one in known if (vector := entries[places[one]].vector)}
-        if vectors:
-            matrix = np.frombuffer(b"".join(vectors.values()), "<f4").reshape(len(vectors), -1)
-            found[list(vectors)] = cosines(matrix, queries)
-        return found
-
     @functools.cached_property
     def _filled(self) -> tuple[list[int], UInts]:
         """The segments that have entries, and the last canonical_id of each, ascending."""
@@ -588,24 +496,6 @@ class Snapshot:
 
     def _canonical_id(self, place: Place) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
-
-
-def _hits(places: Rows, records: Records, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> list[Hit]:
-    """The hits at `places`, shape (n, 2); the others have shape (n,) and (n, columns)."""
-    columns = (records[name].tolist() for name in ("uuid_high", "uuid_low", "canonical_id"))
-    named = zip(*columns, strict=True)
-    values = zip(cosine.tolist(), multiplier.tolist(), scores_of(cosine, multiplier).tolist(), strict=True)
-    return [
-        Hit(uuid_bytes(high, low), canonical_id, *scored, segment_id, row)
-        for (high, low, canonical_id), scored, (segment_id, row) in zip(named, values, places.tolist(), strict=True)
-    ]
-
-
-def _contenders(score: NDArray[np.float64], k: int) -> Rows:
-    """The positions of the `k` highest scores and of all that tie with the lowest of them."""
-    if len(score) <= k:
-        return np.arange(len(score))
-    return np.flatnonzero(score >= np.partition(score, len(score) - k)[len(score) - k])
 
 
 def first_snapshot(
@@ -826,7 +716,7 @@ def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] |
         is_since = (records["origin_id"] > copy.origin_id) & may_be_wanted(records, Wanted(kinds=(copy.kind,)))
         newest = np.flatnonzero(is_since & ~dead)[::-1][: SINCE_MAX - len(places)]
         places += [(segment_id, rows.start + row) for row in newest.tolist()]
-    near = {one for one, hit in snapshot.hits_at(copy.embedding[None], places).items() if hit.cosine >= cosine}
+    near = [one for one, nearness in snapshot.cosines_at(copy.embedding, places).items() if nearness >= cosine]
     entries = snapshot.read_many(near)
     return [entries[one] for one in places if one in entries]
 

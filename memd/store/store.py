@@ -62,10 +62,10 @@ from memd.store.opening import highest_id_on_disk
 from memd.store.shared.postgres import join
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
-from memd.store.snapshot import Hit, Snapshot
+from memd.store.snapshot import Snapshot
 from memd.store.topic import CanonicalClock, DraftFilter, StoreShared, TopicLog, keep_draft
 
-__all__ = ["Finding", "Hit", "Snapshot", "Store", "TopicLog"]
+__all__ = ["Finding", "Snapshot", "Store", "TopicLog"]
 
 
 MakeErasures = Callable[[LocalDisk, Path], Erasures]

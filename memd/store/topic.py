@@ -92,7 +92,6 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     """Entries whose words are not in the lexical index yet; of the last 500 every search reads the words itself."""
     memory_bytes: int
     fan_out_ms: float | None
-    scanned_per_second: float | None
 
 
 _PASSES = 2
@@ -494,7 +493,6 @@ class TopicLog:
             indexes_loaded=sum(index.is_loaded for index in indexes),
             memory_bytes=sum(part.memory_bytes for part in (*segments, *indexes)) + snapshot.uuid_index.memory_bytes,
             fan_out_ms=snapshot.fan_out_ms,
-            scanned_per_second=snapshot.scanned_per_second,
         )
 
     def close(self) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, Status
+from memd.recall.columns import ChunkSource, sources_of
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.log.journal import Journal
+from memd.store.snapshot import Place, Snapshot
 from memd.store.store import Store, TopicLog
 
 DIMENSION = 8
@@ -117,11 +120,57 @@ def open_journal(path: Path, files: LocalDisk) -> tuple[Journal, list[bytes]]:
     return Journal.open(Claim(files, TopicLayout(path.parent.parent, path.parent.name)))
 
 
+class Hit(NamedTuple):
+    """A live chunk that a search found."""
+
+    score: float
+    cosine: float
+    canonical_id: int
+    uuid: bytes
+    place: Place
+
+
+def search(snapshot: Snapshot, queries: NDArray[np.float32], k: int) -> list[Hit]:
+    """The best live chunks by score, found as recall finds them; of equal scores the later first."""
+    hits = dict[Place, Hit]()
+    found = [(source, source.nearest(queries, k)) for source in sources_of(snapshot)]  # loads them
+    for source, lists in found:
+        for labels in (one[source.counts[one]] for one in lists):
+            segments, rows = source.places(labels)
+            places = list(zip(segments.tolist(), rows.tolist(), strict=True))
+            records = snapshot.records_at(segments, rows) if len(labels) else ()
+            cosines = _cosines(snapshot, source, labels, places, queries)
+            for place, record, cosine, factor in zip(
+                places, records, cosines, source.multipliers(labels).tolist(), strict=True
+            ):
+                uuid = int(record["uuid_high"]).to_bytes(8, "big") + int(record["uuid_low"]).to_bytes(8, "big")
+                hits[place] = Hit(max(0.0, cosine) * factor, cosine, int(record["canonical_id"]), uuid, place)
+    return sorted(hits.values(), key=lambda hit: (-round(hit.score, 6), -hit.canonical_id))[:k]
+
+
+def _cosines(
+    snapshot: Snapshot,
+    source: ChunkSource,
+    labels: NDArray[np.intp],
+    places: list[Place],
+    queries: NDArray[np.float32],
+) -> list[float]:
+    """As the index has them, else as the log has them: an index that is damaged is not in memory."""
+    is_held = all(view.index.is_loaded for view in snapshot.indexes)
+    vectors = source.vectors(labels) if is_held else np.zeros((len(labels), queries.shape[1]), np.float32)
+    found = (vectors @ queries.T).max(axis=1, initial=-1).astype(np.float64)
+    for at in np.flatnonzero(~vectors.any(axis=1)).tolist():
+        read = [snapshot.cosines_at(query, [places[at]]).get(places[at], -1.0) for query in queries]
+        found[at] = max(read, default=-1.0)
+    listed: list[float] = np.round(found, 6).tolist()
+    return listed
+
+
 def live_contents(topic: TopicLog) -> list[str]:
     """The contents of all live chunks, oldest entry first."""
     snapshot = topic.snapshot()
-    hits = snapshot.search(unit_vector("any", DIMENSION)[None], 1_000_000)
-    return [snapshot.entry(hit).content for hit in sorted(hits, key=lambda hit: hit.canonical_id)]
+    hits = search(snapshot, unit_vector("any", DIMENSION)[None], 1_000_000)
+    return [snapshot.read(hit.place).content for hit in sorted(hits, key=lambda hit: hit.canonical_id)]
 
 
 def seal_all(topic: TopicLog) -> None:
@@ -130,4 +179,4 @@ def seal_all(topic: TopicLog) -> None:
 
 
 def search_ids(topic: TopicLog, queries: Sequence[NDArray[np.float32]], k: int) -> list[int]:
-    return [hit.canonical_id for hit in topic.snapshot().search(np.stack(queries), k)]
+    return [hit.canonical_id for hit in search(topic.snapshot(), np.stack(queries), k)]

@@ -21,20 +21,11 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
-from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, cosines, multipliers, scores_of, smoothed
+from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, multipliers, products, scores_of, smoothed
 from memd.store.lexical.postings import SealedColumns
 from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
-
-
-class Candidates(msgspec.Struct, frozen=True):
-    """Chunks that a search of one segment or index found, in no particular order."""
-
-    segment_ids: Rows
-    rows: Rows
-    cosine: NDArray[np.float64]
-    multiplier: NDArray[np.float64]
 
 
 class _Merged(msgspec.Struct, frozen=True):
@@ -158,10 +149,6 @@ class SealedIndex:
         """The first label of each segment."""
         return self._starts[:-1]
 
-    def labels_of(self, segment_ids: Rows, rows: Rows) -> Rows:
-        """The labels of places."""
-        return np.asarray(self._starts[np.searchsorted(self._numbers, segment_ids)] + rows, np.intp)
-
     def places_of(self, labels: Rows) -> tuple[Rows, Rows]:
         """The segment ids and the rows of labels."""
         positions = self._starts.searchsorted(labels, side="right") - 1
@@ -171,10 +158,9 @@ class SealedIndex:
         """The utility multipliers of labels."""
         return multipliers(self._steps[labels]).astype(np.float32)
 
-    def search(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> list[Candidates]:
-        """Return chunks that include the best `k` by score, of those that counted when `dead` was `self.dead`.
-
-        With `is_choice`, more are in `dead`: what is not wanted.
+    def nearest(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> Rows:
+        """Return labels that include the best `k` by score for each query, of those that counted when `dead` was
+        `self.dead`, in no order. With `is_choice`, more are in `dead`: what is not wanted.
 
         Raises:
             StoreError: the index cannot be loaded.
@@ -189,17 +175,16 @@ class SealedIndex:
         self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
         return found
 
-    def _among(self, merged: _Merged, queries: Floats, k: int, dead: Bits, *, is_choice: bool) -> list[Candidates]:
-        labels, cosine = merged.index.search_among(queries, k, ~dead) if is_choice else merged.index.search(queries, k)
+    def _among(self, merged: _Merged, queries: Floats, k: int, dead: Bits, *, is_choice: bool) -> Rows:
+        labels = merged.index.search_among(queries, k, ~dead) if is_choice else merged.index.search(queries, k)
         scanned, matrix = merged.extras, merged.extra_matrix
         now = self._dead
         if now is not dead:  # a row that died since then still counts here
             late = np.setdiff1d(np.flatnonzero(now & ~dead & self._is_active), scanned, assume_unique=True)
             late, vectors, _ = self.read_vectors(late)
             scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
-        counted = ~now[labels] & ~dead[labels]  # a label may be marked just after it was found
-        plain = self._candidates(labels[counted], cosine[counted], np.ones(int(np.count_nonzero(counted))))
-        return [plain, self._scanned(scanned, cosines(matrix, queries), k, dead)] if len(scanned) else [plain]
+        labels = labels[~now[labels] & ~dead[labels]]  # one may be marked just after it was found
+        return np.concatenate([labels, self._best(scanned, matrix, queries, k, dead)])
 
     def vectors_of(self, labels: Rows) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
@@ -217,13 +202,13 @@ class SealedIndex:
             found[is_extra] = self._merged.extra_matrix[at[is_extra]]
         return found
 
-    def scan(self, queries: Floats, k: int, dead: Bits) -> list[Candidates]:
+    def scan(self, queries: Floats, k: int, dead: Bits) -> Rows:
         """Search the vectors in memory, or those in the log: slow, for when the index cannot be loaded."""
         labels = np.flatnonzero(self._is_active & ~dead)
         if self._own is not None:
-            return [self._scanned(labels, cosines(self._own.matrix, queries)[labels], k, dead)]
+            return self._best(labels, self._own.matrix[labels], queries, k, dead)
         labels, matrix, _ = self.read_vectors(labels)
-        return [self._scanned(labels, cosines(matrix, queries), k, dead)]
+        return self._best(labels, matrix, queries, k, dead)
 
     def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
@@ -249,14 +234,9 @@ class SealedIndex:
     def _is_active(self) -> Bits:
         return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
 
-    def _candidates(self, labels: Rows, cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> Candidates:
-        positions = self._starts.searchsorted(labels, side="right") - 1
-        return Candidates(self._numbers[positions], labels - self._starts[positions], cosine, multiplier)
-
-    def _scanned(self, labels: Rows, cosine: NDArray[np.float64], k: int, dead: Bits) -> Candidates:
-        """The best `k` of labels with these cosines by score."""
+    def _best(self, labels: Rows, matrix: Floats, queries: Floats, k: int, dead: Bits) -> Rows:
+        """Those of labels with these vectors that are among the best `k` for a query by score."""
         live = ~dead[labels]
-        labels, cosine = labels[live], cosine[live]
-        multiplier = multipliers(self._steps[labels])
-        best = best_rows(scores_of(cosine, multiplier), k)
-        return self._candidates(labels[best], cosine[best], multiplier[best])
+        labels, weights = labels[live], multipliers(self._steps[labels[live]])
+        found = [labels[best_rows(scores_of(one, weights), k)] for one in products(matrix[live], queries)]
+        return np.unique(np.concatenate([labels[:0], *found]))

@@ -74,13 +74,8 @@ def multipliers(steps: NDArray[np.int8]) -> NDArray[np.float64]:
 
 
 def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
-    """Return for each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,).
-
-    A further column of `queries` is added to each of its cosines, which then end at 1: see `Embedder.embed_query`.
-    """
-    queries, added = parted(queries, matrix.shape[1])
-    found = products(matrix, queries)
-    return rounded((found if added is None else np.minimum(found + added[:, None], 1.0)).max(axis=0))
+    """Return for each row of `matrix` (n, dimension) its best cosine over `queries` (q, dimension); shape (n,)."""
+    return np.asarray(np.round(products(matrix, queries).astype(np.float64), COSINE_DECIMALS).max(axis=0))
 
 
 def products(matrix: Floats, queries: Floats) -> Floats:
@@ -95,13 +90,6 @@ def products(matrix: Floats, queries: Floats) -> Floats:
         for query, row in zip(queries, found, strict=True):
             np.dot(piece, query, out=row[start : start + SCANNED_ROWS])
     return found
-
-
-def parted(queries: Floats, dimension: int) -> tuple[Floats, Floats | None]:
-    """The queries, and what is added to the cosines of each; None: nothing."""
-    if queries.shape[1] == dimension:
-        return queries, None
-    return np.ascontiguousarray(queries[:, :dimension]), queries[:, dimension]
 
 
 def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -181,11 +169,6 @@ def _hnsw_file(vectors: Floats, labels: Rows) -> bytes:
 def smoothed(before: float | None, latest: float) -> float:
     """Return a gauge that follows its latest values; None: there was none."""
     return latest if before is None else before + SMOOTHING * (latest - before)
-
-
-def rounded(products: Floats) -> NDArray[np.float64]:
-    """Return cosines as they are compared."""
-    return np.asarray(np.round(products.astype(np.float64), COSINE_DECIMALS), dtype=np.float64)
 
 
 def sample_size(count: int) -> int:
@@ -290,12 +273,12 @@ class CompactIndex:
             hidden[at] = True
             self._hidden = hidden, visible - np.bincount(lists, minlength=len(visible))
 
-    def search(self, queries: Floats, k: int) -> tuple[Rows, NDArray[np.float64]]:
-        """Return the best unmarked labels by cosine, at most k per query, each once, and their best cosines."""
+    def search(self, queries: Floats, k: int) -> Rows:
+        """Return the best unmarked labels by cosine, at most k per query, each once."""
         hidden, visible = self._hidden
         return self._nearest(queries, k, hidden, visible)
 
-    def search_among(self, queries: Floats, k: int, wanted: Bits) -> tuple[Rows, NDArray[np.float64]]:
+    def search_among(self, queries: Floats, k: int, wanted: Bits) -> Rows:
         """The same among the labels `wanted` (a bit for each)."""
         hidden = self._hidden[0] | ~wanted[self._arrays.labels]
         before = np.concatenate([[0], np.cumsum(~hidden)])[self._arrays.starts]
@@ -311,19 +294,12 @@ class CompactIndex:
         found[known] = self._arrays.heads[at] @ self._arrays.axes + residuals
         return found
 
-    def _nearest(self, queries: Floats, k: int, hidden: Bits, visible: Rows) -> tuple[Rows, NDArray[np.float64]]:
-        plain, added = parted(queries, self._arrays.axes.shape[1])
-        found = [self._nearest_to(query, k, hidden, visible) for query in plain]
-        at, cosine = (np.concatenate(part) for part in zip(*found, strict=True))
-        if added is not None:
-            cosine = np.minimum(cosine + added.repeat([len(part) for part, _ in found]), 1.0)
-        rows, places = np.unique(self._arrays.labels[at].astype(np.intp), return_inverse=True)
-        best = np.full(len(rows), -1.0)
-        np.maximum.at(best, places, rounded(cosine))
-        return rows, best
+    def _nearest(self, queries: Floats, k: int, hidden: Bits, visible: Rows) -> Rows:
+        found = [self._nearest_to(query, k, hidden, visible) for query in queries]
+        return np.unique(self._arrays.labels[np.concatenate(found)].astype(np.intp))
 
-    def _nearest_to(self, query: Floats, k: int, hidden: Bits, visible: Rows) -> tuple[Rows, Floats]:
-        """The positions of the best `k`, and their cosines."""
+    def _nearest_to(self, query: Floats, k: int, hidden: Bits, visible: Rows) -> Rows:
+        """The positions of the best `k`."""
         arrays, starts = self._arrays, self._starts
         head = arrays.axes @ query
         nearest = np.argsort(-(arrays.centroids @ head))
@@ -339,8 +315,7 @@ class CompactIndex:
         shown = shown[best_rows(about[shown], compared)]
         at = at[shown]
         cosine = about[shown] + arrays.scales[at] * (arrays.codes[at].astype(np.float32) @ query)
-        best = best_rows(cosine, k)
-        return at[best], cosine[best]
+        return np.asarray(at[best_rows(cosine, k)], np.intp)
 
 
 def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:

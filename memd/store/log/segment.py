@@ -155,8 +155,6 @@ class GrowingSegment(LogSegment):
         self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
         self._completed: dict[int, None] = {}
         self._said: list[frozenset[int]] = []
-        self.scanned_per_second: float | None = None
-        """Vectors, smoothed over the latest scans; None before the first. A gauge."""
         self.columns = GrowingColumns()
         """Words, tokens and neighbours of its rows."""
 
