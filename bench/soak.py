@@ -81,11 +81,21 @@ Deed = Callable[["House"], None]
 class House:
     """The processes, and what is done to them."""
 
-    def __init__(self, folder: Path, behind: str | None, *, faults: bool) -> None:
-        self._behind = behind
+    def __init__(
+        self,
+        folder: Path,
+        behind: str | None,
+        *,
+        faults: bool,
+        window: int = WINDOW,
+        recordings: Path | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        flags = {"window": window, "behind": behind, "recordings": recordings}
+        self._flags = [f"--{name}={value}" for name, value in flags.items() if value is not None]
         self._port = _free_port()
         self._model: subprocess.Popen[bytes] | None = None
-        self.daemon = DaemonProcess(folder, f"http://127.0.0.1:{self._port}", SETTINGS)
+        self.daemon = DaemonProcess(folder, f"http://127.0.0.1:{self._port}", SETTINGS | (settings or {}))
         if faults:
             fails = {"FAULT_CALL": "write sync", "FAULT_EVERY": str(FAULT_EVERY), "FAULT_ERRNO": str(errno.EIO)}
             self.daemon.environment = environment(self.daemon, compiled(folder)) | fails
@@ -105,8 +115,7 @@ class House:
     def start_model(self, loading_seconds: float) -> None:
         """Start the model server and wait until it answers, if only with 503."""
         command = [sys.executable, str(Path(__file__).with_name("soak_upstream.py")), f"--port={self._port}"]
-        command += [f"--window={WINDOW}", f"--loading={loading_seconds}"]
-        command += [] if self._behind is None else [f"--behind={self._behind}"]
+        command += [f"--loading={loading_seconds}", *self._flags]
         self._model = subprocess.Popen(command, stdin=subprocess.PIPE)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:

@@ -100,8 +100,8 @@ class Life(NamedTuple):
     """Messages that waited to be embedded, when warm and at the end: more where others keep the processor busy."""
 
 
-def lives(samples: list[Sample]) -> list[Life]:
-    """Each life that was long enough to tell something."""
+def lives(samples: list[Sample], warm_up: float = WARM_UP) -> list[Life]:
+    """Each life that was long enough to tell something, without its share of warming up."""
     by_pid: defaultdict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_pid[sample.pid].append(sample)
@@ -109,7 +109,7 @@ def lives(samples: list[Sample]) -> list[Life]:
     for life in by_pid.values():
         if life[-1].at - life[0].at < LIFE_SECONDS_MIN:
             continue
-        warm = life[int(len(life) * WARM_UP) :]
+        warm = life[int(len(life) * warm_up) :]
         first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
         seconds = warm[-1].at - warm[0].at
         own = [sample.rss_mb - sample.counted_mb for sample in warm]

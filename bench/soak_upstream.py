@@ -19,6 +19,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,8 @@ from aiohttp import web
 SEEN_HEADER = "X-Soak"
 SLOWLY_HEADER = "X-Soak-Slowly"
 """A request that its client is going to cancel: the first token takes a while, and so does every other."""
+RECORDED_HEADER = "X-Soak-Recorded"
+"""A request of a recording: its agent and number; its answer is the recorded one (`--recordings`)."""
 PROBE_HEADER = "X-Soak-Probe"
 """A question of the final check, which no model has to answer."""
 KEY = re.compile(r"\bA\d\d-F\d{5}\b")
@@ -51,9 +54,10 @@ _SENTENCES = " ".join(_REPLIES.split()).split(". ")
 class Upstream:
     """What was asked so far, and the answers."""
 
-    def __init__(self, window: int, behind: str | None, loading_seconds: float) -> None:
+    def __init__(self, window: int, behind: str | None, loading_seconds: float, recordings: Path | None) -> None:
         self._window = window
         self._behind = behind
+        self._recorded = {} if recordings is None else {one.stem: _answers(one) for one in recordings.glob("*.jsonl")}
         self._ready_at = time.monotonic() + loading_seconds
         self._session: aiohttp.ClientSession | None = None
         self.counts = {"chats": 0, "refused, too long": 0, "streams left": 0}
@@ -65,6 +69,10 @@ class Upstream:
         if time.monotonic() < self._ready_at:
             return _error(503, "Loading model", "unavailable_error")
         body = await request.read()
+        if RECORDED_HEADER in request.headers:
+            agent, number = request.headers[RECORDED_HEADER].split()
+            reply, kind = self._recorded[agent][int(number)]
+            return web.Response(body=reply, headers={"Content-Type": kind})
         is_chat = request.path.endswith("/chat/completions")
         asked: dict[str, Any] = json.loads(body) if is_chat or request.path.endswith("/input_tokens") else {}
         if is_chat:
@@ -142,6 +150,13 @@ class Upstream:
             return response
 
 
+def _answers(recording: Path) -> list[tuple[bytes, str]]:
+    """The answers of a recording with their types."""
+    lines = [json.loads(line) for line in recording.read_text().splitlines()]
+    kinds = {True: "text/event-stream", False: "application/json"}
+    return [(one["reply"].encode(), kinds[one["stream"]]) for one in lines if "reply" in one]
+
+
 def tokens(asked: dict[str, Any]) -> int:
     """Of a request's messages and tools."""
     parts = [json.dumps(message, ensure_ascii=False) for message in asked.get("messages", [])]
@@ -213,9 +228,10 @@ def main() -> None:
     parser.add_argument("--window", type=int, required=True)
     parser.add_argument("--loading", type=float, default=0)
     parser.add_argument("--behind")
+    parser.add_argument("--recordings", type=Path)
     asked = parser.parse_args()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    upstream = Upstream(asked.window, asked.behind, asked.loading)
+    upstream = Upstream(asked.window, asked.behind, asked.loading, asked.recordings)
     application = web.Application(client_max_size=1 << 28)
     application.router.add_route("*", "/{path:.*}", upstream.handle)
     web.run_app(
