@@ -2,24 +2,31 @@
 
 Rule: the judge knows only what was answered. A fact counts as acknowledged if its request was answered without saying
 that memory is degraded; every such fact is found after the next start, whatever the disk did.
+
+A life may begin on an old log (`OldLog`): one without what an earlier version had not beside it, the indexes and the
+words of its segments, which the daemon then makes in the background.
 """
 
 from __future__ import annotations
 
 import errno
 import http.client
+import shutil
 import struct
 import subprocess
 import urllib.error
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk
+from memd.store.layout import is_derived
 
 KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink")
 """In the order of `inject.c`."""
@@ -62,6 +69,25 @@ class Life:
     complaints: list[str] = field(default_factory=list)
 
 
+class OldLog(NamedTuple):
+    """A data directory, and the words in it."""
+
+    folder: Path
+    words: tuple[str, ...]
+
+    def put(self, data_dir: Path) -> None:
+        """Copy it, without what can be made from its log."""
+        shutil.copytree(self.folder, data_dir)
+        for path in data_dir.rglob("*"):
+            if is_derived(path.name):
+                path.unlink()
+
+    def is_complete(self, data_dir: Path) -> bool:
+        """Whether all is there again; the words of a segment that was merged are the merged index's."""
+        had = {path.name for path in self.folder.rglob("*") if is_derived(path.name) and path.suffix != ".words"}
+        return had <= {path.name for path in data_dir.rglob("*")}
+
+
 def compiled(folder: Path) -> Path:
     """The injector, compiled."""
     library = folder / "inject.so"
@@ -83,9 +109,12 @@ def environment(daemon: DaemonProcess, library: Path) -> dict[str, str]:
     return {"LD_PRELOAD": str(library), "FAULT_FOLDER": str(daemon.data_dir), "FAULT_COUNTS": str(counts)}
 
 
-def live(daemon: DaemonProcess, library: Path, fault: Fault) -> Life:
+def live(daemon: DaemonProcess, library: Path, fault: Fault, old: OldLog | None = None) -> Life:
     """One life on the failing disk, then one on a healthy one; what was not as promised is in `complaints`."""
     life = Life()
+    if old is not None:
+        old.put(daemon.data_dir)
+        life.acknowledged += old.words
     daemon.environment = environment(daemon, library) | {
         "FAULT_CALL": fault.kind,
         "FAULT_NTH": str(fault.nth),
@@ -96,7 +125,7 @@ def live(daemon: DaemonProcess, library: Path, fault: Fault) -> Life:
         daemon.start()
     except AssertionError:
         life.refused_start = True
-    said = [] if life.refused_start else list(_talk(daemon, life, fault))
+    said = [] if life.refused_start else list(_talk(daemon, life, fault) if old is None else _look(daemon, fault, old))
     if not life.refused_start and not daemon.has_ended:
         daemon.terminate()
     daemon.discard()
@@ -130,6 +159,16 @@ def _talk(daemon: DaemonProcess, life: Life, fault: Fault) -> Iterator[dict[str,
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError):
         if fault.error != ENDS:
             life.complaints.append("the daemon was gone")
+
+
+def _look(daemon: DaemonProcess, fault: Fault, old: OldLog) -> Iterator[dict[str, str]]:
+    """Ask for each word of the old log until it is whole again; nothing is said."""
+    yield from ()
+    with suppress(urllib.error.URLError, http.client.HTTPException, ConnectionError):
+        for word in old.words:
+            _found(daemon, word)
+        if not fault.lasts:
+            wait_until(lambda: daemon.has_ended or old.is_complete(daemon.data_dir), lambda: repr(daemon))
 
 
 def _is_stored(daemon: DaemonProcess, words: list[str]) -> bool:
