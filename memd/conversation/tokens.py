@@ -36,9 +36,9 @@ _EXACT_CHARACTERS_MAX = _SAMPLES * _SAMPLE_CHARACTERS
 """A longer text of a prompt is estimated: with 1.6 MB a request waited for up to a second. Where a prompt comes near
 its limit the upstream counts it, and a refusal is learned from. Off by 5 % where a text is of one kind, 15 % where it
 is prose, code, Chinese and base64 by turns (tests/test_tokens.py)."""
-_COUNTS_BYTES_MAX = 16_000_000  # the histories of a hundred busy clients
+_COUNTS_BYTES_MAX = 6_000_000  # the histories of forty busy clients
 _KEY_BYTES = 60  # of a message's count
-_TEXTS_BYTES_MAX = 8_000_000
+_TEXTS_BYTES_MAX = 4_000_000
 
 _PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"

@@ -18,7 +18,7 @@ from memd.speech import THINKING_ALONE, Speech
 
 Parse = Callable[[Raw], Message]
 
-CACHE_BYTES_MAX = 96 * 1024 * 1024  # about 20,000 messages of 2 KB
+CACHE_BYTES_MAX = 24 * 1024 * 1024  # about 5,000 messages of 2 KB; a laptop has 48 MB for all caches together
 _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
 
 
