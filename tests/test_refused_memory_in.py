@@ -134,3 +134,44 @@ def test_every_request_that_went_without_memory_is_seen_where_turns_are(daemon: 
         assert not re.search("memory took|milliseconds", daemon.run("turn", turn).stdout), "nothing was counted"
         assert status.partition(":")[0] in daemon.run("turn").stdout
         assert f"turn={turn} " in daemon.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "note", "reason"),
+    [("readonly", {}, "readonly 1"), ("full", {"said_at": "2099-01-01T00:00:00Z"}, "said_at 1")],
+)
+def test_notes_that_all_fail_are_told_like_corrections(
+    daemon: DaemonProcess, mode: str, note: dict[str, str], reason: str
+) -> None:
+    notes = [{"content": "The kettle is red."} | note]
+    told = daemon.chat([said("Note it.")], {"X-Memory-Mode": mode}, memory_in={"notes": notes})
+    [out] = told.json["memory_out"]["notes"]
+    problem, turn = f"memory_in: no note was taken: {reason}", told.headers["X-Memory-Turn"]
+    assert out["error"] in reason and told.headers["X-Memory-Problem"] == problem
+    assert any(turn in line and problem in line for line in daemon.log.read_text().splitlines())
+    both = [notes[0], {"content": "The lamp is green."}]
+    mixed = daemon.chat([said("Note both.")], memory_in={"notes": both})
+    assert mixed.headers["X-Memory-Problem"] is None, "something was done"
+
+
+@pytest.mark.parametrize("where", ["itself", "metadata"])
+def test_a_memory_in_beside_a_conversation_that_the_upstream_keeps_is_told_in_the_log_too(
+    daemon: DaemonProcess, upstream: RecordingUpstream, where: str
+) -> None:
+    given = {"memory_in": update("a3f9")}
+    more = given if where == "itself" else {"metadata": given}
+    body = {"model": "tiny", "input": QUESTION, "previous_response_id": "resp_1"} | more
+    told = ask(f"{daemon.base_url}/v1/responses", body)
+    problem, turn = told.headers["X-Memory-Problem"], told.headers["X-Memory-Turn"]
+    assert "the upstream keeps" in problem
+    assert any(turn in line and problem in line for line in daemon.log.read_text().splitlines())
+    assert problem in " ".join(shown_turn(daemon, turn).split())
+
+
+@pytest.mark.parametrize("content", [None, "", " "])
+def test_an_update_without_a_text_says_what_it_took_out(daemon: DaemonProcess, content: str | None) -> None:
+    shown = daemon.export()[0]["id"]
+    told = daemon.chat([said("It moved.")], memory_in=update(shown, content=content))
+    assert told.json["memory_out"]["signals"] == [{"type": "taken_out", "chunk_id": shown}]
+    again = daemon.chat([said("It moved again.")], memory_in=update(shown, content=content))
+    assert again.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": shown}]

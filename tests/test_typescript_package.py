@@ -80,10 +80,13 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
     # What is read: whatever memd can say is assignable, and an object literal may have no member that the type lacks.
     chunk = InjectedChunk(id="a3f9", topic_id="office", canonical_id=1)
     kinds = get_args(get_type_hints(Signal)["type"])
-    assert set(kinds) == {"context_pressure", "context_overflow", "correction_failed", "memory_in_refused"}
+    assert set(kinds) == {"context_pressure", "context_overflow", "correction_failed", "taken_out", "memory_in_refused"}
     fills = [Signal(type=kind, fill_ratio=1.5) for kind in kinds if kind.startswith("context_")]
     notes = (NoteOut(("b2e1",), duplicate=True), NoteOut(error="readonly"))
-    told = Signal(type="correction_failed", chunk_id="b2e1"), Signal(type="memory_in_refused", reason="no action")
+    told = (
+        *(Signal(type=one, chunk_id="b2e1") for one in ("correction_failed", "taken_out")),
+        Signal(type="memory_in_refused", reason="no action"),
+    )
     whole = MemoryOut((chunk,), (*fills, *told), notes)
     outs = [encode_memory_out(out).decode() for out in (whole, MemoryOut(()))]
     lines = [f"export const out{number}: MemoryOut = {out};\n" for number, out in enumerate(outs)]

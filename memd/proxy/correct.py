@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -32,12 +33,15 @@ log = logging.getLogger("memd")
 Resolve = Callable[[str], BlockChunk | None]
 """Finds the chunk that was shown as an id."""
 READONLY, AHEAD = "readonly", "said_at"
+NOT_READ = "memory_in is not read in a request that goes on with a conversation that the upstream keeps"
 
 
 class CorrectionResult(msgspec.Struct, frozen=True):
     """The outcome of a request's corrections and notes."""
 
     failed_ids: FailedIds = ()
+    taken_out: FailedIds = ()
+    """The ids of an Update without a text that takes their place."""
     notes: tuple[NoteOut, ...] = ()
     """The outcome of its notes, in their order."""
     trouble: str | None = None
@@ -65,10 +69,20 @@ class Corrector:
         failed = next(
             (f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD, FORBIDDEN)), None
         )
-        problem = "" if any(not note.error for note in notes) else _problem(received, corrected)
+        problem = _problem(received, corrected, notes)
         if problem:
             log.warning("nothing of a memory_in was done", extra={**received.log_fields(), "problem": problem})
-        return msgspec.structs.replace(corrected, notes=notes, trouble=corrected.trouble or failed, problem=problem)
+        asked = (
+            () if received.key is None or received.request.memory_in is None else received.request.memory_in.corrections
+        )
+        emptied = _named(one for one in asked if one.action == "Update" and not (one.content or "").strip())
+        return msgspec.structs.replace(
+            corrected,
+            taken_out=tuple(one for one in emptied if one not in corrected.failed_ids),
+            notes=notes,
+            trouble=corrected.trouble or failed,
+            problem=problem,
+        )
 
     async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
         notes = () if received.request.memory_in is None else received.request.memory_in.notes
@@ -186,23 +200,36 @@ class Corrector:
         return next(iter((await self._topics.readable([topic_id])).topics), None)
 
 
-def _named(asked: Sequence[Correction]) -> FailedIds:
+def _named(asked: Iterable[Correction]) -> FailedIds:
     return tuple(one for correction in asked for one in correction.chunk_ids)
 
 
-def _problem(received: Received, corrected: CorrectionResult) -> str:
-    """Why no chunk was corrected; empty where one was, or none was to be. It quotes no id, because it is logged."""
+def _problem(received: Received, corrected: CorrectionResult, notes: Sequence[NoteOut]) -> str:
+    """Why nothing of a MemoryIn was done; empty where something was, or nothing was to be. It quotes no id, because it
+    is logged."""
     asked, failed = received.request.memory_in, corrected.failed_ids
+    if received.request.goes_on_with:
+        fields = received.request.fields
+        is_given = "memory_in" in fields or b'"memory_in"' in bytes(fields.get("metadata", b""))
+        return NOT_READ if is_given else ""
     named = 0 if asked is None else sum(len(set(one.chunk_ids)) for one in asked.corrections)
-    if not named or (received.key is not None and len(failed) < named):
+    is_corrected = named and received.key is not None and len(failed) < named
+    if is_corrected or any(not note.error for note in notes):
         return ""
+    why = [f"no chunk was corrected: {_uncorrected(received, corrected)}"] if named else []
+    why += [f"no note was taken: {tallied(Counter(note.error for note in notes))}"] if notes else []
+    return f"memory_in: {'; '.join(why)}" if why else ""
+
+
+def _uncorrected(received: Received, corrected: CorrectionResult) -> str:
     if corrected.trouble is not None:
-        return f"memory_in: no chunk was corrected: {corrected.trouble}"
+        return corrected.trouble
     if received.key is None or not received.asked.who.may("correct", received.topic.id):
-        return "memory_in: no chunk was corrected: the request may only read in this topic"
+        return "the request may only read in this topic"
+    failed = corrected.failed_ids
     unknown = list(map(_resolving(received), failed)).count(None)
     told = {"not shown in this topic lately": unknown, "taken out or erased since": len(failed) - unknown}
-    return f"memory_in: no chunk was corrected: {tallied({why: number for why, number in told.items() if number})}"
+    return tallied({why: number for why, number in told.items() if number})
 
 
 def _resolving(received: Received) -> Resolve:

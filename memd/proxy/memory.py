@@ -28,7 +28,6 @@ from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, memory
 log = logging.getLogger("memd")
 
 
-NOT_READ = "memory_in is not read in a request that goes on with a conversation that the upstream keeps"
 STEP_CHARACTERS = 400
 """Of the model's latest step, in the question of a turn that recalls anew."""
 
@@ -79,9 +78,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
             injected_ids=[chunk.shown_id for chunk in self.chunks],
             turn_id=received.asked.turn_id,
             timings_ms=recalled.spans_ms,
-            problem=NOT_READ
-            if received.request.goes_on_with and "memory_in" in received.request.fields
-            else self.problem,
+            problem=self.problem,
         )
 
     def memory_out(self, received: Received) -> MemoryOut | None:
@@ -178,10 +175,11 @@ class Memory:
         if has_recalled and chunks and received.is_traced:
             topic.buffer.injected(chunks, received.asked.who.author)
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
+        taken_out = (Signal(type="taken_out", chunk_id=chunk_id) for chunk_id in corrected.taken_out)
         return SettledPrompt(
             status=status,
             chunks=chunks,
-            signals=(*failed, *self._pressure(recalled.fill_ratio)),
+            signals=(*failed, *taken_out, *self._pressure(recalled.fill_ratio)),
             notes=corrected.notes,
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),

@@ -66,7 +66,7 @@ class InjectedChunk(msgspec.Struct, frozen=True):
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
     """A notice to the caller; a field that is None is not sent."""
 
-    type: Literal["context_pressure", "context_overflow", "correction_failed", "memory_in_refused"]
+    type: Literal["context_pressure", "context_overflow", "correction_failed", "taken_out", "memory_in_refused"]
     fill_ratio: float | None = None
     chunk_id: str | None = None
     reason: str | None = None

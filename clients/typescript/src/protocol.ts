@@ -85,6 +85,8 @@ export type Signal =
   | { type: 'context_pressure' | 'context_overflow'; fill_ratio: number }
   /** `chunk_id`: not corrected, because it is unknown, no longer live, or was not shown lately. */
   | { type: 'correction_failed'; chunk_id: string }
+  /** An Update without `content` took it out, and nothing stands in its place. */
+  | { type: 'taken_out'; chunk_id: string }
   /** Nothing of the MemoryIn was done; `reason` says why. */
   | { type: 'memory_in_refused'; reason: string };
 
@@ -151,7 +153,7 @@ function isNoteOut(value: unknown): value is NoteOut {
 
 function isSignal(value: unknown): value is Signal {
   if (!isRecord(value)) return false;
-  if (value['type'] === 'correction_failed') return typeof value['chunk_id'] === 'string';
+  if (value['type'] === 'correction_failed' || value['type'] === 'taken_out') return typeof value['chunk_id'] === 'string';
   if (value['type'] === 'memory_in_refused') return typeof value['reason'] === 'string';
   const isFill = value['type'] === 'context_pressure' || value['type'] === 'context_overflow';
   return isFill && typeof value['fill_ratio'] === 'number';
