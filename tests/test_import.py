@@ -556,7 +556,12 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
         r"1 file read; 1 conversation \(OpenAI messages 1\) imported as \d chunks?, .*\n",
         add(folder),
     )
-    for again in ((folder,), (talk,), (folder, talk), ("-",), (folder, "--format", "openai")):
+    nameless = [tmp_path / name for name in ("talk", "talk.txt", "talk.json.1")]  # as a browser or a phone saves it
+    for file in nameless:
+        file.write_bytes(talk.read_bytes())
+    given: list[list[str | Path]] = [[folder], [talk], [folder, talk], ["-"], [folder, "--format", "openai"]]
+    given += [[one] for one in nameless]
+    for again in given:
         assert re.search(r"^1 file read; .* imported as 0 chunks, 7 messages there already", add(*again), re.MULTILINE)
     kinds = {entry["kind"] for entry in export(tmp_path / "new", LocalDisk(), topic_id=None, live_only=True)}
     assert kinds == {"turn", "document"}

@@ -213,6 +213,11 @@ _NAMES = re.compile(r".*\.(json|jsonl|zip)|\.aider\.chat\.history\.md")
 _IN_ZIP = re.compile(r"(?:.*/)?(?:conversations[^/]*\.jsonl?|\.aider\.chat\.history\.md|rollout-[^/]*\.jsonl)")
 _ANY_JSON = re.compile(r".*\.jsonl?")
 _ZIP_MAGIC = b"PK\x03\x04"
+_BEGINNING = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:[{\[]|" + re.escape(AIDER_STARTED.encode()) + rb")|" + re.escape(_ZIP_MAGIC)
+)
+"""Of an export, whatever its file is called."""
+_BEGINNING_BYTES = 256
 _BROKEN = (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError)
 """Damaged, encrypted, with names that are no text, or packed in a way that this Python does not know."""
 
@@ -257,8 +262,9 @@ def has_conversation(path: Path, dating: Dating) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    if not _NAMES.fullmatch(path.name):
-        return False
+    with path.open("rb") as file:
+        if not _BEGINNING.match(file.read(_BEGINNING_BYTES)):
+            return False
     found = read(ImportedFile(path, 0), dating, None, lambda _: None)
     return any(not isinstance(one, Bad) for _, one in found)
 
