@@ -103,6 +103,7 @@ STRIPPED = {
     "</context>\n\nWhich port?": "Which port?",
 }  # fmt: skip
 ASKED_TOO = [
+    "# Current Chat:\n\nHuman: The key hangs in the shed.\nAI: Noted.",
     "### Task:\nGenerate a concise title summarizing the chat history.\n### Guidelines:",
     "### Task:\nPredict 3-5 useful messages this user might naturally send next to advance their current objective.",
     "### Task:\nSummarize the conversation history that will be compacted out of the active chat context.",
@@ -124,6 +125,8 @@ ASKED_TOO = [
     "You are maintaining a context-aware state summary for an interactive agent.\nYou will be given a list of events",
 ]
 INSTRUCTED_TOO = [
+    "You are Open WebUI's private memory reviewer. Return only valid JSON.",
+    "Use the `set_memory` tool to save important information about the user, but ONLY when the user has requested you",
     "Summarize the provided coding session into a concise continuation note with detailed next steps.",
     "You are a helpful assistant that generates informative git commit messages based on git diffs output. Skip",
     "You are judging one planned coding-agent action.\nAssess the exact action's intrinsic risk",

@@ -6,15 +6,24 @@ Rule: each test does what a report tells, with a small input, through the doors 
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import shutil
+import socket
+import subprocess
 import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import ask
+from daemon_process import DaemonProcess, ask, clean_environment, wait_until
+from raw_wire import connected, request
 from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
+from reserved_port import reserved_port
 from test_turn import Client, daemon_in_process
 
 from memd.errors import EmbeddingError
@@ -23,6 +32,22 @@ Json = dict[str, Any]
 
 FACT = "The spare key of the lighthouse hangs behind the blue barrel."
 QUESTION = "Where does the spare key of the lighthouse hang?"
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "created_at": 1,
+    "status": "completed",
+    "model": "tiny",
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Noted.", "annotations": []}],
+        }
+    ],
+}
 EVENTS = (("Content-Type", "text/event-stream"),)
 
 
@@ -246,3 +271,268 @@ async def test_another_machines_name_in_the_host_header_is_answered_with_a_token
 
 
 # zosmaai/pi-llm-wiki 92, EasyMetaAu/helm-api 231: recall in the system prompt made the server read all of it again.
+
+
+# Soju06/codex-lb 1757, lmstudio-ai/lms 1079: clients in Java offer HTTP/2 with each request: 400, or silence.
+@pytest.mark.process
+def test_a_client_that_offers_http_2_is_answered_in_http_1(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    daemon.chat([user(FACT)])
+    offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    body = json.dumps({"model": "tiny", "messages": [user(QUESTION)]}).encode()
+    client = connected(daemon.base_url)
+    for _ in range(2):  # and the connection can be used again
+        client.send(request(b"POST", b"/v1/chat/completions", b"Content-Type: application/json", *offer, body=body))
+        head = client.read_head()
+        assert head.startswith(b"HTTP/1.1 200") and b"x-memory-status: injected" in head.lower()
+        assert b"Noted." in client.read_body()
+    client.close()
+    asked = dict(upstream.requests[-1].headers)
+    assert "HTTP2-Settings" not in asked and "Upgrade" not in asked
+
+
+# decolua/9router 912, router-for-me/CLIProxyAPI 1684, farion1231/cc-switch 4190: audio and files were dropped silently.
+@pytest.mark.parametrize(
+    ("path", "part", "text", "stands"),
+    [
+        (
+            "chat/completions",
+            {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}},
+            "text",
+            "[audio]",
+        ),
+        ("chat/completions", {"type": "file", "file": {"file_data": "QQ==", "filename": "a.pdf"}}, "text", "[file]"),
+        ("responses", {"type": "input_file", "file_data": "QQ==", "filename": "a.pdf"}, "input_text", "[file]"),
+        ("responses", {"type": "input_audio", "input_audio": {"data": "QQ=="}}, "input_text", "[audio]"),
+    ],
+)
+@pytest.mark.process
+def test_sound_and_files_reach_the_model_as_they_came_and_are_stored_as_a_word(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, path: str, part: Json, text: str, stands: str
+) -> None:
+    if is_responses := path == "responses":
+        upstream.answer = lambda _: Response((json.dumps(RESPONSE).encode(),))
+    daemon = make_daemon(upstream.url).start()
+    said = {"role": "user", "content": [{"type": text, "text": FACT}, part]}
+    ask(f"{daemon.base_url}/v1/{path}", {"model": "tiny", "input" if is_responses else "messages": [said]})
+    daemon.wait_stored(FACT)
+    stored = daemon.said()
+    assert any(FACT in one and stands in one for one in stored) and not any("QQ==" in one for one in stored)
+    asked = {"role": "user", "content": [{"type": text, "text": QUESTION}, part]}
+    ask(f"{daemon.base_url}/v1/{path}", {"model": "tiny", "input" if is_responses else "messages": [asked]})
+    assert json.dumps(part) in upstream.requests[-1].body.decode() and b"blue barrel" in upstream.requests[-1].body
+
+
+# agent0ai/agent-zero 1857, mnfst/llm-gateway 2290: pictures in the history are sent again with each request, megabytes.
+@pytest.mark.process
+def test_pictures_of_megabytes_in_each_request_pass_and_are_not_stored(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(bytes(3 << 20)).decode()}"},
+    }
+    history = [{"role": "user", "content": [{"type": "text", "text": FACT}, picture]}]
+    for _ in range(3):
+        history += [{"role": "assistant", "content": "I see it."}, user("And now?")]
+        assert daemon.chat(history).reply == "Noted."
+        assert upstream.requests[-1].body.count(b"base64,") == 1, "the window has room for it"
+    daemon.wait_stored(FACT)
+    size = sum(path.stat().st_size for path in daemon.data_dir.rglob("*") if path.is_file())
+    assert size < 1 << 20 and [one for one in daemon.said() if FACT in one and "[image]" in one]
+
+
+# mem0ai/mem0 4068: with IPv6 a name leads to ::1, where nobody listens.
+@pytest.mark.process
+def test_memd_listens_and_asks_by_ipv6_and_its_commands_find_it(make_daemon: MakeDaemon) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with recording_upstream(host="::1") as upstream:
+        daemon = make_daemon(upstream.url, {"listen": {"host": "::1"}}).start()
+        assert daemon.base_url.startswith("http://[::1]:")
+        assert daemon.chat([user(FACT)]).reply == "Noted."
+        daemon.wait_stored(FACT)
+        assert "blue barrel" in daemon.run("search", QUESTION).stdout, "beside the daemon"
+        assert ask(f"{daemon.own_url}/memd/health").json["status"] == "ok"
+        assert daemon.chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
+        assert daemon.terminate() == 0
+
+
+ODD_SYSTEM = """
+import os
+opened = os.open
+os.umask(0)
+os.umask = lambda mask: 0
+os.open = lambda path, flags, mode=0o777, **more: opened(path, flags, 0o777, **more)
+os.chmod = os.fchmod = lambda *_, **__: None
+"""
+
+
+# DeusData/codebase-memory-mcp 1687, Dicklesworthstone/beads_rust 491: below /mnt/c of WSL all is open to everybody, and
+# chmod changes nothing.
+@pytest.mark.process
+def test_on_a_windows_drive_of_wsl_where_all_is_open_and_chmod_is_in_vain_memory_works(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "wsl").mkdir()
+    (tmp_path / "wsl" / "sitecustomize.py").write_text(ODD_SYSTEM)
+    daemon = make_daemon(upstream.url)
+    paths = [str(tmp_path / "wsl"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    daemon.environment = {"PYTHONPATH": os.pathsep.join(paths)}
+    daemon.start()
+    assert daemon.chat([user(FACT)]).reply == "Noted."
+    daemon.wait_stored(FACT)
+    assert any(path.stat().st_mode & 0o077 for path in daemon.data_dir.rglob("*.bin")), "as on such a drive"
+    assert daemon.restart().chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
+    assert "Traceback" not in daemon.log.read_text()
+
+
+# basicmachines-co/basic-memory 277, recyclarr/recyclarr 111: in a container the user has a number and no name or home.
+@pytest.mark.process
+def test_a_user_without_a_name_and_a_home_runs_memd(
+    upstream: RecordingUpstream, tmp_path: Path, free_for_all: Path
+) -> None:
+    if os.geteuid() or shutil.which("setpriv") is None:
+        pytest.skip("only root may become another user")
+    daemon = DaemonProcess(free_for_all, upstream.url)
+    daemon.config.chmod(0o644)
+    nobody = ["setpriv", "--reuid", "41234", "--regid", "41234", "--clear-groups"]
+    environment = {name: value for name, value in clean_environment().items() if name in ("PATH", "PYTHONPATH")}
+    log = free_for_all / "said"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*nobody, *daemon.command()],
+            env=environment,
+            cwd="/",
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        wait_until(lambda: process.poll() is not None or "look into" in log.read_text(), lambda: log.read_text())
+        assert process.poll() is None, log.read_text()
+        url = log.read_text().split("point your client at")[1].split()[0]
+        body = {"model": "tiny", "messages": [user(FACT)]}
+        assert ask(f"{url}/chat/completions", body).headers["X-Memory-Status"] == "none"
+    finally:
+        process.terminate()
+        assert process.wait(120) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def free_for_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that everybody may enter and write to."""
+    folder = tmp_path_factory.mktemp("container")
+    folder.chmod(0o777)
+    for parent in folder.parents[:3]:
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    return folder
+
+
+# danny-avila/LibreChat 10809, open-webui: their own memories ask the model too, with the chat in one message.
+OWN_MEMORIES: Mapping[str, list[Json]] = {
+    "Open WebUI": [
+        {"role": "system", "content": "You are Open WebUI's private memory reviewer. Return only valid JSON."},
+        user(
+            f"Review the completed conversation turn and decide whether long-term memory should change.\n\nuser: {FACT}"
+        ),
+    ],
+    "LibreChat": [
+        {"role": "system", "content": "Keep what matters.\n\n# Existing memory:\nNo existing memories"},
+        user(f"# Current Chat:\n\nHuman: {FACT}\nAI: Noted."),
+    ],
+}
+
+
+@pytest.mark.parametrize("program", OWN_MEMORIES)
+async def test_what_a_chat_programs_own_memory_asks_is_passed_on_and_not_remembered(
+    tmp_path: Path, program: str
+) -> None:
+    async with daemon_in_process(tmp_path) as client:
+        prompt = await client.chat(OWN_MEMORIES[program])
+        assert json.loads(prompt) == OWN_MEMORIES[program]
+        assert "blue barrel" not in (await recalled(client))
+
+
+# open-webui 19243: with its memory on, the system prompt was lost.
+async def test_open_webuis_own_memories_stand_beside_memds(tmp_path: Path) -> None:
+    system = "Answer briefly.\n\n<memory_context>\n[User Memory]\n- Likes tea.\n</memory_context>"
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        [first, asked] = json.loads(await client.chat([{"role": "system", "content": system}, user(QUESTION)]))
+        assert first["content"] == system and "blue barrel" in asked["content"] and "tea" not in asked["content"]
+
+
+# BerriAI/litellm 26395, anomalyco/opencode 25000: the thoughts of a step were lost on the way back.
+async def test_thoughts_stay_with_the_step_that_they_belong_to(tmp_path: Path) -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    thought = {"role": "assistant", "content": None, "reasoning_content": "I must look.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "t1", "content": "A barrel."}
+    async with daemon_in_process(tmp_path) as client:
+        await client.ask(FACT)
+        await client.settled()
+        prompt = await client.chat([user(QUESTION), thought, result])
+        assert json.loads(prompt)[1:] == [thought, result] and "blue barrel" in prompt
+        await client.settled()
+        assert "I must look" not in (await recalled(client, "What must I look at?"))
+
+
+# caddyserver/caddy 4247: a stream came in one piece at its end; and HTTP/2 is spoken by what stands in front.
+@pytest.mark.process
+def test_behind_caddy_words_come_as_they_are_written(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    program = shutil.which("caddy")
+    if program is None:
+        pytest.skip("there is no caddy; on Debian and Ubuntu: apt install caddy")
+    gate = threading.Event()
+    upstream.answer = lambda _: streamed("It hangs behind the barrel", gate)
+    daemon = make_daemon(upstream.url, {"auth": {"token": "secret-of-the-lighthouse"}}).start()
+    with reserved_port() as port:
+        config = tmp_path / "Caddyfile"
+        config.write_text(
+            f"{{\n admin off\n auto_https off\n}}\nhttp://:{port} {{\n bind 127.0.0.1\n"
+            f" reverse_proxy {daemon.base_url.removeprefix('http://')}\n}}\n"
+        )
+        environment = os.environ | {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+        after = ExitStack()
+        caddy = subprocess.Popen(
+            [program, "run", "--config", str(config)],
+            env=environment,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: caddy.poll() is not None or listens(port), lambda: "caddy does not listen")
+            body = json.dumps({"model": "tiny", "messages": [user(FACT)], "stream": True}).encode()
+            client = connected(f"http://127.0.0.1:{port}")
+            after.callback(client.close)
+            token = b"X-Memory-Token: secret-of-the-lighthouse"
+            client.send(request(b"POST", b"/v1/chat/completions", b"Content-Type: application/json", token, body=body))
+            assert b"200" in client.read_head()
+            seen = b""
+            while b"barrel" not in seen:
+                seen += client.read_some()
+            assert b"[DONE]" not in seen, "the end is not there yet"
+            gate.set()
+            while b"[DONE]" not in seen:
+                seen += client.read_some()
+        finally:
+            gate.set()
+            after.close()
+            caddy.terminate()
+            caddy.wait(120)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -7,6 +7,7 @@ With a server `behind` it, it is that one that answers.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +68,10 @@ class RecordingUpstream:
 
 @contextmanager
 def recording_upstream(
-    *, window: int | None = 4096, answer: Callable[[Request], Response] | None = None
+    *,
+    window: int | None = 4096,
+    answer: Callable[[Request], Response] | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[RecordingUpstream]:
     """Serve on a free loopback port; `/props` tells a window of `window` tokens, if any; there is no template probe.
 
@@ -134,11 +138,14 @@ def recording_upstream(
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name http.server gave it
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    upstream.url = f"http://127.0.0.1:{server.server_address[1]}"
+    upstream.url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}"
     try:
         yield upstream
     finally:
