@@ -128,6 +128,23 @@ async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another
     assert whole.digests == first.digests + second.digests
 
 
+async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stored_once(
+    stage: Stage, topic: Topic
+) -> None:
+    async def shown() -> Candidate:
+        [found] = await recalled(stage, "Where is the spare lamp?", topic.log)
+        topic.buffer.injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)])
+        return found
+
+    arrival = receive(topic.buffer, LAMP[0])
+    alone = await shown()
+    topic.buffer.reply(arrival, said(LAMP[1]), 10, 0.0)
+    whole = await shown()
+    assert await stage.archiver.store(topic, arrival.conversation, 2)
+    assert whole.entry.uuid != alone.entry.uuid
+    assert [one.uuid for one in live_entries(topic)] == [whole.entry.uuid]
+
+
 async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(
     stage: Stage, topic: Topic
 ) -> None:

@@ -456,8 +456,8 @@ class PartCutter:
         return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
 
     def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
-        """The part as it is stored: what was shown of its beginning, or of it with what follows in a branch, and the
-        rest of it."""
+        """The part as it is stored: the longest shown of its beginning, or of it with what follows in a branch,
+        and the rest of it. Of what an attempt has stored in part the rest is stored, whatever else was shown."""
         if part.note is not None or part.instructions or not part.has_others_than(()):
             return self.cut([part], step=step)
         digests = [digest for digest, _ in part.messages]
@@ -468,9 +468,10 @@ class PartCutter:
             and all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
             and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
         }
-        behind = part.messages[max(map(len, shown), default=0) :]
+        kept = sorted(shown, key=lambda key: (bool(shown[key].done), len(key)))[-1:]
+        behind = part.messages[max(map(len, kept), default=0) :]
         rest = [msgspec.structs.replace(part, messages=behind)] if behind else []
-        return [*shown.values(), *self.cut(rest, step=step)]
+        return [*(shown[key] for key in kept), *self.cut(rest, step=step)]
 
     def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
         if (known := self._known.get(part.key)) is not None:
