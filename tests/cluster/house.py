@@ -6,6 +6,7 @@ directly. Everything ends with the block, and nothing of it stays.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -15,9 +16,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from clocks import at_time
 from daemon_process import DaemonProcess, wait_until
-from judge import Verdict, judged, read_topics
+from judge import Prefixes, Verdict, judged, prefixes, read_topics
 from ledger import Ledger
 from lines import Line, Lines
 from postgres_server import PostgresServer, running_postgres
@@ -27,6 +29,7 @@ from writers import Door, Writer
 from memd.store.shared.postgres import PostgresLog
 
 SETTLED_SECONDS_MAX = 60.0
+DATABASE = "memd"
 DAY_SECONDS = 86_400
 SETTINGS: dict[str, dict[str, Any]] = {
     "buffer": {
@@ -86,7 +89,7 @@ class House:
     def __init__(
         self,
         folder: Path,
-        postgres: PostgresServer,
+        servers: ExitStack,
         upstream: RecordingUpstream,
         lines: Lines,
         *,
@@ -94,12 +97,14 @@ class House:
         seed: int,
     ) -> None:
         self.folder = folder
-        self.postgres = postgres
+        self._servers = servers
+        self.postgres = postgres = servers.enter_context(running_postgres())
+        self._standby: PostgresServer | None = None
         self.upstream = upstream
         self.lines = lines
         self.ledger = Ledger()
         self._chance = random.Random(seed)
-        self._database_url = postgres.database("memd")
+        postgres.database(DATABASE)
         self.members = [self._member(number) for number in range(daemons)]
         self.writers: list[Writer] = []
         self._judgements = 0
@@ -108,7 +113,7 @@ class House:
         folder = self.folder / f"daemon{number}"
         folder.mkdir()
         line = self.lines.to(self.postgres.socket)
-        database = f"postgresql://memd@127.0.0.1:{line.port}/memd?sslmode=disable"
+        database = f"postgresql://memd@127.0.0.1:{line.port}/{DATABASE}?sslmode=disable"
         daemon = DaemonProcess(folder, self.upstream.url, {**SETTINGS, "cluster": {"database": database}})
         return Member(number, daemon, line)
 
@@ -121,6 +126,30 @@ class House:
                 if shifts and member.number in shifts:
                     at_time(member.daemon, days_ago=-shifts[member.number] / DAY_SECONDS)
                 member.start()
+
+    def add_standby(self) -> None:
+        """Let each commit wait for a new standby."""
+        self._standby = self._servers.enter_context(running_postgres(of=self.postgres))
+        self._commits_wait_for("*")
+        waiting = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
+            wait_until(lambda: connection.execute(waiting).fetchone() == (1,), lambda: "no synchronous standby", 30)
+
+    def fail_over(self) -> None:
+        """Kill the primary; the standby takes its place, with no standby of its own."""
+        assert self._standby is not None, "there is one"
+        self.postgres.kill()
+        self.postgres, self._standby = self._standby, None
+        with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+        self._commits_wait_for("")
+        for member in self.members:
+            member.to_database.target = self.postgres.socket
+
+    def _commits_wait_for(self, names: str) -> None:
+        with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+            connection.execute("SELECT pg_reload_conf()")
 
     def close(self) -> None:
         """End the daemons, however."""
@@ -214,11 +243,15 @@ class House:
         self._judgements += 1
         folder = self.folder / f"judge{self._judgements}"
         folder.mkdir()
-        with closing(PostgresLog(self._database_url, wait_seconds=30)) as kept:
+        with closing(PostgresLog(self.postgres.url(DATABASE), wait_seconds=30)) as kept:
             try:
                 return judged(lambda to: read_topics(kept, to), self.ledger, folder)
             finally:
                 shutil.rmtree(folder)
+
+    def prefixes(self) -> Prefixes:
+        """Compare the prompts that the model was sent."""
+        return prefixes((json.loads(one.body)["messages"] for one in self.upstream.chats), self.ledger)
 
     def __repr__(self) -> str:
         said = "\n".join(f"--- daemon {one.number}: {one.daemon!r}" for one in self.members)
@@ -229,10 +262,9 @@ class House:
 def running_house(folder: Path, *, daemons: int = 2, seed: int = 1) -> Iterator[House]:
     """A cluster whose daemons do not run yet."""
     with ExitStack() as stack:
-        postgres = stack.enter_context(running_postgres())
         upstream = stack.enter_context(recording_upstream())
         lines = Lines()
         stack.callback(lines.close)
-        house = House(folder, postgres, upstream, lines, daemons=daemons, seed=seed)
+        house = House(folder, stack, upstream, lines, daemons=daemons, seed=seed)
         stack.callback(house.close)
         yield house

@@ -2,15 +2,16 @@
 
 Rule: every acknowledged fact is live exactly once, none twice whatever became of its request; what is stored together
 is there together; the log of a topic has no gap and no half group, and its ids ascend; a correction was applied as
-often as somebody was told so, and one in doubt at most once more.
+often as somebody was told so, and one in doubt at most once more. The prompt of a turn begins with the prompt of the
+turn before it, whichever daemons made them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,10 @@ from memd.store.shared.seam import SharedLog
 from memd.store.tools.export import export
 
 NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")
+SAID = re.compile(r"For the record (F-[a-z0-9]+-\d+):")
 Line = dict[str, Any]
+Prompt = list[dict[str, Any]]
+CALM = ("injected", "none")
 
 
 class Verdict(NamedTuple):
@@ -60,6 +64,52 @@ def judged(read: Callable[[Path], Iterator[tuple[str, list[LogFile]]]], ledger: 
     live = [line for line in export(folder, LocalDisk(), topic_id=None, live_only=False) if line["live"]]
     found, missing = compared(live, ledger)
     return Verdict(wrong + found, missing, entries)
+
+
+class Prefixes(NamedTuple):
+    """Turns whose prompt had to begin with the prompt of the turn before it."""
+
+    held: int
+    shortened: int
+    """Old turns had left the window, or all blocks at once."""
+    changed: list[str]
+
+
+def prefixes(prompts: Iterable[Prompt], ledger: Ledger) -> Prefixes:
+    """Compare the prompts of conversations in which each turn so far was answered at once, by whichever daemon, and
+    with its memory."""
+    by_fact: dict[str, Prompt] = {said_in(prompt[-1]): prompt for prompt in prompts}
+    held, shortened, changed, before = 0, 0, list[str](), dict[str, Prompt | None]()
+    for fact in list(ledger.facts.values()):
+        prompt = by_fact.get(fact.key)
+        if not fact.conversation or prompt is None:
+            continue
+        former = before.get(fact.conversation, [])
+        is_calm = former is not None and len(fact.answers) == 1 and fact.answers[0] in CALM
+        if is_calm and former:
+            if prompt[: len(former)] == former:
+                held += 1
+            elif said_in(prompt[0]) != said_in(former[0]) or not any(map(has_block, prompt[: len(former)])):
+                shortened += 1
+            else:
+                changed.append(f"{fact.key}: {first_difference(former, prompt)}")
+        before[fact.conversation] = prompt if is_calm else None
+    return Prefixes(held, shortened, changed)
+
+
+def said_in(message: dict[str, Any]) -> str:
+    """The fact of a message, which stands behind the memory of others."""
+    return next(reversed(SAID.findall(str(message["content"]))), "")
+
+
+def has_block(message: dict[str, Any]) -> bool:
+    """Whether memory stands in it."""
+    return str(message["content"]).startswith("[memory]")
+
+
+def first_difference(former: Prompt, prompt: Prompt) -> str:
+    """Two messages that had to be the same."""
+    return next((f"{one!r} became {other!r}" for one, other in zip_longest(former, prompt) if one != other), "")
 
 
 def damage(file: LogFile) -> bool:

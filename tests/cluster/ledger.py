@@ -29,6 +29,10 @@ class Fact:
     """Helpful corrections that were acknowledged."""
     steps_in_doubt: int = 0
     is_updated: bool = False
+    conversation: str = ""
+    """In which it was said; none for a note."""
+    answers: list[str] = field(default_factory=list)
+    """X-Memory-Status of each time it was said in a chat; empty where nobody answered."""
 
     @property
     def names(self) -> list[str]:

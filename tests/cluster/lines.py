@@ -1,4 +1,4 @@
-"""What lies between the processes of a cluster: TCP lines that can be frozen, cut, shut, or made to answer themselves.
+"""What lies between the processes of a cluster: TCP lines that can be slow, frozen, cut, or shut.
 
 Rule: a line has one port for all its life, and it is the other side's address that may change; whoever uses a line
 cannot tell it from the server behind it, until something is done to it.
@@ -14,10 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-FAILING = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 PIECE_BYTES = 1 << 16
-Target = Path | tuple[str, int]
-"""A Unix socket, or a host and port."""
 
 
 class Lines:
@@ -29,8 +26,8 @@ class Lines:
         self._thread.start()
         self._lines: list[Line] = []
 
-    def to(self, target: Target | None = None) -> Line:
-        """A new line, open."""
+    def to(self, target: Path) -> Line:
+        """A new line to a Unix socket, open."""
         line = Line(self, target)
         self._lines.append(line)
         return line
@@ -56,11 +53,12 @@ class Lines:
 class Line:
     """One line. Its methods are for any thread but that of the lines."""
 
-    def __init__(self, lines: Lines, target: Target | None) -> None:
+    def __init__(self, lines: Lines, target: Path) -> None:
         self.target = target
         self._lines = lines
         self._passes = asyncio.Event()
-        self._is_failing = False
+        self.delay_seconds = 0.0
+        """Before each piece of what is asked is passed on."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,11 +69,6 @@ class Line:
         self._held.bind(("127.0.0.1", 0))
         self.port: int = self._held.getsockname()[1]
         self.open()
-
-    @property
-    def url(self) -> str:
-        """For HTTP."""
-        return f"http://127.0.0.1:{self.port}"
 
     def open(self) -> None:
         """Pass everything on."""
@@ -97,10 +90,6 @@ class Line:
         """End all connections and refuse new ones."""
         self._lines.run(self._shut())
 
-    def fail(self) -> None:
-        """Answer each HTTP request with 503 in place of the server."""
-        self._lines.run(self._fail())
-
     async def end(self) -> None:
         """Serve nobody any more."""
         await self._shut()
@@ -110,7 +99,7 @@ class Line:
         self._held.close()
 
     async def _open(self) -> None:
-        self._is_failing = False
+        self.delay_seconds = 0.0
         self._passes.set()
         if self._server is None:
             shared = {"reuse_port": True} if hasattr(socket, "SO_REUSEPORT") else {}
@@ -132,32 +121,19 @@ class Line:
         await self._refuse()
         await self._cut()
 
-    async def _fail(self) -> None:
-        self._is_failing = True
-        await self._cut()
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         with suppress(OSError, asyncio.IncompleteReadError):
-            if self._is_failing:
-                await reader.read(PIECE_BYTES)
-                writer.write(FAILING)
-                await writer.drain()
-            else:
-                await self._connect(reader, writer)
+            await self._connect(reader, writer)
         self._writers.discard(writer)
         writer.close()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._passes.wait()
-        assert self.target is not None, "a line to somewhere"
-        if isinstance(self.target, Path):
-            theirs, further = await asyncio.open_unix_connection(str(self.target))
-        else:
-            theirs, further = await asyncio.open_connection(*self.target)
+        theirs, further = await asyncio.open_unix_connection(str(self.target))
         self._writers.add(further)
         tasks = [
-            asyncio.create_task(self._pass_on(reader, further)),
+            asyncio.create_task(self._pass_on(reader, further, is_asked=True)),
             asyncio.create_task(self._pass_on(theirs, writer)),
         ]
         self._tasks.update(tasks)
@@ -168,10 +144,14 @@ class Line:
             self._writers.discard(further)
             further.close()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_asked: bool = False
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(PIECE_BYTES):
                 await self._passes.wait()
+                if is_asked and self.delay_seconds:
+                    await asyncio.sleep(self.delay_seconds)
                 writer.write(data)
                 await writer.drain()
         with suppress(OSError, RuntimeError):

@@ -51,6 +51,19 @@ def open_all(house: House, one: Member) -> None:
     house.lines.open_all()
 
 
+def slow_all(house: House, one: Member) -> None:
+    """Half a second before each statement."""
+    for member in house.members:
+        member.to_database.delay_seconds = 0.5
+
+
+def fail_over(house: House, one: Member) -> None:
+    """To a synchronous standby, after it has been one for a moment."""
+    house.add_standby()
+    time.sleep(2.0)
+    house.fail_over()
+
+
 def kill_all(house: House, one: Member) -> None:
     """The power of all daemons."""
     for member in house.members:
@@ -98,6 +111,8 @@ TROUBLES = (
     Trouble("cut: a daemon and PostgreSQL, five times", cut_database, nothing),
     Trouble("PostgreSQL is restarted", restart_postgres, nothing),
     Trouble("kill -9 of PostgreSQL", kill_postgres, nothing),
+    Trouble("PostgreSQL fails over to a standby", fail_over, nothing),
+    Trouble("slow: all and PostgreSQL", slow_all, open_all),
     Trouble("frozen: all and PostgreSQL", freeze_all, open_all),
     Trouble("an upgrade, one after the other", upgrade_all, nothing),
 )

@@ -110,13 +110,15 @@ class Writer(threading.Thread):
             self._conversations += 1
             self._history = []
         fact = self._fact(1)
+        fact.conversation = f"{self.name}-{self._conversations}"
         text = f"For the record {fact.key}: the code word of the {self._thing()} is {min(fact.words)}. Note it."
         self._history.append({"role": "user", "content": text})
-        headers = {"X-Memory-Session": f"{self.name}-{self._conversations}"}
+        headers = {"X-Memory-Session": fact.conversation}
         body = {"model": "tiny", "messages": self._history}
 
         def say(door: Door) -> bool:
             answer = self._ask(door, f"{door.base_url}/t/{self._topic}/v1/chat/completions", body, headers, fails=False)
+            fact.answers.append("" if answer is None else answer.memory)
             if answer is None:
                 return False
             self._ledger.count(f"chat: {answer.memory}")
