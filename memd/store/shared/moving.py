@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from memd.errors import MoveRefused, StoreError
+from memd.errors import MoveRefused, Rewritten, StoreError
 from memd.store.disk import LocalDisk
 from memd.store.erasure import encode_forbidden, read_forbidden
 from memd.store.layout import CLUSTER_NAME, LOCK_NAME, TopicLayout, topic_ids_in
@@ -27,11 +27,12 @@ from memd.store.log.format import (
     encode_record,
     scan_records,
 )
-from memd.store.log.journal import Journal, payloads_in, read_journal
+from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
 from memd.store.log.recovery import find_damage, read_log_file
 from memd.store.shared.seam import Row, SharedLog, Stream, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
+from memd.store.topic import TopicLog
 
 _SEGMENT_ENTRIES = 5_000
 
@@ -96,18 +97,32 @@ def into_log(folder: Path, files: LocalDisk, kept: SharedLog, topics: Collection
 
 
 def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
-    log = store.topic(name)
-    assert isinstance(log, SharedTopicLog), "of a log that is shared"
-    log.catch_up()
-    journal, _ = Journal.open(log.claim)
-    payloads = [payload for row in _rows(kept, name, "hot") for payload in payloads_in(row.data, 0)]
-    journal.rewrite([one for one in payloads if one != b"\xc0"])  # that stands for an empty buffer
+    while True:
+        try:
+            _copy(kept, store.topic(name))
+            break
+        except Rewritten:  # something was erased, or it was interrupted before anything of it was here
+            store.drop_copy(name)
     store.close_topic(name)
     layout, files = TopicLayout(store.data_dir, name), store.files
     for path in layout.log_files(files):
         with closing(files.append_to(path)) as appender:
             appender.sync()
     return _compared(kept, layout, files)
+
+
+def _copy(kept: SharedLog, log: TopicLog) -> None:
+    """Read a topic, or the rest of it. Raises Rewritten where what is here is not the beginning of it."""
+    assert isinstance(log, SharedTopicLog), "of a log that is shared"
+    journal, _ = Journal.open(log.claim)
+    if not log.head:
+        log.generation = kept.ends([log.topic_id])[log.topic_id].generation
+        journal.rewrite([], mark=SharedMark(log.generation, 0))  # so that an interrupted move knows what it has
+    log.catch_up()
+    rows = list(_rows(kept, log.topic_id, "hot"))
+    payloads = [payload for row in rows for payload in payloads_in(row.data, 0)]
+    kept_payloads = [one for one in payloads if one != b"\xc0"]  # that stands for an empty buffer
+    journal.rewrite(kept_payloads, mark=SharedMark(log.generation, rows[-1].last if rows else 0))
 
 
 def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTopic:
