@@ -9,6 +9,7 @@ ends it 50 ms later (the end waits until the reply is durable); their requests t
 The other daemon of the cluster is asked as often, so that there is something to be taken in.
 
     python bench/shared_log.py [--rounds 300] [--json FILE]
+    python bench/shared_log.py --topics 1000000 [--active 1000]    of many topics with a note each a few are used
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import numpy as np
+import psycopg
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-from daemon_process import DaemonProcess  # noqa: E402  # needs the path above, as those that follow
-from overhead_targets import serving  # noqa: E402
+from daemon_process import DaemonProcess, wait_until  # noqa: E402  # needs the path above, as those that follow
+from overhead_targets import resident_bytes, serving  # noqa: E402
 from postgres_server import PostgresServer, running_postgres  # noqa: E402
 from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts  # noqa: E402
 
@@ -48,6 +50,7 @@ Figures = dict[str, float]
 FOLDER, SHARED, OTHER = "folder", "PostgreSQL", "its other daemon"
 DURABLE = {"fsync": "on", "shared_buffers": "128MB"}
 NOTES, WARM = 300, 20
+PAUSE_SECONDS = 0.05
 GOALS = {"append of 20 chunks": ("times", 2.0), "first byte": ("added", 1.5), "search": ("added", 0.5)}
 
 
@@ -88,12 +91,12 @@ class Asker:
         self._models = http.client.HTTPConnection(urlsplit(daemon.base_url).netloc, timeout=60)
         self._own = http.client.HTTPConnection(urlsplit(daemon.own_url).netloc, timeout=60)
 
-    def first_byte(self, number: int) -> float:
+    def first_byte(self, number: int, topic: str = "team") -> float:
         """Of a streamed reply in a new conversation."""
         question = f"With which word is gate {number % NOTES} opened? I ask for the {number}th time."
         asked = [{"role": "user", "content": question}]
         body = {"stream": True, "max_tokens": 8, "messages": asked, "stop": ["slowly"]}
-        return self._timed(self._models, "/t/team/v1/chat/completions", body, first=True)
+        return self._timed(self._models, f"/t/{topic}/v1/chat/completions", body, first=True)
 
     def note(self, number: int) -> float:
         """A note, which is durable when it is answered."""
@@ -133,14 +136,75 @@ def requests(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
             askers[FOLDER].note(number)
             askers[SHARED].note(number)
         time.sleep(5)  # until all of it is embedded
-        for kind, ask in {"first byte": Asker.first_byte, "search": Asker.search, "note": Asker.note}.items():
-            times: dict[str, list[float]] = {name: [] for name in askers}
-            for number in range(WARM + rounds):
+        kinds = {"first byte": Asker.first_byte, "search": Asker.search, "note": Asker.note}
+        times = {f"{kind}, {name}": list[float]() for kind in kinds for name in askers}
+        for number in range(WARM + rounds):  # kinds in turns: an idle connection would be closed
+            for kind, ask in kinds.items():
                 for name in list(askers) if number % 2 else list(askers)[::-1]:
-                    times[name].append(ask(askers[name], number + (NOTES if ask is Asker.note else 0)))
-            for name, taken in times.items():
-                figures[f"{kind}, {name}"] = statistics.median(taken[WARM:])
+                    time.sleep(PAUSE_SECONDS)  # what is stored meanwhile is done
+                    times[f"{kind}, {name}"].append(ask(askers[name], number + NOTES * (kind == "note")))
+        figures |= {name: statistics.median(taken[WARM:]) for name, taken in times.items()}
     return figures
+
+
+def many_topics(folder: Path, postgres: PostgresServer, count: int, active: int) -> Figures:
+    """Start, first byte and memory of a daemon that is asked for some of very many topics, each with one note."""
+    url = postgres.database("many")
+    with ExitStack() as stack:
+        upstream, _ = stack.enter_context(serving("stub"))
+        daemon = DaemonProcess(folder, upstream, {"log": {"level": "warning"}, "cluster": {"database": url}})
+        stack.callback(daemon.discard)
+        connection = stack.enter_context(psycopg.connect(url, autocommit=True))
+
+        def started() -> float:
+            began = time.perf_counter()
+            daemon.start()
+            return time.perf_counter() - began
+
+        figures = {"seconds of a start, no topic": started()}
+        Asker(daemon).note(0)
+        stored = "SELECT count(*) FROM memd_log WHERE topic = 'team' AND stream = 'log'"
+        wait_until(lambda: connection.execute(stored).fetchone() == (1,), lambda: "the note is not stored")
+        daemon.terminate()
+        for statement in _FILL:
+            connection.execute(statement, {"count": count}, binary=True)
+        [(size, rows)] = connection.execute(_SIZE).fetchall()
+        figures |= {"topics": count, "bytes of a topic in PostgreSQL": size / count, "bytes of a chunk in it": rows}
+        figures["seconds of a start, empty folder"] = started()
+        figures["MB at first"] = resident_bytes(daemon.pid) / 1e6
+        for name in ("first use", "second use"):
+            asker, taken = Asker(daemon), list[float]()
+            for number in range(active):
+                taken.append(asker.first_byte(0, f"t{number * (count // active)}"))
+                time.sleep(PAUSE_SECONDS / 5)
+            figures |= {
+                f"first byte, {name}": statistics.median(taken),
+                f"first byte, {name}, p99": quantile(taken, 99),
+            }
+            figures[f"MB behind the {name}"] = resident_bytes(daemon.pid) / 1e6
+        daemon.terminate()
+        figures[f"seconds of a start, {active} topics in the folder"] = started()
+        figures["MB after that"] = resident_bytes(daemon.pid) / 1e6
+    return figures
+
+
+def quantile(taken: list[float], percent: int) -> float:
+    """A percentile."""
+    return statistics.quantiles(taken, n=100)[percent - 1]
+
+
+_FILL = (
+    "INSERT INTO memd_topic SELECT 't' || n, stream, head, base, generation FROM memd_topic, "
+    "generate_series(0, %(count)s - 1) n WHERE topic = 'team'",
+    "INSERT INTO memd_log SELECT 't' || n, stream, last, data FROM memd_log, generate_series(0, %(count)s - 1) n "
+    "WHERE topic = 'team'",
+    "VACUUM ANALYZE memd_topic",
+    "VACUUM ANALYZE memd_log",
+)
+_SIZE = (
+    "SELECT pg_total_relation_size('memd_topic') + pg_total_relation_size('memd_log'), "
+    "(SELECT max(octet_length(data)) FROM memd_log WHERE topic = 'team' AND stream = 'log')"
+)
 
 
 def table(figures: Figures) -> Table:
@@ -163,12 +227,17 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--topics", type=int, default=0)
+    parser.add_argument("--active", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memd-shared-") as name, running_postgres(settings=DURABLE) as postgres:
-        figures = appends(Path(name), postgres, asked.rounds)
-        figures |= requests(Path(name), postgres, asked.rounds)
-    Console(width=120).print(table(figures))
+        if asked.topics:
+            figures = many_topics(Path(name), postgres, asked.topics, asked.active)
+            print(*(f"{value:14,.2f}  {what}" for what, value in figures.items()), sep="\n")
+        else:
+            figures = appends(Path(name), postgres, asked.rounds) | requests(Path(name), postgres, asked.rounds)
+            Console(width=120).print(table(figures))
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=1))
 
