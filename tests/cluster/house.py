@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import writers
 from clocks import at_time
 from daemon_process import DaemonProcess, wait_until
 from judge import Prefixes, Verdict, judged, prefixes, read_topics
@@ -28,7 +29,8 @@ from writers import Door, Writer
 
 from memd.store.shared.postgres import PostgresLog
 
-SETTLED_SECONDS_MAX = 60.0
+SETTLED_PATIENCES = 5
+"""For so many times a client's patience the judge waits for what is acknowledged."""
 DATABASE = "memd"
 DAY_SECONDS = 86_400
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -167,7 +169,7 @@ class House:
             if member.daemon.base_url
         ]
 
-    def write(self, topics: int, writers: int, *, think_seconds: float = 0.15, corrects: bool = True) -> None:
+    def write(self, topics: int, agents: int, *, think_seconds: float = 0.15, corrects: bool = True) -> None:
         """Let agents begin to talk, who share the topics."""
         begun = len(self.ledger.facts)
         self.writers = [
@@ -179,7 +181,7 @@ class House:
                 think_seconds=think_seconds,
                 corrects=corrects,
             )
-            for number in range(writers)
+            for number in range(agents)
         ]
         for writer in self.writers:
             writer.start()
@@ -203,7 +205,7 @@ class House:
         """Any daemon."""
         return self._chance.choice(self.members)
 
-    def wait_kept(self, after: float, topics: set[str], by: set[int], seconds: float = 90.0) -> dict[str, float]:
+    def wait_kept(self, after: float, topics: set[str], by: set[int], patiences: float = 8.0) -> dict[str, float]:
         """Wait until something about each topic is acknowledged by one of these daemons; topic → seconds it took."""
 
         def taken() -> dict[str, float]:
@@ -213,15 +215,15 @@ class House:
         wait_until(
             lambda: taken().keys() == topics,
             lambda: f"nobody of {by} serves {topics - taken().keys()}: {self!r}",
-            seconds,
+            patiences * writers.PATIENCE_SECONDS,
         )
         return taken()
 
-    def wait_whole(self, seconds: float = 90.0) -> float:
+    def wait_whole(self, patiences: float = 8.0) -> float:
         """Wait until each daemon acknowledges something about each topic; the seconds."""
         began = time.monotonic()
         for member in self.members:
-            self.wait_kept(began, self.topics, {member.number}, seconds)
+            self.wait_kept(began, self.topics, {member.number}, patiences)
         return time.monotonic() - began
 
     def verdict(self) -> Verdict:
@@ -233,7 +235,9 @@ class House:
             return not last[-1].missing
 
         try:
-            wait_until(is_settled, lambda: "acknowledged and not in the log", SETTLED_SECONDS_MAX)
+            wait_until(
+                is_settled, lambda: "acknowledged and not in the log", SETTLED_PATIENCES * writers.PATIENCE_SECONDS
+            )
         except AssertionError:
             pass
         return last[-1]

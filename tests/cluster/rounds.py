@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 import plain_environment  # noqa: E402, F401  # needs the path, and comes before memd
+import writers  # noqa: E402
 from daemon_process import DaemonProcess  # noqa: E402
 from house import House, running_house  # noqa: E402
 from troubles import TROUBLES, Trouble  # noqa: E402
@@ -110,12 +111,14 @@ def main() -> None:
     parser.add_argument("--daemons", type=int, default=3)
     parser.add_argument("--agents", type=int, default=WRITERS)
     parser.add_argument("--round-seconds", type=float, default=0.0, help="a round takes at least so long")
+    parser.add_argument("--patience", type=float, default=12.0, help="seconds after which a client gives up")
     parser.add_argument("--one-house", action="store_true", help="no new cluster after each pass")
     parser.add_argument("--only", default="", help="troubles with these words in their name")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder in which everything stays")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    writers.PATIENCE_SECONDS = asked.patience
     DaemonProcess.forks = sys.platform == "linux"
     chosen = [trouble for trouble in TROUBLES if asked.only in trouble.name]
     random.Random(asked.seed).shuffle(chosen)

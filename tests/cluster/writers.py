@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ledger import Fact, Ledger
 
-ANSWER_SECONDS_MAX = 12.0
+PATIENCE_SECONDS = 12.0
 """Then a client gives up."""
 TRIES = 30
 TURNS = 8
@@ -56,7 +56,7 @@ def posted(url: str, body: object, headers: Mapping[str, str] | None = None) -> 
     sent = {"Content-Type": "application/json", **(headers or {})}
     request = urllib.request.Request(url, json.dumps(body).encode(), sent)
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             return Reply(answer.status, dict(answer.headers), answer.read())
     except urllib.error.HTTPError as error:
         with error:
