@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -45,14 +46,12 @@ from memd.store.erasure import (
 from memd.store.layout import (
     LOCK_NAME,
     RECENT_NAME,
-    TOPIC_KEY_NAME,
     TopicLayout,
     TopicNames,
     check_no_cluster,
     erasures_dir,
     topic_ids_in,
 )
-from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Records
 from memd.store.log.format import ModelId, scan_records
 from memd.store.log.journal import records_of
@@ -107,8 +106,9 @@ class Store:
         self._names = names
         self._recent = recent
         self._topics: dict[str, TopicLog] = {}
-        self._topics_lock = OrderedLock(LockOrder.TOPICS)
-        self._opening: WeakValueDictionary[str, OrderedLock] = WeakValueDictionary()
+        self._topics_lock = threading.Lock()
+        """Of the table of open topics: taken after that of a topic's opening, and before that of the recent ones."""
+        self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     @classmethod
     def open(
@@ -180,10 +180,10 @@ class Store:
                 topic = self._opened(topic_id)
             return topic
 
-    def _opening_of(self, topic_id: str) -> OrderedLock:
+    def _opening_of(self, topic_id: str) -> threading.Lock:
         """Held while a topic is opened or closed, which may take long where others are not to wait for it."""
         with self._topics_lock:
-            return self._opening.setdefault(topic_id, OrderedLock(LockOrder.OPEN))
+            return self._opening.setdefault(topic_id, threading.Lock())
 
     def _opened(self, topic_id: str) -> TopicLog:
         layout = TopicLayout(self.data_dir, topic_id)
@@ -338,8 +338,9 @@ class Store:
             StoreError: something is still there; done again it goes on.
         """
         aside = _aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure)
-        if self.files.size(aside.key) is not None and not destroy_topic_key(self.files, aside.directory):
-            wiper.left.append(aside.key)
+        if self.files.size(aside.key) is not None:
+            wiper.wipe(aside.key)
+            self.files.sync_directory(aside.directory)
         wiper.wipe_folder(aside.directory)
 
     def topic_ids(self) -> list[str]:
@@ -438,19 +439,6 @@ def _put_aside(
     return moved
 
 
-def destroy_topic_key(disk: LocalDisk, directory: Path) -> bool:
-    """Destroy the key of a topic in its folder: what it encrypts can never be read again, wherever its bytes still are.
-
-    Copies of the `topic.key` itself (backups) have to be destroyed too. It may be called again, and without a key.
-
-    Returns:
-        False if the old bytes of the key may still be on the disk; see `LocalDisk.wipe`.
-    """
-    is_gone = disk.wipe(directory / TOPIC_KEY_NAME)
-    disk.sync_directory(directory)
-    return is_gone
-
-
 class RecentTopics:
     """The list of topics that a start has to look at, while the store is open. For any thread."""
 
@@ -466,11 +454,10 @@ class RecentTopics:
         self.highest_id = 0
         """No topic that is not listed has a higher id."""
         self._names: dict[str, None] = {}
-        """In the order in which they were first used; of those that are at rest the last one is listed too."""
+        """In the order in which they were first used."""
         self._state = ""
-        self._last_at_rest: str | None = None
         self._is_synced = True
-        self._lock = OrderedLock(LockOrder.RECENT)
+        self._lock = threading.Lock()
         self._file: AppendFile | None = None
         if not self._read(topics):
             self._give_up()
@@ -515,8 +502,6 @@ class RecentTopics:
     def add(self, topic_id: str, *, is_new: bool) -> None:
         """Note that a topic is opened."""
         with self._lock:
-            if topic_id == self._last_at_rest:
-                self._last_at_rest = None
             if topic_id in self._names and not is_new:
                 return
             self._names[topic_id] = None
@@ -544,9 +529,7 @@ class RecentTopics:
     def rest(self, topic_id: str) -> bool:
         """Note that a topic is closed with nothing left to do; whether the file should be written anew."""
         with self._lock:
-            if self._last_at_rest is not None:
-                self._names.pop(self._last_at_rest, None)
-            self._last_at_rest = topic_id
+            self._names.pop(topic_id, None)
             return self._lines > 2 * len(self._names) + _LINES_SPARE
 
     def write(self, at_rest: Collection[str], *, highest_id: int, topics: int, state: str | None = None) -> None:

@@ -31,7 +31,6 @@ from memd.store.index.building import due_merge, merged_files, write_merged, wri
 from memd.store.index.meta import columns_from_log, encode_words, own_index_file, read_words
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
-from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
@@ -103,7 +102,7 @@ _COMPLETED_AT_ONCE = 50
 class TopicLog:
     """The log of one topic. `append`, `seal` and `merge` for one thread each, all else for any.
 
-    Locks, in the order in which a thread takes them (asserted, see locks.py):
+    Locks, in the order in which a thread takes them, behind those of `Store` and before those of its indexes:
 
     - `_merging` while a merged index is built, so that one merge runs at a time;
     - `_sealing` while a segment is sealed or a damaged index is dropped: both replace segments;
@@ -121,9 +120,9 @@ class TopicLog:
         self._shared = shared
         self._files = shared.files
         self._layout = layout
-        self._merging = OrderedLock(LockOrder.MERGE)
-        self._sealing = OrderedLock(LockOrder.SEAL)
-        self._state = OrderedLock(LockOrder.STATE)
+        self._merging = threading.Lock()
+        self._sealing = threading.Lock()
+        self._state = threading.Lock()
         self._closed = False
         opened = open_topic(claim, shared.model)
         self.findings = opened.findings
@@ -452,10 +451,10 @@ class TopicLog:
         count, read, segments = 0, {}, {}
         for number in numbers:
             path = self._layout.bin(number)
-            found = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
-            if found.entries:
-                self.claim.publish({path: write_beside(self._files, path, found.data)}, wiper=wiper)
-            count += found.entries
+            data, erased = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
+            if erased:
+                self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
+            count += erased
             read[number] = reread_segment(self.claim, self._shared.model, number)
             segment = read[number].segments[number]
             assert isinstance(segment, GrowingSegment), "its index is gone"

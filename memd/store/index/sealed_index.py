@@ -8,6 +8,7 @@ were unreadable when it was built) are *extras*: they are scanned, so that no se
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,7 +24,6 @@ from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, multipliers, products, scores_of, smoothed
 from memd.store.lexical.postings import SealedColumns
-from memd.store.locks import LockOrder, OrderedLock
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
 
@@ -53,8 +53,9 @@ class SealedIndex:
         self._numbers = np.array(file.segment_ids, dtype=np.intp)
         self._starts = np.cumsum([0, *(len(segment.rows) for segment in segments)])
         self._dead = dead
-        self._marking = OrderedLock(LockOrder.MARK)
-        self._loading = OrderedLock(LockOrder.LOAD)
+        self._marking = threading.Lock()
+        self._loading = threading.Lock()
+        """Taken before the lock of a topic's state, the other one after it."""
         self._merged: _Merged | None = None
         self._own: VectorIndex | None = None
         self.search_ms: float | None = None
