@@ -22,9 +22,8 @@ from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import replace_file
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import FRAME_OVERHEAD, NONCE_BYTES, PIECE_BYTES, DataKey, encrypt, frame_at
-from memd.store.layout import TopicLayout
+from memd.store.layout import TOPIC_KEY_NAME, TopicLayout
 from memd.store.log.format import HEADER_BYTES
-from memd.store.store import destroy_topic_key
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -242,8 +241,7 @@ def test_a_key_file_of_a_topic_that_is_missing_or_damaged_is_told_and_no_new_one
 
 def test_a_topic_whose_key_was_destroyed_cannot_be_read_and_its_name_can_be_used_again() -> None:
     files = disk()
-    destroy_topic_key(files, TOPIC)
-    destroy_topic_key(files, TOPIC)
+    files.wipe(TOPIC / TOPIC_KEY_NAME)
     with pytest.raises(WrongKey):
         EncryptedCrashFiles(files.raw).read(FILE)
     with pytest.raises(WrongKey):

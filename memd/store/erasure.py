@@ -300,16 +300,9 @@ def _hex(word: int) -> str:
     return f"{word:016x}"
 
 
-class ErasedBytes(msgspec.Struct, frozen=True):
-    """The bytes of a log file, or of the end of one, without the text of some chunks."""
-
-    data: bytes
-    entries: int
-    """How many were erased."""
-
-
-def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int) -> ErasedBytes:
-    """Return the bytes of a log file in which every record of these chunks is a stub. Unreadable bytes stay.
+def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int) -> tuple[bytes, int]:
+    """Return the bytes of a log file, or of its end, in which every record of these chunks is a stub, and how many were
+    made. Unreadable bytes stay.
 
     Args:
         start: where its first record begins.
@@ -325,7 +318,7 @@ def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int
         if entry.uuid in uuids and entry.erased is UNSET:
             changed[span.offset : span.end] = encode_record(stub_payload(entry, mark, len(payload)))
             count += 1
-    return ErasedBytes(bytes(changed), count)
+    return bytes(changed), count
 
 
 def is_erasure_of(after: bytes, before: bytes) -> bool:

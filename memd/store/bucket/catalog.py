@@ -86,7 +86,7 @@ class RoundHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Whether what was there when the generation began is in the bucket."""
     changes: tuple[FileChange, ...] = ()
     topics: dict[str, bytes] | None = None
-    """Of a full one: by folder, its files; see `pack`."""
+    """Of a full one: by folder, its files; see `Catalog`."""
     stated_anew: tuple[str, ...] = ()
     """Folders of which text was erased: all their files are told here, and what earlier rounds tell of them is void."""
     erasures: tuple[int, ...] = ()
@@ -125,13 +125,8 @@ class RoundName(msgspec.Struct, frozen=True, order=True):
         return f"{ROUNDS}{self.generation}/{self.number:010d}-{self.at:016d}.{'full' if self.is_full else 'tail'}"
 
 
-def generation_name(number: int, random: bytes) -> str:
-    """The name of a generation; `random` has 4 bytes."""
-    return f"{number:08d}-{random.hex()}"
-
-
 def generation_number(generation: str) -> int:
-    """Its number."""
+    """The number of a generation, which its name begins with."""
     return int(generation.partition("-")[0])
 
 
@@ -173,16 +168,6 @@ def decode_header(data: bytes, name: str) -> RoundHeader:
     return _decoder.decode(zlib.decompress(packed))
 
 
-def pack(files: dict[str, KnownFile]) -> bytes:
-    """The files of a folder, in few bytes: there may be a hundred thousand folders."""
-    return _encoder.encode(files)
-
-
-def unpack(packed: bytes) -> dict[str, KnownFile]:
-    """The counterpart."""
-    return _files_decoder.decode(packed)
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RoundHeader)
 _files_decoder = msgspec.msgpack.Decoder(dict[str, KnownFile])
@@ -198,7 +183,7 @@ class Catalog:
     def files(self, folder: str) -> dict[str, KnownFile]:
         """The files of a folder by their names in it."""
         packed = self.topics.get(folder)
-        return {} if packed is None else unpack(packed)
+        return {} if packed is None else _files_decoder.decode(packed)
 
     def apply(self, header: RoundHeader, key: str) -> None:
         """Take over what a round says; `key` is its own."""
@@ -220,7 +205,7 @@ class Catalog:
     def put(self, folder: str, files: dict[str, KnownFile]) -> None:
         """Take these for the files of a folder."""
         if files:
-            self.topics[folder] = pack(files)
+            self.topics[folder] = _encoder.encode(files)
         else:
             self.topics.pop(folder, None)
 

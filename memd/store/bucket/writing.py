@@ -44,7 +44,6 @@ from memd.store.bucket.catalog import (
     Rounds,
     Stretch,
     encode_round,
-    generation_name,
     generation_number,
     header_bytes,
 )
@@ -146,7 +145,7 @@ class BucketWriter:
         owner = self._owner()
         numbers = [name.generation_number for name in rounds.names]
         numbers += [generation_number(owner.generation)] if owner is not None else []
-        generation = generation_name(max(numbers, default=0) + 1, self._random(4))
+        generation = f"{max(numbers, default=0) + 1:08d}-{self._random(4).hex()}"
         self.bucket.put(OWNER_KEY, msgspec.json.encode(Owner(generation)))
         last = rounds.moments[-1] if rounds.moments else None
         self._catalog, self._is_whole = self._found(rounds, last)

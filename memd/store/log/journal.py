@@ -33,7 +33,7 @@ from memd.store.log.format import (
     scan_records,
     topic_tag,
 )
-from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, keep_as_torn
+from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, save_torn_copy
 
 
 class SharedMark(msgspec.Struct, frozen=True, tag="shared"):
@@ -108,7 +108,7 @@ class Journal:
         except CorruptFile:
             is_damaged = True
         if is_damaged:
-            kept = keep_as_torn(files, path, data)
+            kept = save_torn_copy(files, path, data, is_whole_file=True)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
             journal = cls(claim, [Finding("damaged", str(path), message)])
             journal.rewrite(payloads, extent)

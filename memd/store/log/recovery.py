@@ -182,31 +182,24 @@ def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
     return Finding("damaged", str(path), f"has no header and no entry: {len(data)} bytes, lost or empty.{moved}")
 
 
-def save_torn_copy(files: LocalDisk, path: Path, data: bytes) -> Path:
+def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: bool = False) -> Path:
     """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
 
     Of those beside one file the last `TORN_KEPT` stay.
+
+    Args:
+        is_whole_file: the file reads so, and is about to be replaced: it gets the name itself, where that can be, for
+            `data` of an encrypted one has zeros where it cannot be decrypted.
     """
-    if (torn := _same_torn(files, path, data)) is None:
-        torn = _free_torn_name(files, path)
+    for torn in _torn_copies(files, path).values():
+        if files.size(torn) == len(data) and files.read(torn) == data:
+            return torn
+    torn = _free_torn_name(files, path)
+    if is_whole_file and files.link(path, torn):
+        files.sync_directory(path.parent)
+    else:
         replace_file(files, torn, data)
     return torn
-
-
-def keep_as_torn(files: LocalDisk, path: Path, data: bytes) -> Path:
-    """Give a file that reads as `data` and is about to be replaced a `.torn` name, too: an encrypted one stays as it is
-    on the disk, where `data` has zeros for what cannot be decrypted."""
-    torn = _same_torn(files, path, data) or _free_torn_name(files, path)
-    if files.size(torn) is None:
-        if not files.link(path, torn):
-            return save_torn_copy(files, path, data)
-        files.sync_directory(path.parent)
-    return torn
-
-
-def _same_torn(files: LocalDisk, path: Path, data: bytes) -> Path | None:
-    found = _torn_copies(files, path).values()
-    return next((torn for torn in found if files.size(torn) == len(data) and files.read(torn) == data), None)
 
 
 def _free_torn_name(files: LocalDisk, path: Path) -> Path:
@@ -224,10 +217,9 @@ def torn_files(files: LocalDisk, directories: Iterable[Path]) -> list[Path]:
 
 
 def _torn_copies(files: LocalDisk, path: Path) -> dict[int, Path]:
-    """The `.torn` files beside `path` by number, ascending."""
+    """The `.torn` files beside `path` by number."""
     found = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
-    own = {torn: match for torn, match in found.items() if match and torn.name[: match.start()] == path.name}
-    return {int(match[1] or 1): torn for torn, match in sorted(own.items(), key=lambda pair: int(pair[1][1] or 1))}
+    return {int(end[1] or 1): torn for torn, end in found.items() if end and torn.name[: end.start()] == path.name}
 
 
 def remove_temporaries(files: LocalDisk, directory: Path) -> None:

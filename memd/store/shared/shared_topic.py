@@ -151,9 +151,9 @@ class SharedTopicLog(TopicLog):
                 continue
             for row in self._kept.since(self.topic_id, {"log": number - 1}, limit=1).of("log"):
                 after = row.last
-                found = without_text(row.data, uuids, mark, HEADER_BYTES)
-                if found.entries:
-                    rows["log", row.last] = found.data
+                data, erased = without_text(row.data, uuids, mark, HEADER_BYTES)
+                if erased:
+                    rows["log", row.last] = data
         if rows:
             generation = self._kept.rewrite(self.topic_id, self.generation, rows)
             if not generation:
