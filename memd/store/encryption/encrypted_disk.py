@@ -15,10 +15,8 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-
-import msgspec
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
@@ -30,8 +28,6 @@ from memd.store.encryption.frames import (
     Random,
     encrypt,
     frame_at,
-    last_frame,
-    opened,
 )
 from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
 from memd.store.layout import (
@@ -58,7 +54,6 @@ from memd.store.log.format import (
 )
 
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
-_MEMO_FRAMES = 8
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
@@ -69,78 +64,6 @@ _OF_THE_DISK_BELOW = (
 """Names, locks and the disk itself know nothing of encryption."""
 _FILES_KEPT = 1024
 _FOLDERS_KEPT = 65_536
-
-
-class EncryptedFile(msgspec.Struct):
-    """An encrypted file as it was when its frames were looked for."""
-
-    path: Path
-    key: DataKey
-    identity: Hashable
-    table: FrameTable
-
-    def size(self, files: LocalDisk, raw_size: int) -> int:
-        """Return its plain size where it has `raw_size` encrypted bytes; see `tail_of` for what follows its frames."""
-        with self.table.lock:
-            if self.table.place != raw_size and (end := self._end_of(files, raw_size)) is not None:
-                return end
-            self._cover(files, raw_size, None)
-            return self.table.end + tail_of(self.table, raw_size)
-
-    def read(self, files: LocalDisk, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
-        """Read (offset, length) pieces, and say whether all of their frames could be opened."""
-        memo: dict[int, bytes] = {}
-        found, all_opened = [], True
-        for offset, length in pieces:
-            with self.table.lock:
-                self._cover(files, raw_size, offset + length)
-                end = self.table.end + (tail_of(self.table, raw_size) if self.table.end < offset + length else 0)
-            plain, is_whole = self._piece(files, offset, max(0, min(offset + length, end) - offset), memo)
-            found.append(plain)
-            all_opened = all_opened and is_whole
-        return found, all_opened
-
-    def _piece(self, files: LocalDisk, offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
-        """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
-        with self.table.lock:
-            frames = self.table.overlapping(offset, offset + length)
-        plain, all_opened = bytearray(length), True
-        if not frames:
-            return bytes(plain), True
-        first = frames[0].place
-        if offset + length <= frames[0].end and first in memo:
-            low = offset - frames[0].start
-            return memo[first][low : low + length], True
-        data = files.read_at(self.path, first, frames[-1].place + frames[-1].bytes - first)
-        for frame in frames:
-            at = frame.place - first
-            contents = opened(self.key, data, at, frame.length) if frame_at(data, at, first) == frame else None
-            if contents is None:
-                all_opened = False
-                continue
-            memo[frame.place] = contents
-            low, high = max(frame.start, offset), min(frame.end, offset + length)
-            plain[low - offset : high - offset] = contents[low - frame.start : high - frame.start]
-        if len(memo) > _MEMO_FRAMES:
-            memo.clear()
-        return bytes(plain), all_opened
-
-    def _cover(self, files: LocalDisk, raw_size: int, upto: int | None) -> None:
-        self.table.cover(lambda offset, length: files.read_at(self.path, offset, length), raw_size, upto)
-
-    def _end_of(self, files: LocalDisk, raw_size: int) -> int | None:
-        """The plain offset of the end, by the last frame alone; None if there is no whole one at the end."""
-        length = min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES)
-        data = files.read_at(self.path, raw_size - length, length) if length > 0 else b""
-        frame = last_frame(data)
-        if frame is None or opened(self.key, data, frame.place, frame.length) is None:
-            return None
-        return frame.start + frame.length
-
-
-def tail_of(table: FrameTable, raw_size: int) -> int:
-    """Return how many zeros stand for what is behind the last frame: an interrupted write, or damage."""
-    return raw_size - table.place if raw_size >= table.place else raw_size
 
 
 def check_header(data: bytes, key: DataKey, path: Path) -> bool:
@@ -319,7 +242,8 @@ class EncryptedDisk(LocalDisk):
         self.plain_files = disk
         """The disk below."""
         self.rings = tuple(rings)
-        self._files: OrderedDict[Path, EncryptedFile] = OrderedDict()
+        self._tables: OrderedDict[Path, tuple[Hashable, FrameTable]] = OrderedDict()
+        """The frames of files, and the identity that each had when they were looked for."""
         self._folder = lru_cache(_FOLDERS_KEPT)(self._folder_of)
         self._lock = threading.Lock()
         for name in _OF_THE_DISK_BELOW:
@@ -336,7 +260,7 @@ class EncryptedDisk(LocalDisk):
             key = self._key(path)
         except WrongKey:  # whoever reads the file is told
             return raw_size
-        return raw_size if key is None else self._file(path, key).size(self.plain_files, raw_size)
+        return raw_size if key is None else self._table(path, key).size(raw_size)
 
     def read(self, path: Path) -> bytes:
         """See LocalDisk."""
@@ -358,12 +282,12 @@ class EncryptedDisk(LocalDisk):
             raw_size = self.plain_files.size(path)
             if not raw_size:
                 return self.plain_files.read_pieces(path, pieces)  # raises where there is no file
-            file = self._file(path, key)
-            is_new = file.table.place == HEADER_BYTES
+            table = self._table(path, key)
+            is_new = table.place == HEADER_BYTES
             begins = self.plain_files.read_at(path, 0, HEADER_BYTES + FRAME_BYTES_MAX) if is_new else b""
             is_its_key = not is_new or check_header(begins, key, path)
-            found, all_opened = file.read(self.plain_files, raw_size, pieces)
-            if not is_its_key and file.table.salt is None and frame_at(begins, HEADER_BYTES) is not None:
+            found, all_opened = table.read(raw_size, pieces)
+            if not is_its_key and table.salt is None and frame_at(begins, HEADER_BYTES) is not None:
                 raise CorruptFile(
                     f"{path}: nothing in it can be decrypted: it is damaged or another topic's; put the file back, out "
                     "of a backup if need be, or move it away and go on without what it holds"
@@ -394,11 +318,11 @@ class EncryptedDisk(LocalDisk):
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
-        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key)
+        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key, partial(self.plain_files.read_at, path))
         if raw_size < HEADER_BYTES:
             return None
         check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
-        table.cover(lambda offset, length: self.plain_files.read_at(path, offset, length), raw_size)
+        table.cover(raw_size)
         return table
 
     def _cut(self, path: Path, key: DataKey, size: int) -> tuple[Appender, FrameTable]:
@@ -471,19 +395,19 @@ class EncryptedDisk(LocalDisk):
         found = self._folder(path)
         return None if found is None else found[0].key_of(found[1], writing=writing)
 
-    def _file(self, path: Path, key: DataKey) -> EncryptedFile:
+    def _table(self, path: Path, key: DataKey) -> FrameTable:
         identity = self.plain_files.identity(path)
         with self._lock:
-            file = self._files.get(path)
-            if file is None or file.identity != identity or file.key is not key:
-                file = self._files[path] = EncryptedFile(path, key, identity, FrameTable(key))
-                while len(self._files) > _FILES_KEPT:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(path)
-            return file
+            known, table = self._tables.pop(path, (None, None))
+            if table is None or known != identity or table.key is not key:
+                table = FrameTable(key, partial(self.plain_files.read_at, path))
+            self._tables[path] = identity, table
+            if len(self._tables) > _FILES_KEPT:
+                self._tables.popitem(last=False)
+            return table
 
     def _forget(self, path: Path) -> None:
         with self._lock:
-            self._files.pop(path, None)
+            self._tables.pop(path, None)
         for ring in self.rings:
             ring.forget(path)

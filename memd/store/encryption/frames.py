@@ -24,7 +24,7 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ FRAME_OVERHEAD = _HEAD.size + 16 + _LENGTH.size
 FRAME_BYTES_MAX = PIECE_BYTES + FRAME_OVERHEAD
 _FIRST_READ_BYTES, _READ_BYTES = 32 << 10, 1 << 20
 _CIPHERS_KEPT = 1024
+_MEMO_FRAMES = 8
 Random = Callable[[int], bytes]
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) → bytes of the encrypted file."""
@@ -138,10 +139,10 @@ def opened(key: DataKey, data: bytes, at: int, length: int) -> bytes | None:
 
 
 class FrameTable:
-    """The frames of a file, found from its beginning as far as somebody asked. Hold `lock` to use it."""
+    """The frames of a file, found from its beginning as far as somebody asked, and what is in them. Any thread."""
 
-    def __init__(self, key: DataKey) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, key: DataKey, read_at: ReadAt) -> None:
+        self.key = key
         self.place = HEADER_BYTES
         """Just after the last frame that was found, in the encrypted file."""
         self.end = 0
@@ -150,17 +151,74 @@ class FrameTable:
         """Of the next frame."""
         self.salt: bytes | None = None
         """Of the file; None: no frame of it is known."""
-        self._key = key
+        self._read_at = read_at
+        self._lock = threading.Lock()
         self._frames: list[Frame] = []
 
-    def cover(self, read_at: ReadAt, size: int, upto: int | None = None) -> None:
+    def size(self, raw_size: int) -> int:
+        """Return the plain size of a file of so many encrypted bytes."""
+        with self._lock:
+            if self.place != raw_size and (frame := self._last_frame(raw_size)) is not None:
+                return frame.end
+            self.cover(raw_size)
+            return self.end + self._tail_of(raw_size)
+
+    def read(self, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
+        """Read (offset, length) pieces, and say whether all of their frames could be opened."""
+        memo: dict[int, bytes] = {}
+        found, all_opened = [], True
+        for offset, length in pieces:
+            with self._lock:
+                self.cover(raw_size, offset + length)
+                end = self.end + (self._tail_of(raw_size) if self.end < offset + length else 0)
+                length = max(0, min(offset + length, end) - offset)
+                frames = self.overlapping(offset, offset + length)
+            plain, is_whole = self._piece(frames, offset, length, memo)
+            found.append(plain)
+            all_opened = all_opened and is_whole
+        return found, all_opened
+
+    def _piece(self, frames: list[Frame], offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
+        """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
+        plain, all_opened = bytearray(length), True
+        if not frames:
+            return bytes(plain), True
+        first = frames[0].place
+        if offset + length <= frames[0].end and first in memo:
+            low = offset - frames[0].start
+            return memo[first][low : low + length], True
+        data = self._read_at(first, frames[-1].place + frames[-1].bytes - first)
+        for frame in frames:
+            at = frame.place - first
+            contents = opened(self.key, data, at, frame.length) if frame_at(data, at, first) == frame else None
+            if contents is None:
+                all_opened = False
+                continue
+            memo[frame.place] = contents
+            low, high = max(frame.start, offset), min(frame.end, offset + length)
+            plain[low - offset : high - offset] = contents[low - frame.start : high - frame.start]
+        if len(memo) > _MEMO_FRAMES:
+            memo.clear()
+        return bytes(plain), all_opened
+
+    def _last_frame(self, raw_size: int) -> Frame | None:
+        """The frame with which the file ends, found by its end alone; None unless it is whole."""
+        length = min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES)
+        data = self._read_at(raw_size - length, length) if length > 0 else b""
+        frame = last_frame(data)
+        return None if frame is None or opened(self.key, data, frame.place, frame.length) is None else frame
+
+    def _tail_of(self, raw_size: int) -> int:
+        """How many zeros stand for what is behind the last frame: an interrupted write, or damage."""
+        return raw_size - self.place if raw_size >= self.place else raw_size
+
+    def cover(self, size: int, upto: int | None = None) -> None:
         """Find the frames of a file of `size` encrypted bytes, all of them or those up to a plain offset."""
         while self.place < size and (upto is None or self.end < upto):
             wanted = _READ_BYTES if self._frames else _FIRST_READ_BYTES
-            data = read_at(self.place, min(wanted, size - self.place))
-            if self._follow(data) or self._search(read_at(self.place, size - self.place)):
-                continue
-            break
+            data = self._read_at(self.place, min(wanted, size - self.place))
+            if not self._follow(data) and not self._search(self._read_at(self.place, size - self.place)):
+                break
 
     def overlapping(self, start: int, end: int) -> list[Frame]:
         """Return the frames that have plain bytes from `start` to before `end`."""
@@ -169,7 +227,7 @@ class FrameTable:
 
     def upto(self, end: int) -> FrameTable | None:
         """Return the table of the frames up to a plain offset; None if that is none at which a frame ends."""
-        kept = FrameTable(self._key)
+        kept = FrameTable(self.key, self._read_at)
         for frame in self.overlapping(0, end):
             kept._add(frame)
         return kept if kept.end == end else None
@@ -198,7 +256,7 @@ class FrameTable:
 
     def _is_of_file(self, frame: Frame, data: bytes, at: int) -> bool:
         fits = frame.start >= self.end and (self.salt is None or frame.salt == self.salt)
-        return fits and opened(self._key, data, at, frame.length) is not None
+        return fits and opened(self.key, data, at, frame.length) is not None
 
     def _add(self, frame: Frame) -> None:
         self._frames.append(frame)
