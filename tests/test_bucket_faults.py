@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bucket_server import FaultyBucket, Source
-from drafts import draft, open_journal, open_store, uuid_of
+from drafts import open_journal, uuid_of
 from effort import steps
 
 from memd.entries import Erased
@@ -342,17 +342,6 @@ def test_a_folder_that_cannot_be_read_holds_up_no_other_one(
     source.store.close()
     restore(bucket, tmp_path / "restored", DISK)
     assert sorted(contents(tmp_path / "restored")) == ["user: chunk 1", "user: chunk 2"]
-
-
-def test_a_server_without_conditions_is_written_to_all_the_same(tmp_path: Path) -> None:
-    source, bucket = made(tmp_path)
-    bucket.has_conditions = False
-    source.say(1)
-    source.back_up()
-    source.store.close()
-    restore(bucket, tmp_path / "restored", DISK)
-    assert draft(1).content in contents(tmp_path / "restored")
-    open_store(DISK, tmp_path / "restored").close()
 
 
 def test_what_is_appended_to_the_journal_while_a_topic_is_looked_at_is_in_the_next_round(tmp_path: Path) -> None:

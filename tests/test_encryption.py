@@ -256,7 +256,7 @@ def test_a_topic_whose_key_was_destroyed_cannot_be_read_and_its_name_can_be_used
 def test_a_disk_of_another_directory_key_opens_nothing() -> None:
     files = disk()
     for directory, key in (("00" * 16, DataKey(bytes(32))), ("11" * 16, DIRECTORY_KEY)):
-        ring = KeyRing(files.raw, DATA_DIR, directory, key, bytes)
+        ring = KeyRing(files.raw, DATA_DIR, directory, key)
         with pytest.raises(WrongKey, match="another data directory"):
             EncryptedDisk(files.raw, [ring]).read(FILE)
 

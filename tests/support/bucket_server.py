@@ -85,13 +85,12 @@ class FaultyBucket(Bucket):
             raise BucketError("s3://faulty/memd: SlowDown: it is tried again later")
         return is_failing
 
-    def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
+    def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
         is_failing = self._count()
         self.before_put(key)
-        done = super().put(key, data, new=new)
+        super().put(key, data)
         if is_failing:
             raise BucketError("s3://faulty/memd: the answer was lost")
-        return done
 
     def get(self, key: str) -> bytes | None:
         if self._count():

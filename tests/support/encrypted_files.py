@@ -5,7 +5,6 @@ Rule: contents, offsets and sizes are plain ones; `raw` is what a disk would hav
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ class EncryptedCrashFiles(EncryptedDisk):
 
     def __init__(self, raw: CrashFiles | None = None) -> None:
         object.__setattr__(self, "raw", raw or CrashFiles())
-        super().__init__(self.raw, [KeyRing(self.raw, DATA_DIR, "00" * 16, DIRECTORY_KEY, os.urandom)], master=MASTER)
+        super().__init__(self.raw, [KeyRing(self.raw, DATA_DIR, "00" * 16, DIRECTORY_KEY)], master=MASTER)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:

@@ -248,8 +248,7 @@ def backup(config: Config, env: Mapping[str, str], daemon: RunningDaemon | None)
 
 def _probed(bucket: Bucket) -> Iterator[CheckResult]:
     key, data = f"{_PROBE}{secrets.token_hex(8)}", b"memd check"
-    bucket.put(key, data, new=True)
-    is_overwritten = bucket.put(key, data, new=True)
+    bucket.put(key, data)
     is_read, is_listed = bucket.get(key) == data, key in [one.key for one in bucket.listed(_PROBE)]
     bucket.delete([key])
     is_gone = bucket.get(key) is None
@@ -260,13 +259,6 @@ def _probed(bucket: Bucket) -> Iterator[CheckResult]:
             BACKUP,
             f"{bucket.url} keeps what is removed: what is erased stays there",
             "give the key the right to delete, and the bucket no object lock",
-        )
-    if is_overwritten:
-        lacks = "takes conditions and overwrites all the same" if bucket.has_conditions else "knows no If-None-Match"
-        yield warning(
-            BACKUP,
-            f"{bucket.url} {lacks}; each start writes under a name of its own, so nothing is overwritten",
-            "see to it that no two daemons write to one prefix",
         )
     if bucket.keeps_versions:
         yield warning(

@@ -59,8 +59,6 @@ class Bucket:
         self._store = store
         self._has_versions = url.startswith("s3://")  # a folder or memory calls other things so
         self.url = url
-        self.has_conditions = True
-        """Whether the server has taken `If-None-Match` so far."""
         self.keeps_versions = False
         """Whether it was seen to keep what is overwritten and removed."""
         self.requests = 0
@@ -103,41 +101,25 @@ class Bucket:
             ) from None
         return cls(store, settings.bucket.rstrip("/"))
 
-    def put(self, key: str, data: bytes | Iterable[bytes], *, new: bool = False) -> bool:
+    def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
         """Write an object: all of it, or none.
 
         Args:
             data: in pieces, it is sent in parts, and need not fit in memory.
-            new: do not overwrite one, where the server can tell.
-
-        Returns:
-            False if `new`, and there is one.
         """
         import obstore
 
-        mode = "create" if new and self.has_conditions and isinstance(data, bytes) else "overwrite"
-        try:
-            with self._asked():
-                try:
-                    done = obstore.put(
-                        self._store,
-                        key,
-                        data if isinstance(data, bytes) else self._counted(data),
-                        mode=mode,
-                        use_multipart=not isinstance(data, bytes),
-                        chunk_size=_PART_BYTES,
-                        max_concurrency=_PARTS_AT_ONCE,
-                    )
-                except obstore.exceptions.AlreadyExistsError:
-                    return False
-        except BucketError as error:
-            if mode == "create" and _is_not_known(error.__cause__):
-                self.has_conditions = False
-                return self.put(key, data)
-            raise
+        with self._asked():
+            done = obstore.put(
+                self._store,
+                key,
+                data if isinstance(data, bytes) else self._counted(data),
+                use_multipart=not isinstance(data, bytes),
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
         self.keeps_versions |= self._has_versions and done["version"] not in (None, "null")
         self.bytes_sent += len(data) if isinstance(data, bytes) else 0
-        return True
 
     def get(self, key: str) -> bytes | None:
         """Read an object; None if there is none."""
@@ -236,11 +218,3 @@ def at_url(settings: BackupSettings, url: str) -> BackupSettings:
 def _first_line(error: Exception) -> str:
     line = str(error).strip().partition("\n")[0]
     return re.sub(r" in [\d.]+m?s\b.*?(?= - |$)", "", line)[:200]
-
-
-def _is_not_known(error: BaseException | None) -> bool:
-    """Whether a server says that it has no conditions."""
-    import obstore
-
-    is_refused = isinstance(error, obstore.exceptions.NotSupportedError)
-    return is_refused or "NotImplemented" in str(error) or "501 " in str(error)

@@ -291,7 +291,7 @@ class BucketWriter:
             generation_number(self._generation), self._generation, self._number, at, header.topics is not None
         )
         encoded = encode_round(header, data)
-        self.bucket.put(name.key, encoded, new=True)  # one that is there is ours: the answer to it was lost
+        self.bucket.put(name.key, encoded)
         self._number += 1
         self._rounds_since += 1
         self._header_bytes += len(encoded) - sum(map(len, data))
@@ -341,9 +341,8 @@ class BucketWriter:
         if stored is None:
             own = own or self._random(16).hex()
             replace_file(self._disk, path, f"{own}\n".encode())
-            if self.bucket.put(IDENTITY_KEY, msgspec.json.encode(Identity(1, own, key_id)), new=True):
-                return
-            stored = self.bucket.get(IDENTITY_KEY)
+            self.bucket.put(IDENTITY_KEY, msgspec.json.encode(Identity(1, own, key_id)))
+            stored = self.bucket.get(IDENTITY_KEY)  # another one may have begun at this moment
         identity = read_identity(stored, self.bucket)
         if identity.directory != own:
             raise NotOurBucket(

@@ -73,10 +73,10 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
     with _locked(disk, data_dir):
         if disk.size(path) is None:
             check_not_lost(disk, data_dir)
-            maker = KeyMaker(master, secrets.token_bytes(16).hex(), secrets.token_bytes)
-            write_key_file(disk, path, maker.key_file(new_key(secrets.token_bytes), "encrypting"))
+            maker = KeyMaker(master, secrets.token_bytes(16).hex())
+            write_key_file(disk, path, maker.key_file(new_key(), "encrypting"))
         maker, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
-        ring = _ring(disk, data_dir, maker, key)
+        ring = KeyRing(disk, data_dir, maker.directory, key)
         report = _Conversion(data_dir, disk, EncryptedDisk(disk, [ring]), disk, key, tell).run()
         write_key_file(disk, path, maker.key_file(key))
     return report
@@ -93,7 +93,7 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
         _check_encrypted(disk, data_dir)
         maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")
         write_key_file(disk, data_dir / KEY_NAME, maker.key_file(key, "decrypting"))
-        ring = _ring(disk, data_dir, maker, key)
+        ring = KeyRing(disk, data_dir, maker.directory, key)
         report = _Conversion(data_dir, EncryptedDisk(disk, [ring]), disk, disk, None, tell).run()
         disk.wipe(data_dir / KEY_NAME)
         disk.sync_directory(data_dir)
@@ -114,14 +114,14 @@ def rekey(
         _check_encrypted(disk, data_dir)
         present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
         maker, key, former = _opened(disk, data_dir, present, "renewing", "")
-        rewrapping = KeyMaker(new, maker.directory, secrets.token_bytes)
+        rewrapping = KeyMaker(new, maker.directory)
         if data and former is None:
-            key, former = new_key(secrets.token_bytes), key
+            key, former = new_key(), key
         if former is None:
             write_key_file(disk, path, rewrapping.key_file(key))
             return ConversionReport()
         write_key_file(disk, path, rewrapping.key_file(key, "renewing", former))
-        before, after = (EncryptedDisk(disk, [_ring(disk, data_dir, maker, one)]) for one in (former, key))
+        before, after = (EncryptedDisk(disk, [KeyRing(disk, data_dir, maker.directory, one)]) for one in (former, key))
         report = _Conversion(data_dir, before, after, disk, key, tell).run()
         write_key_file(disk, path, rewrapping.key_file(key))
     return report
@@ -257,14 +257,10 @@ def _opened(
     """The keys of a directory that is whole, or in the state that the command has left; a reason `if_whole` refuses."""
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
-    maker = KeyMaker(master, found.directory, secrets.token_bytes)
+    maker = KeyMaker(master, found.directory)
     key, former = maker.opened(path, found)
     if found.state == "whole" and if_whole:
         raise WrongKey(f"{data_dir}: {if_whole}")
     if found.state not in ("whole", state):
         raise WrongKey(f"{data_dir}: another command ({found.state}) was begun and not finished; run that one again")
     return maker, key, former
-
-
-def _ring(disk: LocalDisk, data_dir: Path, maker: KeyMaker, key: DataKey) -> KeyRing:
-    return KeyRing(disk, data_dir, maker.directory, key, secrets.token_bytes)

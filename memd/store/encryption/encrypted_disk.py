@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
@@ -25,7 +26,6 @@ from memd.store.encryption.frames import (
     SALT_BYTES,
     DataKey,
     FrameTable,
-    Random,
     encrypt,
     frame_at,
 )
@@ -62,7 +62,10 @@ _OF_THE_DISK_BELOW = (
     *("sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
 )
 """Names, locks and the disk itself know nothing of encryption."""
+_OTHER_FILES = ("rename", "remove", "wipe", "replace_wiping")
+"""After these a path names another file, or none."""
 _FILES_KEPT = 1024
+AnyResult = TypeVar("AnyResult")
 _FOLDERS_KEPT = 65_536
 
 
@@ -95,19 +98,18 @@ class EncryptedAppender:
         inner: Appender,
         key: DataKey,
         table: FrameTable | None,
-        random: Random,
         cut_within_frame: Callable[[int], tuple[Appender, FrameTable]] | None = None,
     ) -> None:
         """Append to a file that is there, with the `table` of its frames, or to a new one (None).
 
         `cut_within_frame` replaces the file by its beginning, where that ends within a frame.
         """
-        self._inner, self._key, self._random, self._cut_within_frame = inner, key, random, cut_within_frame
+        self._inner, self._key, self._cut_within_frame = inner, key, cut_within_frame
         self._use(table)
 
     def _use(self, table: FrameTable | None) -> None:
         self._table: FrameTable | None = table
-        self._salt = (table and table.salt) or self._random(SALT_BYTES)
+        self._salt = (table and table.salt) or secrets.token_bytes(SALT_BYTES)
         self._at = (table.end, table.place, table.number) if table else (0, 0, 0)
         """The end of the file: its plain offset, its encrypted one, and the number of the next frame."""
         self._before = self._at
@@ -116,7 +118,7 @@ class EncryptedAppender:
     def write(self, data: bytes) -> None:
         """See Appender."""
         end, place, number = self._at
-        frames, number = encrypt(self._key, self._salt, data, start=end, number=number, random=self._random)
+        frames, number = encrypt(self._key, self._salt, data, start=end, number=number, random=secrets.token_bytes)
         header = b"" if place or not data else header_of(self._key, data)
         self._table = None  # it has not what is written now
         self._inner.write(header + frames)
@@ -160,19 +162,19 @@ def header_of(key: DataKey, data: bytes) -> bytes:
 class KeyRing:
     """The keys of one data directory. Any thread may use it."""
 
-    def __init__(self, disk: LocalDisk, data_dir: Path, directory: str, key: DataKey, random: Random) -> None:
+    def __init__(self, disk: LocalDisk, data_dir: Path, directory: str, key: DataKey) -> None:
         """`directory`: its id; `key`: the directory's own, which wraps those of topics."""
         self.data_dir = data_dir
         self.directory = directory
         self.key = key
-        self._plain_files, self._random = disk, random
+        self._plain_files = disk
         self._depth = len(data_dir.parts)
         self._keys: dict[Path, DataKey] = {}
         self._lock = threading.Lock()
 
     def of_copy(self, data_dir: Path) -> KeyRing:
         """Return the ring of a copy of the directory."""
-        return KeyRing(self._plain_files, data_dir, self.directory, self.key, self._random)
+        return KeyRing(self._plain_files, data_dir, self.directory, self.key)
 
     def folder_of(self, path: Path) -> Path | None:
         """Return the folder whose key encrypts a file: a topic's, or the data directory for what is no topic's.
@@ -206,7 +208,7 @@ class KeyRing:
             return key
         with self._lock:
             if writing and self._plain_files.size(path) is None and not self._has_files(folder):
-                key = write_topic_key(self._plain_files, path, self.directory, self.key, self._random)
+                key = write_topic_key(self._plain_files, path, self.directory, self.key)
             else:
                 self._keys.pop(folder, None)
                 key = read_topic_key(self._plain_files, path, self.directory, self.key)
@@ -248,6 +250,8 @@ class EncryptedDisk(LocalDisk):
         self._lock = threading.Lock()
         for name in _OF_THE_DISK_BELOW:
             setattr(self, name, getattr(disk, name))
+        for name in _OTHER_FILES:
+            setattr(self, name, self._forgetting(getattr(disk, name)))
 
     # Reading
 
@@ -304,7 +308,7 @@ class EncryptedDisk(LocalDisk):
         key = self._key(path, writing=True)
         self._forget(path)
         inner = self.plain_files.create(path)
-        return inner if key is None else EncryptedAppender(inner, key, None, secrets.token_bytes)
+        return inner if key is None else EncryptedAppender(inner, key, None)
 
     def append_to(self, path: Path) -> Appender:
         """See LocalDisk."""
@@ -314,7 +318,7 @@ class EncryptedDisk(LocalDisk):
         self._forget(path)
         table = self._whole_table(path, key)
         inner = self.plain_files.append_to(path)
-        return EncryptedAppender(inner, key, table, secrets.token_bytes, lambda size: self._cut(path, key, size))
+        return EncryptedAppender(inner, key, table, lambda size: self._cut(path, key, size))
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
@@ -331,29 +335,6 @@ class EncryptedDisk(LocalDisk):
         table = self._whole_table(path, key)
         assert table is not None, "it has bytes"
         return self.plain_files.append_to(path), table
-
-    def rename(self, old: Path, new: Path) -> None:
-        """See LocalDisk."""
-        self.plain_files.rename(old, new)
-        self._forget(old)
-        self._forget(new)
-
-    def remove(self, path: Path) -> None:
-        """See LocalDisk."""
-        self.plain_files.remove(path)
-        self._forget(path)
-
-    def wipe(self, path: Path) -> bool:
-        """See LocalDisk."""
-        is_gone = self.plain_files.wipe(path)
-        self._forget(path)
-        return is_gone
-
-    def replace_wiping(self, new: Path, path: Path) -> bool:
-        """See LocalDisk."""
-        is_gone = self.plain_files.replace_wiping(new, path)
-        self._forget(path)
-        return is_gone
 
     def map(self, path: Path, expected: FileChecksum) -> memoryview:
         """See LocalDisk."""
@@ -405,6 +386,16 @@ class EncryptedDisk(LocalDisk):
             if len(self._tables) > _FILES_KEPT:
                 self._tables.popitem(last=False)
             return table
+
+    def _forgetting(self, change: Callable[..., AnyResult]) -> Callable[..., AnyResult]:
+        def changed(*paths: Path) -> AnyResult:
+            try:
+                return change(*paths)
+            finally:
+                for path in paths:
+                    self._forget(path)
+
+        return changed
 
     def _forget(self, path: Path) -> None:
         with self._lock:

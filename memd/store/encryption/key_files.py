@@ -24,7 +24,7 @@ from cryptography.exceptions import InvalidTag
 
 from memd.errors import WrongKey
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, Random, derived
+from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, derived
 from memd.store.syscalls import create_private, read_private
 
 _FILE_BYTES_MAX = 4096
@@ -159,9 +159,9 @@ def write_key_file(files: LocalDisk, path: Path, contents: AnyKeyFile) -> None:
 class KeyMaker:
     """Makes and opens the keys of one directory under one master key."""
 
-    def __init__(self, master: MasterKey, directory: str, random: Random) -> None:
+    def __init__(self, master: MasterKey, directory: str) -> None:
         self.directory = directory
-        self._master, self._random = master, random
+        self._master = master
         self._wrapping = master.wrapping(bytes.fromhex(directory))
 
     def key_file(self, key: DataKey, state: State = "whole", former: DataKey | None = None) -> DirectoryKeyFile:
@@ -171,8 +171,8 @@ class KeyMaker:
             master=self._master.id,
             state=state,
             key_id=key.id.hex(),
-            key=_wrapped(self._wrapping, key, self.directory, self._random),
-            former="" if former is None else _wrapped(self._wrapping, former, self.directory, self._random),
+            key=_wrapped(self._wrapping, key, self.directory),
+            former="" if former is None else _wrapped(self._wrapping, former, self.directory),
         )
 
     def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
@@ -190,15 +190,15 @@ class KeyMaker:
         return _unwrapped(self._wrapping, found.key, self.directory, path), former
 
 
-def new_key(random: Random) -> DataKey:
+def new_key() -> DataKey:
     """Draw a new key."""
-    return DataKey(random(KEY_BYTES))
+    return DataKey(secrets.token_bytes(KEY_BYTES))
 
 
-def write_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey, random: Random) -> DataKey:
+def write_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) -> DataKey:
     """Draw the key of a topic and write its `topic.key`, durably."""
-    key = new_key(random)
-    wrapped = _wrapped(by, key, directory, random)
+    key = new_key()
+    wrapped = _wrapped(by, key, directory)
     write_key_file(files, path, TopicKeyFile(directory=directory, by=by.id.hex(), key=wrapped))
     return key
 
@@ -218,8 +218,8 @@ def read_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) ->
     return _unwrapped(by, found.key, directory, path)
 
 
-def _wrapped(by: DataKey, key: DataKey, directory: str, random: Random) -> str:
-    nonce = random(NONCE_BYTES)
+def _wrapped(by: DataKey, key: DataKey, directory: str) -> str:
+    nonce = secrets.token_bytes(NONCE_BYTES)
     sealed = by.cipher(b"keys").encrypt(nonce, key.secret, b"memd key of " + directory.encode())
     return base64.b64encode(nonce + sealed).decode()
 

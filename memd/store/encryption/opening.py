@@ -169,10 +169,10 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
 
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
-    key, _ = KeyMaker(master, found.directory, secrets.token_bytes).opened(path, found)
+    key, _ = KeyMaker(master, found.directory).opened(path, found)
     if found.state != "whole":
         raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
-    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key, secrets.token_bytes)], master=master)
+    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key)], master=master)
 
 
 def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
@@ -186,8 +186,8 @@ def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
     lock = disk.lock(data_dir / LOCK_NAME)
     try:
         if disk.size(data_dir / KEY_NAME) is None:
-            maker = KeyMaker(master, secrets.token_bytes(16).hex(), secrets.token_bytes)
-            write_key_file(disk, data_dir / KEY_NAME, maker.key_file(new_key(secrets.token_bytes)))
+            maker = KeyMaker(master, secrets.token_bytes(16).hex())
+            write_key_file(disk, data_dir / KEY_NAME, maker.key_file(new_key()))
     finally:
         lock.release()
 
