@@ -168,10 +168,7 @@ class Claim:
             for path in trims:
                 self.files.remove(path) if wiper is None else wiper.wipe(path)
             for path, temporary in written.items():
-                if wiper is None:
-                    put_in_place(self.files, temporary, path)
-                else:
-                    wiper.put_in_place(temporary, path)
+                put_in_place(self.files, temporary, path, wiper)
 
     def release(self) -> None:
         """Let go of the topic; later writes are Fenced. A second call does nothing."""

@@ -141,8 +141,7 @@ class LocalDisk:
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """Read at most `length` bytes from `offset`; fewer at the end of the file."""
-        with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
-            return _pread_all(descriptor, offset, length)
+        return self.read_pieces(path, [(offset, length)])[0]
 
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """Like `read_at`, for many (offset, length) of one file."""
@@ -551,11 +550,16 @@ def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileC
     return FileChecksum(size, crc)
 
 
-def put_in_place(files: LocalDisk, temporary: Path, path: Path) -> None:
-    """Give a temporary file its name, durably; it is gone afterwards, also after an error."""
+def put_in_place(files: LocalDisk, temporary: Path, path: Path, wiper: Wiper | None = None) -> None:
+    """Give a temporary file its name, durably; it is gone afterwards, also after an error. `wiper` overwrites the file
+    that had the name."""
     with only_whole(files, temporary):
-        files.rename(temporary, path)
-    files.sync_directory(path.parent)
+        if wiper is None:
+            files.rename(temporary, path)
+        elif not files.replace_wiping(temporary, path):
+            wiper.left.append(path)
+    if wiper is None:
+        files.sync_directory(path.parent)
 
 
 @contextmanager
@@ -617,17 +621,7 @@ class Wiper:
         Raises:
             StoreWriteFailed: it is as it was (DiskFull if the disk is full).
         """
-        self.put_in_place(write_beside(self.files, path, data), path)
-
-    def put_in_place(self, temporary: Path, path: Path) -> None:
-        """Give a temporary file the name of another, durably, and overwrite that one.
-
-        Raises:
-            StoreWriteFailed: the temporary file is gone.
-        """
-        with only_whole(self.files, temporary):
-            if not self.files.replace_wiping(temporary, path):
-                self.left.append(path)
+        put_in_place(self.files, write_beside(self.files, path, data), path, self)
 
     def wipe_folder(self, folder: Path) -> None:
         """Wipe all that is in a folder, and remove it. Doing it again goes on where it ended."""

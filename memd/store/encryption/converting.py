@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError, WrongKey
-from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, write_pieces
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
@@ -219,7 +219,7 @@ class _Conversion:
             return
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         self._copy(path, temporary)
-        self._wiper.put_in_place(temporary, path)
+        put_in_place(self._plain_files, temporary, path, self._wiper)
 
     def _is_written(self, path: Path) -> bool:
         """Whether such a file is as the target has it."""
