@@ -58,7 +58,7 @@ from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.store.disk_trouble import KINDS
 from memd.store.layout import GRANTS_NAME
-from memd.store.log.segment import bytes_read_before
+from memd.store.log.segment import ENTRIES_READ
 from memd.store.receipts import ReceiptRing
 from memd.store.shared.books import SharedBook
 from memd.store.store import Store
@@ -80,7 +80,7 @@ class Daemon(DaemonParts, frozen=True, kw_only=True):
     @property
     def cache_bytes(self) -> int:
         """See DaemonParts."""
-        return self.reader.cache_bytes + self.counter.cache_bytes + bytes_read_before()
+        return self.reader.cache_bytes + self.counter.cache_bytes + ENTRIES_READ.bytes_held
 
     def upstreams(self) -> list[UpstreamHealth]:
         """See DaemonParts."""

@@ -35,7 +35,7 @@ from memd.store.log.columns import Rows, digest_word
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding, ahead_of_log, torn_files
-from memd.store.log.segment import GrowingSegment, SealedSegment, create_active, forget_entries
+from memd.store.log.segment import ENTRIES_READ, GrowingSegment, SealedSegment, create_active
 from memd.store.opening import open_topic, reread_segment
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import (
@@ -428,7 +428,7 @@ class TopicLog:
                 count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
             if self._files.is_directory(self._layout.lexical):
                 wiper.wipe_folder(self._layout.lexical)
-        forget_entries()
+        ENTRIES_READ.clear()
         return count
 
     def retire(self) -> None:

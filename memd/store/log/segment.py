@@ -43,19 +43,9 @@ _TABLE_BYTES = 750
 
 _READ_BYTES = 1_000
 """Of an entry that is kept, beside its vector and content (measured with tracemalloc)."""
-_read_before: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
-"""The entries that were read last, by segment and canonical_id: most that one question shows another one has shown."""
+ENTRIES_READ: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
+"""Those that were read last, by segment and canonical_id: one question shows again most of what another one showed."""
 _numbers = itertools.count()
-
-
-def bytes_read_before() -> int:
-    """Memory of the entries that are kept to be read again."""
-    return _read_before.bytes_held
-
-
-def forget_entries() -> None:
-    """Drop the entries that are kept to be read again: the text of some was erased."""
-    _read_before.clear()
 
 
 def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
@@ -110,7 +100,7 @@ class LogSegment:
     def read_many(self, records: Records) -> list[Entry | None]:
         """Read the entries of many rows at once; None for one that `read` may find elsewhere, or tell what it has."""
         keys = [(self._number, one) for one in records["canonical_id"].tolist()]
-        known = _read_before.get_many(keys)
+        known = ENTRIES_READ.get_many(keys)
         found: list[Entry | None] = [known.get(key) for key in keys]
         if len(known) < len(keys):
             missing = [place for place, one in enumerate(found) if one is None]
@@ -118,7 +108,7 @@ class LogSegment:
                 found[place] = entry
                 if entry is not None:
                     size = _READ_BYTES + len(entry.vector) + sys.getsizeof(entry.content)
-                    _read_before.put(keys[place], entry, size)
+                    ENTRIES_READ.put(keys[place], entry, size)
         return found
 
     def _read_anew(self, records: Records) -> list[Entry | None]:

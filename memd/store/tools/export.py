@@ -226,6 +226,14 @@ def _steps(multiplier: float) -> int:
     return steps
 
 
+def _hex_of(uuids: tuple[bytes, ...]) -> list[str]:
+    return [uuid.hex() for uuid in uuids]
+
+
+def _bytes_of(names: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(map(bytes.fromhex, names))
+
+
 def _multiplier(steps: int) -> float:
     return float(UTILITY_RATIO**steps)
 
@@ -234,26 +242,13 @@ _FORMS = {
     "public_id": _Form("id", str),
     "uuid": _Form("uuid", Hex, bytes.hex, bytes.fromhex),
     "canonical_id": _Form("canonical_id", Identity),
-    "appended_at": _Form("appended_at", datetime, _time, _microseconds),
     "origin_id": _Form("origin_id", Identity),
     "status": _Form(
         "status", Literal["Active", "Deprecated"], lambda status: status.name.title(), lambda name: Status[name.upper()]
     ),
     "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], _multiplier, _steps),
-    "created_at": _Form("created_at", datetime, _time, _microseconds),
-    "said_at": _Form("said_at", datetime, _time, _microseconds),
-    "shown": _Form(
-        "shown",
-        tuple[Hex, ...],
-        lambda uuids: [uuid.hex() for uuid in uuids],
-        lambda names: tuple(map(bytes.fromhex, names)),
-    ),
-    "supersedes": _Form(
-        "supersedes",
-        tuple[Hex, ...],
-        lambda uuids: [uuid.hex() for uuid in uuids],
-        lambda names: tuple(map(bytes.fromhex, names)),
-    ),
+    **{name: _Form(name, datetime, _time, _microseconds) for name in ("appended_at", "created_at", "said_at")},
+    **{name: _Form(name, tuple[Hex, ...], _hex_of, _bytes_of) for name in ("shown", "supersedes")},
 }
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field.name not in _LEFT_OUT}
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}
