@@ -59,7 +59,7 @@ def test_ports_addresses_and_bounds_that_pages_name_are_those_of_the_product() -
     assert CORRECTABLE_TURNS == 64
     claimed("docs/operations.md", "caches, at most 48 MB together: parsed messages, token counts, chunks")
     counts = tokens._COUNTS_BYTES_MAX + 2 * tokens._TEXTS_BYTES_MAX
-    assert CACHE_BYTES_MAX + counts + segment._read_before.bytes_max <= 48_000_000
+    assert CACHE_BYTES_MAX + counts + segment.ENTRIES_READ.bytes_max <= 48_000_000
 
 
 def test_what_the_readme_says_of_installing_and_of_apis_is_so() -> None:
