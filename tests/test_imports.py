@@ -276,6 +276,7 @@ def test_messages_in_a_circle_or_with_the_same_id_are_all_kept_and_named(tmp_pat
     file.write_text(f"{json.dumps(circle)}\n{json.dumps({'uuid': 'x', 'chat_messages': chat})}\n")
     first, second = threads_of(found_at(file))
     assert sorted(message.text for message in first.messages) == ["one", "three", "two"]
+    assert first.problems == ("3 messages follow each other in a circle, which is opened",)
     assert [message.text for message in second.messages] == ["four", "five"]
     assert second.problems == ("1 ids stand for several messages, such as 'm'",)
 

@@ -15,7 +15,6 @@ machine, is none.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -202,35 +201,29 @@ def thread_of(
         EmptyImport: it has none.
     """
     by_id, found = _by_id(nodes)
-    children, roots = _children(by_id)
-    shown = _path(by_id, leaf if leaf in by_id else next(reversed(by_id), None))
-    seen: set[str] = set()
+    followed = {node.parent for node in by_id.values()}
+    leaves = [name for name in by_id if name not in followed]
+    shown = leaf if leaf in by_id else next(reversed(by_id), "")
     messages: list[Message] = []
     parents: list[int] = []
-
-    def take(root: str) -> None:
-        """List what hangs below a node, that included."""
-        waiting = [(root, NO_PARENT)]
-        while waiting:
-            name, parent = waiting.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            for message in by_id[name].messages:
-                before = messages[parent].said_at if parent != NO_PARENT else UNSET
-                parents.append(parent)
-                parent = len(messages)
+    ends: dict[str, int] = {}  # by node: the place of the last message up to it
+    for name in (shown, *leaves, *by_id):
+        path: dict[str, Node] = {}  # up to the root, to what is listed, or to where a circle closes
+        above: str | None = name
+        while above in by_id and above not in ends and above not in path:
+            path[above] = by_id[above]
+            above = by_id[above].parent
+        if above in path:
+            size = len(path) - list(path).index(above)
+            found.append(f"{size:,} messages follow each other in a circle, which is opened")
+        end = ends.get(above or "", NO_PARENT)
+        for below, node in reversed(path.items()):
+            for message in node.messages:
+                before = messages[end].said_at if end != NO_PARENT else UNSET
+                parents.append(end)
+                end = len(messages)
                 messages.append(_dated(message, before, begun))
-            below = children.get(name, ())
-            others = [one for one in reversed(below) if one not in shown]
-            waiting += [(one, parent) for one in (*others, *(one for one in below if one in shown))]  # the last is next
-
-    for root in [*list(shown)[-1:], *roots]:
-        take(root)
-    if circling := [name for name in by_id if name not in seen]:
-        found.append(f"{len(circling):,} messages follow each other in a circle, which is opened")
-        for name in circling:
-            take(name)
+            ends[below] = end
     if not messages:
         if problems or found:
             raise BadImport("; ".join([*problems, *found][:3]))
@@ -242,35 +235,16 @@ def thread_of(
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
     """The nodes by unique ids, in their order, and what was wrong with the ids."""
     by_id: dict[str, Node] = {}
-    times: Counter[str] = Counter()
+    doubled: dict[str, None] = {}
     for node in nodes:
-        times[node.id] += 1
         name = node.id
         while name in by_id:
             name += "'"
         by_id[name] = node
-    doubled = [name for name, count in times.items() if count > 1]
-    return by_id, [f"{len(doubled):,} ids stand for several messages, such as {doubled[0][:60]!r}"] if doubled else []
-
-
-def _children(by_id: dict[str, Node]) -> tuple[dict[str, list[str]], list[str]]:
-    children: dict[str, list[str]] = {}
-    roots = []
-    for name, node in by_id.items():
-        if node.parent is None or node.parent not in by_id:
-            roots.append(name)
-        else:
-            children.setdefault(node.parent, []).append(name)
-    return children, roots
-
-
-def _path(by_id: dict[str, Node], leaf: str | None) -> dict[str, None]:
-    """From a leaf up to its root, or to where a circle closes."""
-    path: dict[str, None] = {}
-    while leaf is not None and leaf in by_id and leaf not in path:
-        path[leaf] = None
-        leaf = by_id[leaf].parent
-    return path
+        doubled |= {node.id: None} if name != node.id else {}
+    if doubled:
+        return by_id, [f"{len(doubled):,} ids stand for several messages, such as {next(iter(doubled))[:60]!r}"]
+    return by_id, []
 
 
 def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Message:
