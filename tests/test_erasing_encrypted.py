@@ -35,7 +35,7 @@ from memd.daemon.app import running
 from memd.daemon.parts import Daemon
 from memd.errors import DaemonError, StoreError
 from memd.ingest import erasing
-from memd.ingest.erasing import DAY_US, Retention
+from memd.ingest.erasing import DAY_US, PlannedErasure, Retention
 from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
 from memd.store.audit import Act, AuditBook, read_book
 from memd.store.disk import LocalDisk, Wiper
@@ -423,15 +423,15 @@ async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
         for topic_id in ("able", "baker"):
             await note(daemon, topic_id, SECRET)
         later(daemon, monkeypatch, 31)
-        erase = daemon.retention.eraser.erase_chunks
+        erase = daemon.retention.eraser.erase
 
-        async def failing(topic_id: str, *given: Any, **named: Any) -> Any:
-            if topic_id == "able":
+        async def failing(plan: PlannedErasure, *given: Any, **named: Any) -> Any:
+            if plan.topic_id == "able":
                 raise StoreError("the disk fails")
-            return await erase(topic_id, *given, **named)
+            return await erase(plan, *given, **named)
 
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(daemon.retention.eraser, "erase_chunks", failing)
+            meanwhile.setattr(daemon.retention.eraser, "erase", failing)
             await daemon.retention.look()
         assert "retention is tried again in an hour" in caplog.text
         assert (await chunks_in(daemon, "able"), await chunks_in(daemon, "baker")) == (1, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
@@ -33,8 +34,7 @@ from memd.ingest.erasing import (
     PlannedErasure,
     digests_of,
     plan_by_age,
-    plan_of_chunks,
-    plan_of_topic,
+    plan_of,
     repeating,
     texts_of,
     versions_of,
@@ -340,20 +340,20 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
 
 
 async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
-    plans: tuple[PlannedErasure, ...] = ()
-    remains: tuple[str, ...] = _backups(parts)
+    plans, remains = list[PlannedErasure](), _backups(parts)
     try:
         async with parts.named.held_one(topic_id, who, "admin") as topic:
-            plans = (await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id),)
+            plans.append(await asyncio.to_thread(plan_of, topic.log.snapshot()))
             remains = (*_live_prompts(topic, None, forbid=body.forbid), *remains)
     except StoreError as error:
+        logging.getLogger("memd").warning(
+            "a topic that cannot be read is erased", extra={"topic": topic_id, "error": error}
+        )
         remains = (f"the topic cannot be read: {error}", *remains)
-    done = (
-        ()
-        if body.dry_run
-        else (await parts.retention.eraser.erase_topic(topic_id, parts.auditor.name_of(who), forbid=body.forbid),)
-    )
-    return ErasureAnswer(plans=plans, done=done, remains=remains)
+    [plan] = plans or [PlannedErasure(topic_id=topic_id, kind="topic")]
+    erase, name = parts.retention.eraser.erase, parts.auditor.name_of(who)
+    done = () if body.dry_run else (await erase(plan, name, forbid=body.forbid),)
+    return ErasureAnswer(plans=tuple(plans), done=done, remains=remains)
 
 
 async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
@@ -367,7 +367,7 @@ async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
     done: tuple[ErasureDone, ...] = ()
     if uuids and not body.dry_run:
         name = parts.auditor.name_of(who)
-        done = (await parts.retention.eraser.erase_chunks(topic_id, uuids, name, kind="age", forbid=body.forbid),)
+        done = (await parts.retention.eraser.erase(plan, name, uuids, forbid=body.forbid),)
     return ErasureAnswer(plans=(plan,), done=done, remains=_backups(parts))
 
 
@@ -384,15 +384,15 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> Eras
     async with parts.named.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
         having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
         mine = [one for one in having if who.may("admin", one.id)]
-        plans = [plan for topic in mine if (plan := plan_of_chunks(topic.log.snapshot(), uuids)).entries]
+        plans = [plan for topic in mine if (plan := plan_of(topic.log.snapshot(), uuids)).entries]
         remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
         for topic in mine:
             await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
             digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
         remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *_backups(parts)]
-    name, wanted = parts.auditor.name_of(who), [] if body.dry_run else [plan.topic_id for plan in plans]
-    done = [await parts.retention.eraser.erase_chunks(one, uuids, name, forbid=body.forbid) for one in wanted]
+    name, wanted = parts.auditor.name_of(who), [] if body.dry_run else plans
+    done = [await parts.retention.eraser.erase(one, name, uuids, forbid=body.forbid) for one in wanted]
     return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
 
 

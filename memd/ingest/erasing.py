@@ -23,12 +23,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from itertools import islice
 
 import msgspec
 import numpy as np
 
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry, checked_topic_id
+from memd.entries import Entry
 from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
@@ -53,10 +54,10 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
 
     topic_id: str
     kind: Kind
-    chunks: int
-    entries: int
-    oldest: int | None
-    newest: int | None
+    chunks: int = 0
+    entries: int = 0
+    oldest: int | None = None
+    newest: int | None = None
     """When the first and the last of them were said, in microseconds since the epoch; None: nothing goes."""
     first_words: tuple[str, ...] = ()
     kept_documents: int = 0
@@ -65,16 +66,11 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
     """Older chunks that stay, because a live conversation still has their messages in its prompt."""
 
 
-def plan_of_topic(snapshot: Snapshot, topic_id: str) -> PlannedErasure:
-    """Plan the erasure of a whole topic."""
-    places = [place for place in snapshot.latest_places() if not _is_erased(snapshot, place)]
-    return _planned(snapshot, topic_id, "topic", places)
-
-
-def plan_of_chunks(snapshot: Snapshot, uuids: Collection[bytes]) -> PlannedErasure:
-    """Plan the erasure of some chunks, in this topic."""
-    places = [place for place in _places_of(snapshot, uuids) if not _is_erased(snapshot, place)]
-    return _planned(snapshot, snapshot.topic_id, "chunks", places)
+def plan_of(snapshot: Snapshot, uuids: Collection[bytes] | None = None) -> PlannedErasure:
+    """Plan the erasure of some chunks of a topic; None: of the whole topic."""
+    places = snapshot.latest_places() if uuids is None else _places_of(snapshot, uuids)
+    left = [(number, row) for number, row in places if not snapshot.views[number].rows[row]["is_erased"]]
+    return _planned(snapshot, "topic" if uuids is None else "chunks", left)
 
 
 def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
@@ -96,9 +92,9 @@ def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> 
             else:
                 found.setdefault(uuid, []).append((number, row))
     if visible:
-        live = {uuid for uuid, places in found.items() if not _digests(snapshot, places).isdisjoint(visible)}
+        live = {uuid for uuid in found if not digests_of(snapshot, [uuid]).isdisjoint(visible)}
     places = [place for uuid, own in found.items() if uuid not in live for place in own]
-    plan = _planned(snapshot, snapshot.topic_id, "age", places)
+    plan = _planned(snapshot, "age", places)
     kept = msgspec.structs.replace(plan, kept_documents=len(documents), kept_live=len(live))
     return kept, found.keys() - live
 
@@ -112,7 +108,7 @@ def visible_digests(buffer: HotBuffer) -> frozenset[bytes]:
 
 def digests_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> set[bytes]:
     """Return the digests of the messages that chunks came from; those of damaged entries are not known."""
-    return _digests(snapshot, _places_of(snapshot, uuids))
+    return {digest for entry in _entries(snapshot, _places_of(snapshot, uuids)) for digest in entry.digests}
 
 
 def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
@@ -142,42 +138,27 @@ def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
     return {one for entry in entries for one in entry.supersedes if not was_erased(snapshot, one)} - set(uuids)
 
 
-def _planned(snapshot: Snapshot, topic_id: str, kind: Kind, places: list[Place]) -> PlannedErasure:
+def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedErasure:
     records = [snapshot.views[number].rows[row] for number, row in places]
     said = [int(record["said_at"]) for record in records]
     told = {uuid_bytes(one["uuid_high"], one["uuid_low"]): place for one, place in zip(records, places, strict=True)}
+    texts = (" ".join(entry.displayed.split()) for entry in _entries(snapshot, told.values()))
+    first = islice(filter(None, texts), WORDS_TOLD)
     return PlannedErasure(
-        topic_id=topic_id,
+        topic_id=snapshot.topic_id,
         kind=kind,
         chunks=len(told),
         entries=len(places),
         oldest=min(said, default=None),
         newest=max(said, default=None),
-        first_words=tuple(_beginnings(snapshot, told.values())),
+        first_words=tuple(
+            text if len(text) <= CHARACTERS_TOLD else text[:CHARACTERS_TOLD].rstrip() + " …" for text in first
+        ),
     )
-
-
-def _beginnings(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[str]:
-    told = 0
-    for entry in _entries(snapshot, places):
-        words = " ".join(entry.displayed.split())
-        if words and told < WORDS_TOLD:
-            told += 1
-            yield words if len(words) <= CHARACTERS_TOLD else words[:CHARACTERS_TOLD].rstrip() + " …"
-        if told == WORDS_TOLD:
-            return
-
-
-def _is_erased(snapshot: Snapshot, place: Place) -> bool:
-    return bool(snapshot.views[place[0]].rows[place[1]]["is_erased"])
 
 
 def _places_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Place]:
     return (place for uuid in uuids for place in snapshot.places(uuid))
-
-
-def _digests(snapshot: Snapshot, places: Iterable[Place]) -> set[bytes]:
-    return {digest for entry in _entries(snapshot, places) for digest in entry.digests}
 
 
 def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
@@ -269,8 +250,7 @@ class Eraser:
             StoreError: it is not finished; done again it goes on.
         """
         wiper = Wiper(self.store.files)
-        concern = Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in erasure.chunk_uuids))
-        await asyncio.to_thread(self._blank_receipts, concern, wiper)
+        await asyncio.to_thread(self._blank_receipts, _concern(erasure), wiper)
         await self._forget_shown(erasure, wiper)
         self.store.clock.observe(erasure.highest_id)
         if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
@@ -287,68 +267,42 @@ class Eraser:
                 async with self._held(erasure.topic_id) as topic:
                     is_back = topic is not None and self.store.has_returned(erasure)
                 if is_back:
-                    done.append(await self._carry_out(await self._begun_again(erasure)))
+                    done.append(await self._carry_out(await self._begun(erasure)))
         return done
 
-    async def erase_chunks(
-        self, topic_id: str, uuids: Collection[bytes], by: str, *, kind: Kind = "chunks", forbid: bool = False
+    async def erase(
+        self, plan: PlannedErasure, by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
     ) -> ErasureDone:
-        """Erase chunks of a topic that exists.
+        """Erase these chunks of a topic, or with a plan of a topic all of it with its folder, also where it cannot be
+        opened.
 
         Raises:
             StoreError: it is not finished; the next start goes on.
         """
         async with self._turn:
-            digests: set[bytes] = set()
-            plan = PlannedErasure(topic_id=topic_id, kind=kind, chunks=0, entries=0, oldest=None, newest=None)
-            async with self._held(topic_id) as topic:
-                if topic is not None:
-                    snapshot = topic.log.snapshot()
-                    plan = await asyncio.to_thread(plan_of_chunks, snapshot, uuids)
-                    digests = await asyncio.to_thread(digests_of, snapshot, uuids)
-            erasure = self._new(plan, kind, by, forbid=forbid)
-            given = {"uuids": b"".join(sorted(uuids)), "digests": b"".join(sorted(digests))}
-            return await self._carry_out(await self._written(msgspec.structs.replace(erasure, **given)))
+            erasure = Erasure(
+                id=self.store.clock.next(),
+                kind=plan.kind,
+                topic_id=plan.topic_id,
+                at=self.store.clock.now_us(),
+                by=by,
+                chunks=plan.chunks,
+                entries=plan.entries,
+                uuids=b"".join(sorted(uuids)),
+                forbid=forbid,
+            )
+            return await self._carry_out(await self._begun(erasure))
 
-    async def erase_topic(self, topic_id: str, by: str, *, forbid: bool = False) -> ErasureDone:
-        """Erase a topic with its folder, also one that cannot be opened.
-
-        Raises:
-            StoreError: it is not finished; the next start goes on.
-        """
-        async with self._turn:
-            plan = PlannedErasure(topic_id=topic_id, kind="topic", chunks=0, entries=0, oldest=None, newest=None)
-            try:
-                async with self._held(checked_topic_id(topic_id)) as topic:
-                    if topic is not None:
-                        plan = await asyncio.to_thread(plan_of_topic, topic.log.snapshot(), topic_id)
-            except StoreError as error:
-                log.warning("a topic that cannot be read is erased", extra={"topic": topic_id, "error": error})
-            return await self._carry_out(await self._written(self._new(plan, "topic", by, forbid=forbid)))
-
-    async def _written(self, erasure: Erasure) -> Erasure:
-        await asyncio.to_thread(self.store.ledger.write, erasure)
-        return erasure
-
-    def _new(self, plan: PlannedErasure, kind: Kind, by: str, *, forbid: bool) -> Erasure:
-        return Erasure(
-            id=self.store.clock.next(),
-            kind=kind,
-            topic_id=plan.topic_id,
-            at=self.store.clock.now_us(),
-            by=by,
-            chunks=plan.chunks,
-            entries=plan.entries,
-            forbid=forbid,
-        )
-
-    async def _begun_again(self, erasure: Erasure) -> Erasure:
+    async def _begun(self, erasure: Erasure) -> Erasure:
+        """Write down what begins, with the digests of the messages as the log still has them."""
         digests: set[bytes] = set()
-        async with self._held(erasure.topic_id) as topic:
-            if topic is not None and erasure.kind != "topic":
-                digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), list(erasure.chunk_uuids))
-        again = msgspec.structs.replace(erasure, done_at=None, is_moved=False, digests=b"".join(sorted(digests)))
-        return await self._written(again)
+        if erasure.kind != "topic":
+            async with self._held(erasure.topic_id) as topic:
+                if topic is not None:
+                    digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), erasure.chunk_uuids)
+        begun = msgspec.structs.replace(erasure, done_at=None, is_moved=False, digests=b"".join(sorted(digests)))
+        await asyncio.to_thread(self.store.ledger.write, begun)
+        return begun
 
     async def _carry_out(self, erasure: Erasure) -> ErasureDone:
         started, wiper = time.perf_counter(), Wiper(self.store.files)
@@ -387,8 +341,7 @@ class Eraser:
                 return erasure
             uuids = erasure.chunk_uuids
             async with topic.storing.first():  # what is being stored may be of the same messages
-                snapshot = topic.log.snapshot()
-                concern = await asyncio.to_thread(_concern, erasure, partial(texts_of, snapshot, uuids))
+                concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
                 await asyncio.to_thread(self._blank_receipts, concern, wiper)
                 if erasure.forbid:
                     await asyncio.to_thread(self._forbid, topic, erasure)
@@ -426,24 +379,21 @@ class Eraser:
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def _topic(self, erasure: Erasure, wiper: Wiper) -> Erasure:
-        await asyncio.to_thread(self._blank_receipts, _concern(erasure, lambda: ()), wiper)
+        await asyncio.to_thread(self._blank_receipts, _concern(erasure), wiper)
         if not erasure.is_moved:
-            erasure = await self._put_aside(erasure)
+            forbidden = ForbiddenText()
+            if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
+                async with self._held(erasure.topic_id) as topic:
+                    if topic is not None:
+                        views = topic.log.snapshot().views.values()
+                        words = (one for view in views for one in view.segment.digests.tolist())
+                        forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
+            # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
+            await asyncio.to_thread(self.store.retire, erasure.topic_id)
+            put_aside = partial(self.store.put_topic_aside, erasure, forbidden)
+            erasure = await self.topics.end(erasure.topic_id, put_aside)
         await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
         return erasure
-
-    async def _put_aside(self, erasure: Erasure) -> Erasure:
-        forbidden = ForbiddenText()
-        if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
-            async with self._held(erasure.topic_id) as topic:
-                if topic is not None:
-                    words = (
-                        one for view in topic.log.snapshot().views.values() for one in view.segment.digests.tolist()
-                    )
-                    forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
-        # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
-        await asyncio.to_thread(self.store.retire, erasure.topic_id)
-        return await self.topics.end(erasure.topic_id, partial(self.store.put_topic_aside, erasure, forbidden))
 
     @asynccontextmanager
     async def _held(self, topic_id: str) -> AsyncIterator[Topic | None]:
@@ -456,10 +406,12 @@ class Eraser:
             yield topic
 
 
-def _concern(erasure: Erasure, texts: Callable[[], Iterable[str]]) -> Concern:
-    uuids = frozenset(uuid.hex() for uuid in erasure.chunk_uuids)
-    is_few = erasure.kind != "topic" and len(uuids) <= COMPARED_MAX
-    return Concern(erasure.topic_id, uuids, Overlap(texts()) if is_few else None)
+def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
+    """`snapshot`: of the topic, where its words are to be compared. Called in a thread."""
+    uuids = erasure.chunk_uuids
+    is_few = snapshot is not None and len(uuids) <= COMPARED_MAX
+    overlap = Overlap(texts_of(snapshot, uuids)) if snapshot is not None and is_few else None
+    return Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in uuids), overlap)
 
 
 class Overlap:
@@ -551,15 +503,6 @@ def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
     return 0 if best is None else retention[best]
 
 
-class DuePart(msgspec.Struct, frozen=True):
-    """All that is too old in one topic."""
-
-    plan: PlannedErasure
-    uuids: frozenset[bytes]
-    is_doubtful: bool
-    """Whether a person has to confirm it."""
-
-
 class Retention:
     """Looks at the topics, and has the eraser do it."""
 
@@ -575,12 +518,8 @@ class Retention:
 
     async def plans(self) -> list[PlannedErasure]:
         """Return what is too old now, in each topic that has something."""
-        found = []
-        for topic_id in await asyncio.to_thread(self._store.topic_ids) if self._retention else ():
-            before = self._before(topic_id)
-            if before is not None and (due := await self._due(topic_id, before)) is not None:
-                found.append(due.plan)
-        return found
+        due = [await self._due(*one) for one in await self._limits()]
+        return [plan for plan, uuids, _ in due if uuids]
 
     async def run(self, by: str, *, confirmed: bool) -> list[ErasureDone]:
         """Erase what is too old; a topic that fails does not stop the others.
@@ -593,34 +532,26 @@ class Retention:
             StoreError: it is not finished, in one topic at least.
         """
         done, problems = [], list[StoreError]()
-        for topic_id in await asyncio.to_thread(self._store.topic_ids):
-            before = self._before(topic_id)
-            if before is None:
-                continue
+        for topic_id, before in await self._limits():
             try:
-                if confirmed or await asyncio.to_thread(self.looked_at.get, topic_id, 0) < before:
-                    done += await self._erase(topic_id, before, by, confirmed=confirmed)
-                    await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
+                if not confirmed and await asyncio.to_thread(self.looked_at.get, topic_id, 0) >= before:
+                    continue
+                plan, uuids, is_doubtful = await self._due(topic_id, before)
+                if is_doubtful and not confirmed:
+                    log.warning(
+                        "retention would erase more than half of a topic, long overdue: look at the clock and at "
+                        "`memd erase --retention --dry-run`, then run `memd erase --retention`",
+                        extra={"topic": topic_id, "chunks": plan.chunks, "oldest": plan.oldest},
+                    )
+                elif uuids:
+                    async with self._noted(topic_id, plan.chunks) if by == BY else nullcontext():
+                        done.append(await self.eraser.erase(plan, by, uuids))
+                await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
             except StoreError as error:
                 problems.append(error)
         if problems:
             raise problems[0]
         return done
-
-    async def _erase(self, topic_id: str, before: int, by: str, *, confirmed: bool) -> list[ErasureDone]:
-        due = await self._due(topic_id, before)
-        if due is None:
-            return []
-        if due.is_doubtful and not confirmed:
-            fields = {"topic": topic_id, "chunks": due.plan.chunks, "oldest": due.plan.oldest}
-            log.warning(
-                "retention would erase more than half of a topic, long overdue: look at the clock and at "
-                "`memd erase --retention --dry-run`, then run `memd erase --retention`",
-                extra=fields,
-            )
-            return []
-        async with self._noted(topic_id, due.plan.chunks) if by == BY else nullcontext():
-            return [await self.eraser.erase_chunks(topic_id, due.uuids, by, kind="age")]
 
     async def tend(self) -> None:
         """Look once an hour, when nothing is being answered, until cancelled."""
@@ -639,21 +570,21 @@ class Retention:
         except StoreError as error:
             log.error("retention is tried again in an hour", extra={"error": error})
 
-    def _before(self, topic_id: str) -> int | None:
-        """The time before which all is too old, a midnight in UTC; None: nothing ever is."""
-        days = days_kept(self._retention, topic_id)
-        return None if not days else (self._store.clock.now_us() // DAY_US - days) * DAY_US
+    async def _limits(self) -> list[tuple[str, int]]:
+        """The topics whose text is not kept for ever, each with the midnight in UTC before which all is too old."""
+        today = self._store.clock.now_us() // DAY_US
+        names = await asyncio.to_thread(self._store.topic_ids) if self._retention else ()
+        kept = ((one, days_kept(self._retention, one)) for one in names)
+        return [(one, (today - days) * DAY_US) for one, days in kept if days]
 
-    async def _due(self, topic_id: str, before: int) -> DuePart | None:
+    async def _due(self, topic_id: str, before: int) -> tuple[PlannedErasure, set[bytes], bool]:
+        """What is too old in a topic, its chunks, and whether a person has to confirm it."""
         topic = await self._topics.existing(topic_id)
         if topic is None:
-            return None
+            return PlannedErasure(topic_id=topic_id, kind="age"), set(), False
         with topic.held():
             snapshot = topic.log.snapshot()
-            visible = visible_digests(topic.buffer)
-            plan, uuids = await asyncio.to_thread(plan_by_age, snapshot, before, visible)
-            if not uuids:
-                return None
+            plan, uuids = await asyncio.to_thread(plan_by_age, snapshot, before, visible_digests(topic.buffer))
             live = sum(any(snapshot.is_live(place) for place in snapshot.places(uuid)) for uuid in uuids)
         is_late = plan.oldest is not None and plan.oldest < before - LATE_US
-        return DuePart(plan, frozenset(uuids), is_late and live > SHARE_MAX * snapshot.live_count)
+        return plan, uuids, is_late and live > SHARE_MAX * snapshot.live_count
