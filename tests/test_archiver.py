@@ -118,7 +118,7 @@ async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: S
 
 
 async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP, *FERRY)
+    conversation = talk(topic.buffer, *LAMP, *FERRY, now=stage.wall)
     assert await stage.archiver.compact(topic, conversation)
     assert (conversation.left_out, conversation.stored) == (2, 0)
     await stage.tasks.finish(60)
@@ -266,32 +266,16 @@ async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_me
     said = [f"{'ua'[n % 2]}:{n} {'and so it went on. ' * 200}" for n in range(16)]
     left = talk(topic.buffer, *said)
     async with topic.storing:
-        stage.archiver.store_later(topic, left, len(left))
+        storing = asyncio.ensure_future(stage.archiver.store(topic, left, len(left)))
         await asyncio.sleep(0)  # its first batch waits for its turn, and behind it
         talk(topic.buffer, *said[:8], *LAMP)
         tending = asyncio.ensure_future(stage.archiver.tend_topic(topic))  # the end of the branch that was left
         await asyncio.sleep(0)
     await tending
     assert not topic.buffer.is_open(left)
-    async with asyncio.timeout(60):
-        while len(stage.tasks):  # noqa: ASYNC110  # no event
-            await asyncio.sleep(0.01)
+    assert await storing
     stored_texts = [entry.content for entry in live_entries(topic)]
     assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
-
-
-async def test_what_could_not_be_stored_in_the_background_is_stored_when_it_is_asked_for_again(
-    stage: Stage, topic: Topic
-) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    stage.fail_next_write()
-    stage.archiver.store_later(topic, conversation, len(conversation))
-    await stage.tasks.finish(60)
-    assert topic.buffer.unstored_count
-    stage.now += 60
-    stage.archiver.store_later(topic, conversation, len(conversation))
-    await stage.tasks.finish(60)
-    assert not topic.buffer.unstored_count
 
 
 async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(stage: Stage) -> None:

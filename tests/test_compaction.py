@@ -20,7 +20,6 @@ from memd.conversation.compaction import (
     finished_end,
     is_stored_kind,
     part_starts,
-    storable_end,
     surplus_instructions,
     turns,
 )
@@ -91,7 +90,7 @@ def test_calls_that_nothing_answers_are_not_gone_through_one_by_one() -> None:
 
     sys.setprofile(count)
     try:
-        found = turns(conversation), storable_end(conversation), departure(conversation, fraction=0.5)
+        found = turns(conversation), departure(conversation, fraction=0.5)
     finally:
         sys.setprofile(None)
     assert [unit for turn in found[0] for unit in turn.units] == [range(1, 3)]

@@ -10,8 +10,6 @@ from histories import talk
 
 from memd.ingest import unstored
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import CutPart, KeptParts
-from memd.store.pending import PendingRun
 
 TURNS = 200
 
@@ -40,15 +38,3 @@ async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batc
     assert batches > TURNS / 4 and not topic.unstored()
     assert len(listed) < 3 * TURNS, "once for the searches, and once with the batch that it is stored in"
     assert len({digest for entry in live_entries(topic) for digest in entry.digests}) == len(conversation)
-
-
-def test_what_is_pending_is_found_by_its_messages_in_the_order_in_which_it_was_cut() -> None:
-    kept = KeptParts()
-    keys = [(b"1", b"2"), (b"", b"3"), (b"1",)]
-    for key in keys:
-        kept.keep(key, CutPart(PendingRun(), tuple(digest for digest in key if digest)))
-    assert kept.beginning_with(b"1") == keys
-    assert kept.having([b"1"]) == [keys[0], keys[2]] and kept.having([b"3", b"2"]) == keys[:2]
-    kept.forget([keys[0], (b"unknown",)])
-    assert kept.beginning_with(b"1") == keys[1:] and kept.having([b"2"]) == []
-    assert (len(kept), kept.keys()) == (2, set(keys[1:])) and kept.get(keys[0]) is None

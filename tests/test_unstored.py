@@ -230,7 +230,7 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
     sizes = [500 if message.role == "tool" else 20 for message in messages]
     conversation = topic.buffer.receive(messages, digests, sizes, session=None, now=0.0).conversation
     topic.unstored().chunks()
-    stage.archiver.store_later(topic, other, 2)
+    storing = asyncio.ensure_future(stage.archiver.store(topic, other, 2))
     try:
         assert await asyncio.to_thread(is_at_work.wait, 60)
         assert await stage.archiver.compact(topic, conversation, 1)
@@ -244,6 +244,7 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
         assert told.gone == conversation.gone
     finally:
         may_go_on.set()
+    assert await storing
     assert await stage.archiver.store(topic, conversation, len(conversation))
     assert named <= {one.public_id for one in live_entries(topic)} and not conversation.former_lines
 
@@ -407,14 +408,14 @@ async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_e
     stage: Stage, topic: Topic
 ) -> None:
     conversation = talk(topic.buffer, *(f"{role}:{number}" for number in range(40) for role in ("u", "a")))
-    known = topic.cutter._known
+    known = topic.cutter
     part, *_ = topic.cutter.cut(each_part(conversation))
     for number in range(5_000):  # as many as make new tuples
-        known.keep((number.to_bytes(16),), part)
+        known._keep((number.to_bytes(16),), part)
 
     def cut_one_more(phase: str, info: dict[str, int]) -> None:  # as a thread may that the collector lets run
-        if not known._lock.locked():
-            known.keep((os.urandom(16),), part)
+        if not known._table_lock.locked():
+            known._keep((os.urandom(16),), part)
 
     threshold = gc.get_threshold()
     gc.callbacks.append(cut_one_more)

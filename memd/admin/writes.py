@@ -41,8 +41,8 @@ from memd.ingest.erasing import (
     visible_digests,
 )
 from memd.ingest.notes import TakenNote, take_note
+from memd.ingest.topic import waiting_in
 from memd.ingest.topics import Topic
-from memd.ingest.unstored import waiting_in
 from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from memd.ingest.unstored import waiting_in
+from memd.ingest.topic import waiting_in
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of

@@ -19,7 +19,7 @@ from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, setti
 from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
-from memd.ingest.unstored import waiting_in
+from memd.ingest.topic import waiting_in
 from memd.settings.model import Config, EncryptionSettings
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from

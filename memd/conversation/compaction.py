@@ -495,14 +495,6 @@ def goes_on(conversation: Conversation) -> bool:
     return conversation.awaiting > 0 or last is None or bool(last.tool_calls)
 
 
-def storable_end(conversation: Conversation) -> int:
-    """The end of what can be stored while the conversation goes on, the open turn's earlier units included."""
-    if is_finished(conversation):
-        return len(conversation)
-    last = turns(conversation)[-1]
-    return max([last.start, *(unit.stop for unit in last.units[:-1])])
-
-
 def is_stored_kind(message: Message | None, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
     return message is not None and (instructions or message.role not in LEADING_ROLES) and is_remembered(message)

@@ -102,8 +102,6 @@ class Archiver:
             lambda: StoreError("memd ends; what was being cut is in the journal")
         )  # of that thread: a book takes a minute
         self._under_way: set[str] = set()
-        self._waiting: dict[str, dict[Conversation, int]] = {}
-        """By topic: the conversations that are to be stored in the background, each up to where."""
         self._attempts = Attempts(config.compaction.retry_seconds, encoder, metrics, clock)
 
     def close(self) -> None:
@@ -159,18 +157,14 @@ class Archiver:
         if await topic.make_durable():
             self._let_go(topic, conversation, Departure(conversation.left_out, tuple(positions)))
 
-    def store_later(self, topic: Topic, conversation: Conversation, upto: int) -> None:
-        """Store all messages before `upto` in the background; where that fails, `tend` tries again."""
-        if upto > conversation.stored or conversation.owed:
-            waiting = self._waiting.setdefault(topic.id, {})
-            waiting[conversation] = max(upto, waiting.get(conversation, 0))
-            self._once("storing", topic.id, topic, lambda: self._store_waiting(topic, waiting))
+    def tend_later(self, topic: Topic) -> None:
+        """Store what is due in the topic in the background, unless that is under way; what fails is tried again."""
+        self._once("tending", topic.id, topic, partial(self.tend_topic, topic))
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
-        """Make all messages before `upto` durable in the log; False if that failed and is to be tried again later.
+        """Store all messages before `upto` now, part by part; False if that failed and is to be tried again later.
 
-        It is done part by part, so that much text is found by its meaning bit by bit. A part that is not complete yet
-        waits for its end, unless `upto` is the conversation's.
+        A part that is not complete yet waits for its end, unless `upto` is the conversation's.
         """
         closing, is_stored = upto >= conversation.wanted_end, None
         while is_stored is None:
@@ -225,14 +219,9 @@ class Archiver:
         Raises:
             EmbeddingError, StoreError: nothing was written.
         """
-
-        def made() -> tuple[Sequence[Draft], int]:
-            drafts = make(self._drafter)
-            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
-
         with topic.used():
             async with topic.storing:
-                entries = await self._append(topic, made)
+                entries = await self._append(topic, partial(make, self._drafter))
         self._indexer.look_after(topic)
         return entries
 
@@ -279,7 +268,7 @@ class Archiver:
                     for conversation in topic.buffer.conversations():
                         self.cut_later(topic, conversation)
                         await asyncio.sleep(0)
-                self._once("tending", topic.id, topic, partial(self.tend_topic, topic))  # journals are synced meanwhile
+                self.tend_later(topic)  # journals are synced meanwhile
                 if sync_due:
                     with topic.held():
                         await topic.save(sync=True)
@@ -340,7 +329,7 @@ class Archiver:
                 topic.buffer.remove_blocks(conversation, [digest])
         if conversation.settled > settled:
             self._tasks.spawn(topic.rewrite_journal(), "journal")
-        self.store_later(topic, conversation, conversation.departed_end)
+        self.tend_later(topic)
 
     def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
         """The lines that take the places of results: how much is gone, and the ids under which it is in memory."""
@@ -356,18 +345,6 @@ class Archiver:
         await self.compact(topic, conversation)
         if left := compaction.left_since(shown, conversation):
             log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
-        self.store_later(topic, conversation, compaction.storable_end(conversation))
-
-    async def _store_waiting(self, topic: Topic, waiting: dict[Conversation, int]) -> None:
-        """Store what waits, the conversations by turns: one task for all that wait for a slow model."""
-        try:
-            while waiting:
-                conversation, upto = next(iter(waiting.items()))
-                del waiting[conversation]
-                if await self._store_batch(topic, conversation, upto, closing=upto >= conversation.wanted_end) is None:
-                    waiting.setdefault(conversation, upto)
-        finally:
-            del self._waiting[topic.id]
 
     async def _store_batch(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
         """Store the first parts before `upto` (see `each_part`); None if there are others, False if that failed."""
@@ -379,20 +356,15 @@ class Archiver:
             owed, begun = sorted(conversation.owed), conversation.stored
             if not batch and not owed:
                 return True
-            if self._attempts.are_waiting(topic):
-                return False
-            try:
-                is_whole = await self._append_parts(topic, [*batch, *owed_parts(conversation)], conversation)
-                if not is_whole and batch:
-                    behind = each_part(conversation, upto, begin=batch[-1].end, closing=closing)
-                    short = (one for one in behind if one.characters <= BATCH_CHARACTERS and lacks(topic.log, one))
-                    await self._append_parts(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation)
-            except MemdError as error:
-                self._attempts.failed(topic, error)
-                return False
-            self._attempts.succeeded(topic)
+            is_whole = await self._appended(topic, [*batch, *owed_parts(conversation)], conversation)
+            if is_whole is None and batch:
+                behind = each_part(conversation, upto, begin=batch[-1].end, closing=closing)
+                short = (one for one in behind if one.characters <= BATCH_CHARACTERS and lacks(topic.log, one))
+                if await self._appended(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation) is False:
+                    return False
             if not is_whole or has_changed(conversation, begun, batch):
-                return None  # or the client has sent again what the log had lost
+                # There are others, or the client has sent again what the log had lost.
+                return False if is_whole is False else None
             settled = conversation.settled
             end = batch[-1].end if batch else begun
             repeats = repeated(topic.log, conversation, range(begun, end))
@@ -406,19 +378,30 @@ class Archiver:
 
     async def _store_notes(self, topic: Topic) -> None:
         for part in note_parts(topic.buffer):
-            is_stored = part.note is None or topic.is_others(part.note[0])
-            while not is_stored:  # a long one bit by bit, so that others come in between
+            is_stored: bool | None = None
+            if part.note is None or topic.is_others(part.note[0]):
+                continue
+            while is_stored is None:  # a long one bit by bit, so that others come in between
                 async with topic.storing:
-                    if self._attempts.are_waiting(topic):
-                        return
-                    try:
-                        is_stored = await self._append_parts(topic, [part])
-                    except MemdError as error:
-                        self._attempts.failed(topic, error)
-                        return
-                    self._attempts.succeeded(topic)
+                    is_stored = await self._appended(topic, [part])
+            if not is_stored:
+                return
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
+
+    async def _appended(
+        self, topic: Topic, parts: Sequence[Part], conversation: Conversation | None = None
+    ) -> bool | None:
+        """Append as `_append_parts`; None if there are others, False if that failed or it is too early to try again."""
+        if self._attempts.are_waiting(topic):
+            return False
+        try:
+            is_last = await self._append_parts(topic, parts, conversation)
+        except MemdError as error:
+            self._attempts.failed(topic, error)
+            return False
+        self._attempts.succeeded(topic)
+        return is_last or None
 
     async def _append_parts(
         self,
@@ -448,13 +431,13 @@ class Archiver:
 
         batch: Batch | None = None
 
-        def made() -> tuple[Sequence[Draft], int]:
+        def made() -> list[Draft]:
             nonlocal batch
             give_way = self._encoder.give_way
             batch = topic.cutter.next_batch(parts, is_shown, BATCH_CHARACTERS, named, give_way)
-            digests = batch.digests if batch.is_first else ()
+            digests = batch.digests if batch.is_whole else ()
             drafts = self._drafter.embedded(topic.log, batch.drafts, digests, is_shown=is_shown, is_new=is_new)
-            return batch.completing(drafts), sum(self._counter.count(draft.content) for draft in batch.new)
+            return batch.completing(drafts)
 
         topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
         try:
@@ -468,13 +451,18 @@ class Archiver:
                 topic.buffer.settle_note(note_id)
         return batch.is_last
 
-    async def _append(self, topic: Topic, make: Callable[[], tuple[Sequence[Draft], int]]) -> list[Entry]:
-        """Append the drafts that `make` returns, with the tokens they came from."""
+    async def _append(self, topic: Topic, make: Callable[[], Sequence[Draft]]) -> list[Entry]:
+        """Append the drafts that `make` returns; it is called in the ingesting thread."""
         started = time.perf_counter()
+
+        def made() -> tuple[Sequence[Draft], int]:
+            drafts = make()
+            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
+
         loop, entries = asyncio.get_running_loop(), list[Entry]()
         for left in reversed(range(MADE_TRIES)):
             made_at = topic.log.head
-            drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, make)
+            drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, made)
             try:
                 entries = await topic.append(drafts, made_at) if drafts else []
                 break
@@ -537,21 +525,13 @@ class Archiver:
         """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
         `_store_batch`."""
         async with topic.storing:
-            if self._attempts.are_waiting(topic):
-                return False
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = each_part(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
-            try:
-                is_whole = await self._append_parts(topic, [*parts, *owed_parts(conversation)], conversation)
-            except MemdError as error:
-                self._attempts.failed(topic, error)
-                return False
-            self._attempts.succeeded(topic)
-            if not is_whole:
-                return None
-            if conversation.abandoned and end == conversation.wanted_end and topic.buffer.is_open(conversation):
+            is_whole = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
+            is_as_it_was = conversation.abandoned and end == conversation.wanted_end
+            if is_whole and is_as_it_was and topic.buffer.is_open(conversation):
                 topic.buffer.close(conversation)
-        return True
+        return is_whole
 
 
 def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:

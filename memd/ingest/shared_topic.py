@@ -18,12 +18,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.events import Appended, BufferEvent, Noted, decode_event
+from memd.conversation.events import Appended, BufferEvent, Noted
 from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
-from memd.ingest.topic import Ended, Inquiry, Topic, replayed
+from memd.ingest.topic import Ended, Inquiry, Topic, known_events, replayed
 from memd.ingest.unstored import PartCutter
 from memd.store.disk import Wiper
 from memd.store.erasure import was_erased
@@ -281,7 +281,7 @@ class SharedTopic(Topic):
             return None
         payloads = [payload for row in rows if not row.is_base for payload in payloads_in(row.data, 0)]
         own = self._settled(rows)
-        theirs = [event for payload in payloads if payload not in own and (event := _decoded(payload)) is not None]
+        theirs = known_events(payload for payload in payloads if payload not in own)
         now = time.monotonic()
         for event in theirs:
             if isinstance(event, Appended) and event.messages:
@@ -422,8 +422,7 @@ def all_rows(log_: SharedTopicLog, news: News) -> list[Row]:
 
 def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
     """The events in rows; those that this version does not know are left out."""
-    found = (_decoded(payload) for row in rows for payload in payloads_in(row.data, 0))
-    return [event for event in found if event is not None]
+    return known_events(payload for row in rows for payload in payloads_in(row.data, 0))
 
 
 def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row]) -> OpenedHot:
@@ -436,18 +435,10 @@ def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row])
     count = len(payloads) - journal.unmarked if mark is not None else 0
     head = 0 if mark is None else mark.head
     found = {payload for row in rows for payload in payloads_in(row.data, 0)}
-    own = [event for one in payloads[count:] if one not in found and (event := _decoded(one)) is not None]
+    own = known_events(one for one in payloads[count:] if one not in found)
     if rows and rows[0].last > head + 1:
         kept = replayed(events_of(rows))
     else:
         fresh = rows[1:] if rows and rows[0].is_base else rows
-        known = [event for one in payloads[:count] if (event := _decoded(one)) is not None]
-        kept = replayed([*known, *events_of(fresh)])
+        kept = replayed([*known_events(payloads[:count]), *events_of(fresh)])
     return OpenedHot(kept=kept, head=rows[-1].last if rows else head, own=own, size=sum(len(one.data) for one in rows))
-
-
-def _decoded(payload: bytes) -> BufferEvent | None:
-    try:
-        return decode_event(payload)
-    except msgspec.DecodeError:
-        return None

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -24,13 +25,13 @@ from memd.conversation.conversation import Buffered
 from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Returned, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
-from memd.errors import Fenced, MadeAnew, Rewritten, StoreError
+from memd.errors import Fenced, ForeignFile, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
-from memd.store.disk import Wiper
+from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.log.journal import Journal
+from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import News
 from memd.store.store import TopicLog
 
@@ -374,6 +375,27 @@ def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
     buffer = HotBuffer(lambda: uuid.uuid4().hex[:12])
     buffer.replay(events)
     return buffer
+
+
+def waiting_in(path: Path, files: LocalDisk) -> int:
+    """How many messages and notes of a journal are in no log yet. It is only read.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        return unstored_messages(replayed(known_events(read_journal(path, files))))
+    except ForeignFile:
+        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
+
+
+def known_events(payloads: Iterable[bytes]) -> list[BufferEvent]:
+    """The events of records; those that this version does not know are left out."""
+    events = []
+    for payload in payloads:
+        with suppress(msgspec.DecodeError):
+            events.append(decode_event(payload))
+    return events
 
 
 def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEvent:

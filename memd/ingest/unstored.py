@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -24,17 +23,13 @@ from msgspec import UnsetType
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
-from memd.conversation.events import BufferEvent, decode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.embedding.table import table_of
 from memd.entries import Draft, Entry
-from memd.errors import ForeignFile
 from memd.ingest.copies import may_return
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
-from memd.store.disk import LocalDisk
-from memd.store.log.journal import read_journal
 from memd.store.pending import JoinedRuns, PendingChunk, PendingRun, UnstoredText
 from memd.store.store import TopicLog
 
@@ -101,9 +96,7 @@ class PartRun(tuple[Part, ...]):
     """Parts that follow each other in a conversation, as they were listed."""
 
     cut: tuple[Sequence[CutPart], PendingRun] = (), PendingRun()
-    """The chunks of all of them, and of what these were joined the last time."""
-    whole: tuple[object, PendingRun] = None, PendingRun()
-    """All chunks of them, where all were cut, and `KeptParts.state` at that time."""
+    """Those of them that were cut when they were joined last, and the chunks of these."""
 
     @cached_property
     def keys(self) -> list[tuple[bytes, ...]]:
@@ -145,93 +138,18 @@ class Batch(msgspec.Struct, frozen=True):
     digests: tuple[bytes, ...]
     """Of the messages and notes that the log has whole then; none where there are others of their chunks."""
     is_last: bool
-    is_first: bool
+    is_whole: bool
+    """There was none before it, and there is none behind it."""
     cut: list[CutPart]
 
-    @property
-    def new(self) -> list[Draft]:
-        """Those that the log did not have when they were cut."""
-        return [draft for draft in self.drafts if any(draft.uuid in one.chunks.uuids for one in self.cut)]
-
-    def completing(self, drafts: Sequence[Draft]) -> list[Draft]:
+    def completing(self, drafts: list[Draft]) -> list[Draft]:
         """Those of the drafts that are appended, as they say of which messages the log has all then."""
-        if self.is_first and self.is_last:
-            return list(drafts)
-        return [msgspec.structs.replace(draft, completes=self.digests) for draft in drafts]
+        return drafts if self.is_whole else [msgspec.structs.replace(one, completes=self.digests) for one in drafts]
 
     def done(self) -> None:
         """Note that it was appended, as far as the log did not have it."""
         for part in self.cut:
             part.done.update(draft.uuid for draft in self.drafts)
-
-
-class KeptParts:
-    """The parts that were cut and are pending, by their keys and by the messages that they came from; several are found
-    in the order in which they were added. Nothing here looks at all of them: there may be tens of thousands when a few
-    are stored. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._numbers = itertools.count()
-        self.state = object()
-        """Another one whenever parts were dropped: until then what was found here is here."""
-        self._parts: dict[Key, CutPart] = {}
-        self._having: dict[bytes, dict[Key, int]] = {}
-        self._beginning: dict[bytes, dict[Key, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def get(self, key: Key) -> CutPart | None:
-        """The part with this key."""
-        return self._parts.get(key)
-
-    def get_many(self, keys: Iterable[Key]) -> list[CutPart]:
-        """The parts with these keys, without those that are missing."""
-        return [part for part in map(self._parts.get, keys) if part is not None]
-
-    def keys(self) -> set[Key]:
-        """The keys of all parts."""
-        return set(self._parts.copy())
-
-    def values(self) -> list[CutPart]:
-        """All parts."""
-        return list(self._parts.copy().values())
-
-    def keep(self, key: Key, part: CutPart) -> CutPart:
-        """Add a part, and return it."""
-        with self._lock:
-            number = next(self._numbers)
-            self._parts[key] = part
-            self._beginning.setdefault(key[0], {})[key] = number
-            for digest in part.digests:
-                self._having.setdefault(digest, {})[key] = number
-        return part
-
-    def forget(self, keys: Iterable[Key]) -> None:
-        """Drop the parts with these keys, where there are any."""
-        with self._lock:
-            for key in keys:
-                if (part := self._parts.pop(key, None)) is None:
-                    continue
-                self.state = object()
-                for table, digest in [(self._beginning, key[0]), *((self._having, one) for one in part.digests)]:
-                    table.get(digest, {}).pop(key, None)
-                    if not table.get(digest):
-                        table.pop(digest, None)
-
-    def having(self, digests: Iterable[bytes]) -> list[Key]:
-        """The keys of the parts that came from any of these messages."""
-        return self._ordered(self._having, digests)
-
-    def beginning_with(self, digest: bytes) -> list[Key]:
-        """The keys that begin with this digest, or with that of a message without a text."""
-        return self._ordered(self._beginning, (b"", digest))
-
-    def _ordered(self, table: dict[bytes, dict[Key, int]], digests: Iterable[bytes]) -> list[Key]:
-        with self._lock:
-            found = dict(itertools.chain.from_iterable(table.get(digest, {}).items() for digest in digests))
-        return sorted(found, key=found.__getitem__)
 
 
 def each_part(
@@ -283,27 +201,6 @@ def unstored_messages(buffer: HotBuffer) -> int:
         rest = (item for item in one.messages[one.stored : one.wanted_end] if compaction.is_stored_kind(item.message))
         found.update(item.identity for item in (*rest, *owed))
     return len(found)
-
-
-def waiting_in(path: Path, files: LocalDisk) -> int:
-    """How many messages and notes of a journal are in no log yet. It is only read.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    events: list[BufferEvent] = []
-    try:
-        payloads = read_journal(path, files)
-    except ForeignFile:
-        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
-    for payload in payloads:
-        try:
-            events.append(decode_event(payload))
-        except msgspec.DecodeError:
-            continue  # of another version; a daemon says so
-    buffer = HotBuffer(lambda: "", 1)
-    buffer.replay(events)
-    return unstored_messages(buffer)
 
 
 def has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
@@ -363,22 +260,32 @@ def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part],
 
 
 class PartCutter:
-    """Cuts the parts of one topic and keeps them as long as they are pending. Thread-safe."""
+    """Cuts the parts of one topic and keeps them as long as they are pending. Thread-safe.
+
+    Nothing here looks at all of them where a few are stored: there may be tens of thousands.
+    """
 
     def __init__(self, log: TopicLog, cutter: Cutter) -> None:
         self._log = log
         self._cutter = cutter
         self._lock = threading.Lock()
-        self._known = KeptParts()
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
+        self._known: dict[Key, CutPart] = {}
+        self._having: dict[bytes, dict[Key, None]] = {}
+        """By the digest of a message: the parts that have it, or came from it."""
+        self._table_lock = threading.Lock()
+        """Held while these two are changed."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        runs = [part.chunks for part in self._known.values()]
+        runs = [part.chunks for part in self._known.copy().values()]
         own = (_CHUNK_BYTES + sys.getsizeof(one.draft.content) + one.vector.nbytes for run in runs for one in run)
         return sum(own) + sum(run.columns_bytes for run in runs)
 
@@ -396,26 +303,16 @@ class PartCutter:
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
-    @property
-    def state(self) -> object:
-        """See `KeptParts.state`."""
-        return self._known.state
-
-    def joined(self, parts: PartRun, until: float | None = None) -> PendingRun | None:
-        """The chunks of all parts, joined anew only where one was cut anew; None where not all could be cut in time,
-        and those that were stand in `parts.cut`. See `cut`."""
-        state = self._known.state
-        cut = self._known.get_many(parts.keys)
+    def joined(self, parts: PartRun, until: float | None = None) -> tuple[Sequence[CutPart], PendingRun]:
+        """The parts in chunks, without those that could not be cut in time (see `cut`), and all these chunks, which are
+        joined anew only where one was cut anew."""
+        cut = [part for part in map(self._known.get, parts.keys) if part is not None]
         if len(cut) < len(parts):
             cut = self.cut(parts, until)
-        before, run = parts.cut
-        if cut != before:
-            run = PendingRun.joined([one.chunks for one in cut], goes_on=True)
-            parts.cut = cut, run
-        if len(cut) < len(parts):
-            return None
-        parts.whole = state, run
-        return run
+        found = parts.cut
+        if cut != found[0]:
+            found = parts.cut = cut, PendingRun.joined([one.chunks for one in cut], goes_on=True)
+        return found
 
     def cut_as_shown(
         self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
@@ -435,7 +332,7 @@ class PartCutter:
         """Drop what is no longer pending."""
         if len(self._known) > sum(map(len, parts)) + _SPARE_PARTS:
             wanted = {part.key for some in parts for part in some}
-            self._known.forget(self._known.keys() - wanted)
+            self._forget(self._known.copy().keys() - wanted)
 
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
@@ -443,17 +340,38 @@ class PartCutter:
         stored = {digest for draft in drafts for digest in draft.completed}
         for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
-        self._known.forget(self._known.having(stored))
+        self.drop(stored)
 
     def drop(self, digests: Collection[bytes]) -> None:
         """Drop the parts that came from these messages; what is left of them is cut anew."""
-        self._known.forget(self._known.having(digests))
+        self._forget([key for digest in digests for key in self._with(digest)])
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""
-        part = next((self._known.get(key) for key in reversed(self._known.having([digest]))), None)
-        chunks = () if part is None else part.chunks
-        return tuple(chunk.entry.public_id for chunk in chunks if digest in chunk.draft.digests)
+        cut = (part for key in reversed(self._with(digest)) if (part := self._known.get(key)) is not None)
+        found = ([one.entry.public_id for one in part.chunks if digest in one.draft.digests] for part in cut)
+        return tuple(next(filter(None, found), ()))
+
+    def _with(self, digest: bytes) -> list[Key]:
+        """The keys of the parts with this message, in the order in which they were cut."""
+        return [*self._having.get(digest, {}).copy()]
+
+    def _keep(self, key: Key, part: CutPart) -> None:
+        with self._table_lock:
+            self._known[key] = part
+            for digest in {*key, *part.digests} - {b""}:
+                self._having.setdefault(digest, {})[key] = None
+
+    def _forget(self, keys: Iterable[Key]) -> None:
+        with self._table_lock:
+            for key in keys:
+                if (part := self._known.pop(key, None)) is None:
+                    continue
+                for digest in {*key, *part.digests}:
+                    having = self._having.get(digest, {})
+                    having.pop(key, None)
+                    if not having:
+                        self._having.pop(digest, None)
 
     def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
         """The part as it is stored: the longest shown of its beginning, or of it with what follows in a branch,
@@ -463,7 +381,7 @@ class PartCutter:
         digests = [digest for digest, _ in part.messages]
         shown = {
             key: cut
-            for key in self._known.beginning_with(digests[0])
+            for key in self._with(digests[0])
             if (cut := self._known.get(key)) is not None
             and all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
             and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
@@ -495,11 +413,12 @@ class PartCutter:
         meanwhile = set[bytes]()
         self._stored_meanwhile[id(meanwhile)] = meanwhile
         try:
-            cut = self._known.keep(part.key, self._new(part, step))
+            cut = self._new(part, step)
+            self._keep(part.key, cut)
         finally:
             del self._stored_meanwhile[id(meanwhile)]
         if not meanwhile.isdisjoint(cut.digests):  # a branch has stored some of it
-            self._known.forget([part.key])
+            self._forget([part.key])
         return cut
 
     def drafts_of(self, note_id: bytes, note: Note, step: Callable[[], None] = lambda: None) -> list[Draft]:
@@ -531,10 +450,10 @@ class PartCutter:
         else:
             sizes = itertools.accumulate(len(draft.content) for draft in left)
             batch = left[: max(1, sum(1 for _ in itertools.takewhile(characters_max.__ge__, sizes)))]
-        is_first = len(left) == sum(len(one.drafts) for one in cut)
         is_last = len(batch) == len(left)
         digests = tuple(digest for one in cut for digest in one.digests) if is_last else ()
-        return Batch(batch, digests, is_last, is_first, cut)
+        is_whole = len(batch) == sum(len(one.drafts) for one in cut)
+        return Batch(batch, digests, is_last, is_whole, cut)
 
     def _new(self, part: Part, step: Callable[[], None]) -> CutPart:
         if part.note is not None:
@@ -589,8 +508,8 @@ class ListedParts:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
-        joined = (parts.spoken.cut for _, _, parts in self._listed.values())
-        return self.joined.memory_bytes + sum(run.columns_bytes for cut, run in joined if len(cut) > 1)
+        spoken = [parts.spoken for _, _, parts in self._listed.values()]
+        return self.joined.memory_bytes + sum(one.cut[1].columns_bytes for one in spoken if len(one.cut[0]) > 1)
 
     def all(self) -> list[PartRun]:
         """Those of each conversation, the instructions that each owes, and the notes, as of now."""
@@ -650,14 +569,11 @@ class BufferedText(UnstoredText):
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
         """See `UnstoredText.chunks`."""
         self._cutter.forget_but(self._parts)
-        found, state = [], self._cutter.state
+        found = []
         for parts in self._parts:
             spoken = parts.spoken if parts.said.isdisjoint(but) else parts.without(but)
-            as_of, run = spoken.whole
-            if as_of is not state:
-                whole = self._cutter.joined(spoken, until)
-                self.is_partial |= whole is None
-                run = spoken.cut[1]
+            cut, run = self._cutter.joined(spoken, until)
+            self.is_partial |= len(cut) < len(spoken)
             if run:
                 found.append(run)
         return self._joined.of(_each_once(found))
