@@ -1,6 +1,7 @@
 """The process that reads files: `python -m memd.ingest.readers.child`, started by files.py, whose counterpart it is.
 
-    standard input, output:  length (4 bytes, big-endian) | MessagePack of a `ReadRequest`, a `ReadAnswer` | …
+A `Connection` of multiprocessing, whose descriptor is its argument, has a `ReadRequest` and a `ReadAnswer` in
+MessagePack, one after the other.
 
 Rule: it writes no file and opens no connection. Whatever a library prints goes nowhere.
 """
@@ -13,8 +14,9 @@ import resource
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -28,7 +30,6 @@ KEPT_BYTES_MAX = 110 << 20
 """A process that has been larger than this is replaced after the file: it would not become smaller."""
 TEXT_BYTES_MAX = 15_000_000
 """Of the text of a file in UTF-8, with the headings above each section: some 5,000 pages."""
-LENGTH_BYTES = 4
 SIZE = Path("/proc/self/statm")
 NEEDS_MEMORY = f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 
@@ -53,35 +54,22 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     """The process ends after it."""
 
 
-def framed(message: ReadRequest | ReadAnswer) -> bytes:
-    """Return the bytes of a message."""
-    encoded = msgspec.msgpack.encode(message)
-    return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
-
-
 def main() -> None:
     """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the standard input
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the connection
+    parent = Connection(int(sys.argv[1]) if sys.argv[1:] else 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if "--limited" in sys.argv:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-    while (request := _next(requests)) is not None:
-        _limit_processor_time(request.seconds_max)
-        answer = _answered(request)
-        answers.write(framed(answer))
-        answers.flush()
-        if answer.is_last:
-            break
-
-
-def _next(requests: BinaryIO) -> ReadRequest | None:
-    length = requests.read(LENGTH_BYTES)
-    return msgspec.msgpack.decode(requests.read(int.from_bytes(length, "big")), type=ReadRequest) if length else None
+    with suppress(EOFError):
+        while True:
+            request = msgspec.msgpack.decode(parent.recv_bytes(), type=ReadRequest)
+            _limit_processor_time(request.seconds_max)
+            answer = _answered(request)
+            parent.send_bytes(msgspec.msgpack.encode(answer))
+            if answer.is_last:
+                break
 
 
 def _limit_processor_time(seconds: int) -> None:

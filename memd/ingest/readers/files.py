@@ -11,13 +11,15 @@ every quarter of a second, and what is allocated faster than that can exceed the
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -25,13 +27,11 @@ import msgspec
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 from memd.ingest.readers.child import (
-    LENGTH_BYTES,
     MEMORY_BYTES_MAX,
     NEEDS_MEMORY,
     TEXT_BYTES_MAX,
     ReadAnswer,
     ReadRequest,
-    framed,
 )
 from memd.ingest.readers.text import (
     EXTRA,
@@ -50,8 +50,7 @@ MARKDOWN_HERE_BYTES_MAX = 32_000
 forty seconds)."""
 READ_SECONDS_MAX = 120
 """For one file: the largest that may be read takes half of that, on a slow machine."""
-LOOK_MILLISECONDS = 250
-PIECE_BYTES = 1 << 20
+LOOK_SECONDS = 0.25
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
 """Of many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
@@ -64,7 +63,7 @@ class FileReader:
     def __init__(self, seconds_max: int = READ_SECONDS_MAX, *, watches_size: bool = sys.platform != "linux") -> None:
         self._seconds_max = seconds_max
         self._watches_size = watches_size
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def __enter__(self) -> FileReader:
         return self
@@ -74,16 +73,17 @@ class FileReader:
 
     def close(self) -> None:
         """End the process; it is started again when it is needed."""
-        process, self._process = self._process, None
-        if process is not None:
+        started, self._process = self._process, None
+        if started is not None:
+            process, child = started
             process.kill()
-            with process:  # closes the pipes and waits
-                pass
+            process.wait()
+            child.close()
 
     @property
     def pids(self) -> list[int]:
         """The process, while there is one."""
-        return [] if self._process is None else [self._process.pid]
+        return [] if self._process is None else [self._process[0].pid]
 
     def sections(self, path: Path, name: str = "") -> tuple[GivenSection, ...]:
         """Return the sections of a file, in order; none if it says nothing.
@@ -119,53 +119,43 @@ class FileReader:
         Raises:
             BadDocument: it took too long or too much memory, or ended the process.
         """
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None
-        is_whole = False
+        process, child = self._started()
+        deadline, is_whole = time.monotonic() + self._seconds_max, False
+        killing = threading.Timer(self._seconds_max, process.kill)
+        killing.start()
         try:
-            process.stdin.write(framed(request))
-            process.stdin.flush()
-            received = self._received(process, time.monotonic() + self._seconds_max)
-            answer = msgspec.msgpack.decode(received, type=ReadAnswer)
+            child.send_bytes(msgspec.msgpack.encode(request))
+            while self._watches_size and not child.poll(LOOK_SECONDS):
+                if _resident_bytes(process.pid) > MEMORY_BYTES_MAX:
+                    raise BadDocument(NEEDS_MEMORY)
+            answer = msgspec.msgpack.decode(child.recv_bytes(ANSWER_BYTES_MAX), type=ReadAnswer)
             is_whole = not answer.is_last
-        except BrokenPipeError:
+        except (EOFError, OSError):
+            if time.monotonic() > deadline:
+                raise BadDocument(f"reading it took more than {counted(self._seconds_max, 'second')}") from None
             raise BadDocument(_end_of(process)) from None
         finally:
+            killing.cancel()
             if not is_whole:
                 self.close()
         return answer
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
         if self._process is None:
-            # -P: no module is taken from the folder in which memd was started, whose files are what is read.
-            command = [sys.executable, "-P", "-m", "memd.ingest.readers.child"]
-            self._process = subprocess.Popen(
-                command if self._watches_size else [*command, "--limited"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ},
-            )
+            own, childs = multiprocessing.Pipe()
+            with childs:
+                # -P: no module is taken from the folder in which memd was started, whose files are what is read.
+                command = [sys.executable, "-P", "-m", "memd.ingest.readers.child", str(childs.fileno())]
+                process = subprocess.Popen(
+                    command if self._watches_size else [*command, "--limited"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[childs.fileno()],
+                    env={name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ},
+                )
+            self._process = process, own
         return self._process
-
-    def _received(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """One message, without its length."""
-        assert process.stdout is not None
-        received = bytearray()
-        waiting = select.poll()  # not select(): a daemon with many connections has descriptors above 1,024
-        waiting.register(process.stdout, select.POLLIN)
-        while len(received) < LENGTH_BYTES + _length(received):
-            if time.monotonic() > deadline:
-                raise BadDocument(f"reading it took more than {counted(self._seconds_max, 'second')}")
-            if waiting.poll(LOOK_MILLISECONDS):
-                piece = os.read(process.stdout.fileno(), PIECE_BYTES)
-                if not piece or _length(received) > ANSWER_BYTES_MAX:
-                    raise BadDocument(_end_of(process))
-                received += piece
-            elif self._watches_size and _resident_bytes(process.pid) > MEMORY_BYTES_MAX:
-                raise BadDocument(NEEDS_MEMORY)
-        return bytes(received[LENGTH_BYTES:])
 
 
 def _is_long_markdown(name: str, size: int) -> bool:
@@ -189,10 +179,6 @@ def checked(name: str, size: int) -> FileFormat:
     if way.needs and importlib.util.find_spec(way.needs) is None:
         raise BadDocument(f"reading it needs more libraries: {EXTRA}")
     return way
-
-
-def _length(received: bytearray) -> int:
-    return int.from_bytes(received[:LENGTH_BYTES], "big") if len(received) >= LENGTH_BYTES else 0
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
