@@ -1,25 +1,9 @@
-"""The formats in which programs export conversations as trees or lists of messages, as a table, and one reader of them.
+"""Reads conversations that programs export as trees or lists of messages, by the table of formats in
+`assets/exports.toml`.
 
 Rule: pure. A format says under which members its messages, their ids, parents, speakers and texts are; only what no
 path can tell is code. Thoughts and what a program wrote by itself are left out. What cannot be read is named, and the
-rest stays. Paths are members with dots between them; of several with | the first that has something counts.
-
-- ChatGPT: `conversations.json` (a large account gets several), each conversation a tree in `mapping`. Not documented
-  by OpenAI; as LibreChat's importer (api/server/utils/import/importers.js and the files in __data__) and Open WebUI's
-  (`convertOpenAIMessages` in src/lib/utils/index.ts) read it, and as mitkury/chatgpt-export-parser describes it.
-  Words for a tool are a call; the marks of citations are left out.
-- Claude: `conversations.json`, an array or JSON Lines. Not documented by Anthropic; as
-  portable-ai-memory.org/providers/anthropic and whychose.com/seo/claude-conversation-export-format describe it. An
-  unused parent is 00000000-0000-4000-8000-000000000000.
-- Open WebUI: an array of chats, as its source has it (`convertOpenAIChats` and `processDetails` in
-  src/lib/utils/index.ts); a chat by itself is what stands in `chat`. Calls are in `output`, and else in `<details>`.
-- LibreChat: a conversation, flat or nested, as its own importer reads it (`importLibreChatConvo`). An export does not
-  say which branch was shown: it is taken for that of the last message.
-- ShareGPT: the shape of data for training. The roles are those of FastChat and LLaMA-Factory (data/README.md). Who
-  speaks under a name that nobody knows is named, not guessed.
-- OpenAI: messages of the chat completions API (https://platform.openai.com/docs/api-reference/chat/create), as an
-  array, below `messages`, or one on each line of a file. They are read as they are from a client, so that a
-  conversation that went through memd is known again.
+rest stays.
 """
 
 from __future__ import annotations
@@ -32,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
+from memd.assets import words_of
 from memd.errors import BadImport, BadRequestBody
 from memd.ingest.imports.threads import Answer, Dating, Node, Thread, named, said, thread_of, with_attachments
 from memd.messages import Message, ToolCall
@@ -43,54 +28,55 @@ _members_decoder = msgspec.json.Decoder(dict[str, Raw])
 _list_decoder = msgspec.json.Decoder(list[Raw])
 
 
-class AnswerPart(msgspec.Struct, frozen=True):
+class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of part of an answer: under which of its members is text, a call and its result."""
 
     say: str = ""
     show: str = ""
-    """The word for something that is no text: `image`."""
     call: str = ""
-    """Its name."""
     arguments: str = ""
     id: str = ""
     result: str = ""
     name: str = ""
-    """Of the result."""
 
 
-class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """One format."""
+class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One format; the table says what its fields mean."""
 
     name: str
     title: str
-    """The program's, for people."""
-    is_one: Callable[[Members], bool]
-    """Whether an object with these members is a conversation of it."""
-    messages: str
-    """A list of messages, or an object of them by their ids."""
-    id: str
+    has: tuple[tuple[str, ...], ...]
+    messages: str = ""
+    id: str = ""
     leaf: str = ""
-    """The last message of the branch that the program shows."""
     frame: str = ""
-    """A member that may have the time of the conversation, if that itself has none."""
     message: str = ""
-    """Where a message stands in its element, if that has it as a member."""
     own_id: str = ""
     parent: str = ""
-    """Of an element; one that names none follows the one before it, in a list."""
     children: str = ""
     role: str = "role"
-    roles: Mapping[object, str] | None = None
-    """memd's roles; None: as any other. Without them a role is taken as it is."""
+    roles: Mapping[str, str] | None = None
     text: str = ""
     files: str = ""
     file_name: str = "name"
     blocks: str = ""
     kinds: Mapping[str, AnswerPart] = {}
-    marked: Callable[[Answer, str], None] | None = None
-    """Takes a text apart that has calls in it, where no block is a call."""
-    read: Callable[[Raw, str], list[Message]] | None = None
-    """Reads a message of this role that is not described by paths."""
+
+    def fits(self, members: Members) -> bool:
+        """Whether an object with these members is a conversation of it, or of a session a part of one."""
+        return any(all(_is_there(members, one) for one in alternative) for alternative in self.has)
+
+
+FORMATS = msgspec.convert(words_of("exports")["formats"], tuple[Export, ...])
+"""The first that fits is taken."""
+OPENAI = FORMATS[-1]
+
+
+def _is_there(members: Members, told: str) -> bool:
+    name, _, begin = told.partition(":")
+    if name.startswith("!"):
+        return name[1:] not in members
+    return name in members and bytes(members[name]).startswith(begin.encode())
 
 
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
@@ -162,9 +148,9 @@ def _messages(export: Export, raw: Raw, dating: Dating) -> list[Message]:
     members = _members_decoder.decode(raw)
     at = dating.told_time(raw)
     role = _role(export, _value(members, export.role))
-    if export.read is not None:
+    if (read := _READ.get(export.name)) is not None:
         said_at = UNSET if at is None else at
-        return [msgspec.structs.replace(one, said_at=said_at) for one in export.read(raw, role)]
+        return [msgspec.structs.replace(one, said_at=said_at) for one in read(raw, role)]
     text, told = text_or_empty(_value(members, export.text)), _value(members, export.blocks)
     blocks = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     if role != "assistant":
@@ -173,8 +159,8 @@ def _messages(export: Export, raw: Raw, dating: Dating) -> list[Message]:
         files = dict.fromkeys(_attached(members, export.files, export.file_name))
         return said(role, with_attachments(text, files), at) if role else []
     answer = Answer(at)
-    if export.marked is not None and not any((kind := _kind(export, one)) and kind.call for one in blocks):
-        export.marked(answer, text)
+    if export.name == "open-webui" and not any((kind := _kind(export, one)) and kind.call for one in blocks):
+        _take_details(answer, text)
     else:
         for one in blocks:
             _add(answer, one, _kind(export, one))
@@ -182,9 +168,10 @@ def _messages(export: Export, raw: Raw, dating: Dating) -> list[Message]:
 
 
 def _role(export: Export, told: Any) -> str:
-    roles, known = export.roles, None
+    known = None
     if isinstance(told, str | bool | None):
-        known = text_or_empty(told) if roles is None else roles.get(told, roles.get(None))
+        name = "true" if told is True else text_or_empty(told)
+        known = name if export.roles is None else export.roles.get(name, export.roles.get("*"))
     if known is None:
         raise BadImport(f"nobody knows who {str(told)[:60]!r} is")
     return known
@@ -332,70 +319,9 @@ def _unquoted(text: str) -> str:
     return value if isinstance(value, str) else text
 
 
-# The table
-
-
-def _is_webui(members: Members) -> bool:
-    return bytes(members.get("chat", b"") or members.get("history", b""))[:1] == b"{"
-
-
-OPENAI = Export(
-    name="openai", title="OpenAI messages", is_one=lambda has: "messages" in has,
-    messages="messages", id="id|conversation_id", read=_of_openai,
-)  # fmt: skip
-EXPORTS = (
-    Export(
-        name="chatgpt", title="ChatGPT",
-        is_one=lambda has: "mapping" in has or {"title", "create_time", "default_model_slug"} <= has.keys(),
-        messages="mapping", id="conversation_id|id", leaf="current_node", message="message", parent="parent",
-        role="author.role", read=_of_chatgpt,
-    ),
-    Export(
-        name="claude", title="Claude", is_one=lambda has: "chat_messages" in has,
-        messages="chat_messages", id="uuid", leaf="current_leaf_message_uuid", own_id="uuid",
-        parent="parent_message_uuid", role="sender", roles={"assistant": "assistant", None: "user"}, text="text",
-        files="attachments|files", file_name="file_name", blocks="content",
-        kinds={
-            "text": AnswerPart(say="text"),
-            "tool_use": AnswerPart(call="name", arguments="input", id="id"),
-            "tool_result": AnswerPart(result="content", id="tool_use_id", name="name"),
-        },
-    ),
-    Export(
-        name="open-webui", title="Open WebUI", is_one=_is_webui, frame="chat",
-        messages="chat.history.messages|history.messages|chat.messages|messages", id="id",
-        leaf="chat.history.currentId|history.currentId", parent="parentId", text="content", files="files",
-        blocks="output", marked=_take_details,
-        kinds={
-            "message": AnswerPart(say="content"),
-            "function_call": AnswerPart(call="name", arguments="arguments", id="call_id"),
-            "function_call_output": AnswerPart(result="output", id="call_id"),
-        },
-    ),
-    Export(
-        name="librechat", title="LibreChat",
-        is_one=lambda has: "conversationId" in has and not has.keys().isdisjoint({"messages", "messagesTree"}),
-        messages="messagesTree|messages", id="conversationId", own_id="messageId", parent="parentMessageId",
-        children="children", role="isCreatedByUser", roles={True: "user", False: "assistant", None: "assistant"},
-        text="text", files="files", file_name="filename", blocks="content",
-        kinds={
-            "text": AnswerPart(say="text"),
-            "tool_call": AnswerPart(
-                call="tool_call.name", arguments="tool_call.args", id="tool_call.id", result="tool_call.output"
-            ),
-            "image_file": AnswerPart(show="image"),
-        },
-    ),
-    Export(
-        name="sharegpt", title="ShareGPT",
-        is_one=lambda has: b'"from"' in bytes(has.get("conversations", b""))[:100_000],
-        messages="conversations", id="id", role="from", read=_of_sharegpt,
-        roles={
-            **dict.fromkeys(("human", "user"), "user"),
-            **dict.fromkeys(("gpt", "assistant", "chatgpt", "bard", "bing", "model"), "assistant"),
-            **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
-            "function_call": "call", "system": "",
-        },
-    ),
-)  # fmt: skip
-"""The first that fits is taken; `OPENAI` after those of agents, whose lines have members in common with it."""
+_READ: Mapping[str, Callable[[Raw, str], list[Message]]] = {
+    "chatgpt": _of_chatgpt,
+    "sharegpt": _of_sharegpt,
+    "openai": _of_openai,
+}
+"""By format: reads a message of a role that no paths describe."""

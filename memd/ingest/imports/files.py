@@ -24,15 +24,13 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
-from memd.ingest.imports.exports import EXPORTS, OPENAI, Export, thread_in, thread_of_elements
+from memd.ingest.imports.exports import FORMATS, OPENAI, thread_in, thread_of_elements
 from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, items
 from memd.ingest.imports.sessions import (
     AIDER_STARTED,
     ClaudeCodeSession,
     CodexSession,
     aider_threads,
-    is_claude_code,
-    is_codex,
 )
 from memd.ingest.imports.threads import Dating, Thread
 from memd.wire.lenient_json import UNREADABLE
@@ -45,22 +43,11 @@ _IN_PYTHON_ONLY = re.compile(rb'("(?:[^"\\]|\\.)*+")|-?(?:NaN|Infinity)', re.DOT
 _members_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
-class Session(msgspec.Struct, frozen=True):
-    """A format whose values are parts of one conversation."""
-
-    name: str
-    title: str
-    is_one: Callable[[Mapping[str, Raw]], bool]
-    begin: Callable[[Dating], ClaudeCodeSession | CodexSession]
-
-
-FORMATS: tuple[Export | Session, ...] = (
-    *EXPORTS,
-    Session("claude-code", "Claude Code", is_claude_code, ClaudeCodeSession),
-    Session("codex", "Codex", is_codex, CodexSession),
-    OPENAI,
-)
-"""The first that fits is taken."""
+SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
+    "claude-code": ClaudeCodeSession,
+    "codex": CodexSession,
+}
+"""The formats whose values are parts of one conversation."""
 NAMES = (*(one.name for one in FORMATS), AIDER, MEMD)
 TITLES = {**{one.name: one.title for one in FORMATS}, AIDER: "Aider", MEMD: "memd"}
 
@@ -175,11 +162,11 @@ class _FileReading:
         if self._wanted in (None, MEMD) and "uuid" in members and "canonical_id" in members:
             return [ExportedEntry(item.place, item.data)]
         for one in FORMATS:
-            if self._wanted in (None, one.name) and one.is_one(members):
-                if isinstance(one, Export):
+            if self._wanted in (None, one.name) and one.fits(members):
+                if one.name not in SESSIONS:
                     return [(item.place, thread_in(one, item.data, self._dating))]
                 if one.name not in self._readers:
-                    self._readers[one.name] = one.begin(self._dating)
+                    self._readers[one.name] = SESSIONS[one.name](self._dating)
                 self._readers[one.name].add(item.data)
                 return []
         if self._readers:  # an event of another kind, or an item of a session from before its lines had a frame

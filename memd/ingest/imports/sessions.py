@@ -40,7 +40,7 @@ and /context. The only time in it is that of each start, by the machine's clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -98,14 +98,6 @@ _session_decoder = msgspec.json.Decoder(_SessionLine)
 _sent_decoder = msgspec.json.Decoder(_SentMessage)
 _string_decoder = msgspec.json.Decoder(str)
 _list_decoder = msgspec.json.Decoder(list[Raw])
-
-
-def is_claude_code(members: Mapping[str, Raw]) -> bool:
-    """Whether an object with these members is a line of a session."""
-    if "sessionId" in members and "type" in members:
-        return True
-    kind = bytes(members.get("type", b""))
-    return (kind == b'"summary"' and "leafUuid" in members) or kind == b'"file-history-snapshot"'
 
 
 class ClaudeCodeSession:
@@ -223,13 +215,6 @@ class _RolloutKind(msgspec.Struct):
 _rollout_decoder = msgspec.json.Decoder(_RolloutLine)
 _meta_decoder = msgspec.json.Decoder(_RolloutMeta)
 _kind_decoder = msgspec.json.Decoder(_RolloutKind)
-
-
-def is_codex(members: Mapping[str, Raw]) -> bool:
-    """Whether an object with these members is a line of a session."""
-    if {"timestamp", "type", "payload"} <= members.keys():
-        return True
-    return {"id", "timestamp", "instructions"} <= members.keys() and "messages" not in members
 
 
 class CodexSession:
