@@ -578,7 +578,7 @@ class Retention:
         return [(one, (today - days) * DAY_US) for one, days in kept if days]
 
     async def _due(self, topic_id: str, before: int) -> tuple[PlannedErasure, set[bytes], bool]:
-        """What is too old in a topic, its chunks, and whether a person has to confirm it."""
+        """The plan for what is too old in a topic, its chunks, and whether a person has to confirm it."""
         topic = await self._topics.existing(topic_id)
         if topic is None:
             return PlannedErasure(topic_id=topic_id, kind="age"), set(), False

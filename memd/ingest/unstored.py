@@ -95,8 +95,9 @@ class Part(msgspec.Struct, frozen=True, dict=True):
 class PartRun(tuple[Part, ...]):
     """Parts that follow each other in a conversation, as they were listed."""
 
-    cut: tuple[Sequence[CutPart], PendingRun] = (), PendingRun()
-    """Those of them that were cut when they were joined last, and the chunks of these."""
+    cut: tuple[int, Sequence[CutPart], PendingRun] = -1, (), PendingRun()
+    """Those of them that were cut when they were joined last, and the chunks of these; in front of them the number of
+    `PartCutter.drops` at that time if they were all, else -1."""
 
     @cached_property
     def keys(self) -> list[tuple[bytes, ...]]:
@@ -276,6 +277,8 @@ class PartCutter:
         """By the digest of a message: the parts that have it, or came from it."""
         self._table_lock = threading.Lock()
         """Held while these two are changed."""
+        self.drops = 0
+        """How often parts were dropped: until then what was found here is here."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
 
@@ -303,15 +306,17 @@ class PartCutter:
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
-    def joined(self, parts: PartRun, until: float | None = None) -> tuple[Sequence[CutPart], PendingRun]:
+    def joined(self, parts: PartRun, until: float | None = None) -> tuple[int, Sequence[CutPart], PendingRun]:
         """The parts in chunks, without those that could not be cut in time (see `cut`), and all these chunks, which are
-        joined anew only where one was cut anew."""
-        cut = [part for part in map(self._known.get, parts.keys) if part is not None]
-        if len(cut) < len(parts):
-            cut = self.cut(parts, until)
-        found = parts.cut
-        if cut != found[0]:
-            found = parts.cut = cut, PendingRun.joined([one.chunks for one in cut], goes_on=True)
+        joined anew only where one was cut anew; as `PartRun.cut`."""
+        drops, found = self.drops, parts.cut
+        if found[0] != drops:
+            cut, run = [part for part in map(self._known.get, parts.keys) if part is not None], found[2]
+            if len(cut) < len(parts):
+                cut = self.cut(parts, until)
+            if cut != found[1]:
+                run = PendingRun.joined([one.chunks for one in cut], goes_on=True)
+            found = parts.cut = drops if len(cut) == len(parts) else -1, cut, run
         return found
 
     def cut_as_shown(
@@ -367,6 +372,7 @@ class PartCutter:
             for key in keys:
                 if (part := self._known.pop(key, None)) is None:
                     continue
+                self.drops += 1
                 for digest in {*key, *part.digests}:
                     having = self._having.get(digest, {})
                     having.pop(key, None)
@@ -508,8 +514,8 @@ class ListedParts:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
-        spoken = [parts.spoken for _, _, parts in self._listed.values()]
-        return self.joined.memory_bytes + sum(one.cut[1].columns_bytes for one in spoken if len(one.cut[0]) > 1)
+        joined = (parts.spoken.cut for _, _, parts in self._listed.values())
+        return self.joined.memory_bytes + sum(run.columns_bytes for _, cut, run in joined if len(cut) > 1)
 
     def all(self) -> list[PartRun]:
         """Those of each conversation, the instructions that each owes, and the notes, as of now."""
@@ -572,7 +578,7 @@ class BufferedText(UnstoredText):
         found = []
         for parts in self._parts:
             spoken = parts.spoken if parts.said.isdisjoint(but) else parts.without(but)
-            cut, run = self._cutter.joined(spoken, until)
+            _, cut, run = self._cutter.joined(spoken, until)
             self.is_partial |= len(cut) < len(spoken)
             if run:
                 found.append(run)
