@@ -55,6 +55,8 @@ MESSAGES = [  # as the programs write them
     " earlier portion of the conversation.\n\nSummary:\n1. Primary Request",
     NO_TOOL,
     f"{NO_TOOL}\n<environment_details>\n# Current Time\n10:05\n</environment_details>",
+    "[SYSTEM] This run is not complete until you call one of these terminal completion tools: submit_and_exit. Continue"
+    " working if requirements are not met.",
     "[TASK RESUMPTION] Resuming task...",
     '<user_input mode="act">[TASK RESUMPTION] Please continue where you left off.</user_input>',
     '<user_input mode="act">The user approved switching to act mode. Continue with the approved plan now.</user_input>',

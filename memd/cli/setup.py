@@ -26,6 +26,7 @@ import msgspec
 import yaml
 
 from memd.assets import words_of
+from memd.cli.check.upstream import as_served
 from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
@@ -114,11 +115,12 @@ def setup(
     """
     if undo and (topic or model):
         raise BadQuestion("--undo takes everything back: give it without --topic and --model")
-    base = _base_url(config)
+    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    base = _base_url(config, daemon)
     values = {"url": base + (f"/t/{checked_topic_id(topic)}" if topic else ""), "key": config.auth.token or "-"}
     values |= {"now": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}", "model": model or ""}
     if not undo:
-        listed = _tell_servers(config, base)
+        listed = _tell_servers(config, daemon, base)
         values["model"] = model or listed or "local"
         if not (model or listed):
             click.echo("Nobody tells a model's name: `local` is written, which llama-server takes; else give --model.")
@@ -174,27 +176,29 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
 # The model servers
 
 
-def _base_url(config: Config) -> str:
+def _base_url(config: Config, daemon: RunningDaemon | None) -> str:
     """The address at which clients reach memd, without a path: that of the running daemon, else of the settings."""
-    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     told = daemon.health().get("model_url") if daemon else None
     scheme = "https" if config.listen.tls_cert else "http"
     return str(told or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
 
 
-def _tell_servers(config: Config, own: str) -> str:
+def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str:
     """Say which model servers run, and return the model that memd's own lists first; empty: none is known."""
-    upstream = base_of(config.upstream.each()[0].url)
+    served = as_served(config, daemon) if daemon else config
+    upstream = base_of(served.upstream.each()[0].url)
+    by = "upstream.url" if served is config else "of the running memd"
     places = {f"http://127.0.0.1:{port}": f", the usual place of {name}" for name, port in SERVERS.items()}
     places = {upstream: "", **places}
     found = {url: models for url in places if url != own and (models := _models(url)) is not None}
     for url, models in found.items():
         has = f" with {for_terminal(models[0])}" if models else ""
-        to_do = "upstream.url is set to it" if url == upstream else f"for memd: upstream.url: {url}"
+        used = "upstream.url is set to it" if served is config else "the running memd asks it"
+        to_do = used if url == upstream else f"for memd: upstream.url: {url}"
         click.echo(f"A model server answers at {url}{has}{places[url]}; {to_do}.")
     if not found:
         ports = ", ".join(f"{name} {port}" for name, port in SERVERS.items())
-        click.echo(f"No model server answers at {upstream} (upstream.url) or at a usual port ({ports}).")
+        click.echo(f"No model server answers at {upstream} ({by}) or at a usual port ({ports}).")
     return next((models[0] for models in (_models(own), *found.values()) if models), "")
 
 

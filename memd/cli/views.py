@@ -50,12 +50,16 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
 def _candidate_lines(answer: SearchAnswer, given: Set[str], *, explain: bool) -> list[RenderableType]:
     """Return the answer as text: the chunks that would be injected, best first; with `explain` all candidates."""
     injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
-    listed = answer.chunks if explain else injected
+    others = [chunk for chunk in answer.chunks if chunk.verdict != INJECTED] if explain else []
+    listed = injected + others
     names = ("id", "topic"), *((one.id, one.topic_id) for one in listed)
     widths = [max(map(len, column)) for column in zip(*names, strict=True)]
     shown: list[RenderableType] = [_candidate(chunk, *widths, explain=explain) for chunk in listed]
+    if others:
+        shown.insert(len(injected), Text("What would not be injected, and why", "bold"))
     if shown:
-        shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said", "dim"))
+        verdict = "              verdict" if explain else ""
+        shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said{verdict}", "dim"))
     if not answer.chunks:
         where = (
             "found"
@@ -207,16 +211,21 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
 def _usage_lines(answer: UsageByDay) -> list[RenderableType]:
     if not answer.rows:
         return ["No request has a receipt; requests get one while receipts.enabled is true."]
-    shown = table("day", "topic", "model", *_COLUMNS, right=_COLUMNS, whole=("day", *_COLUMNS), show_footer=True)
+    models = {row.model for row in answer.rows}
+    which = ("topic", "model") if len(models) > 1 else ("topic",)
+    shown = table("day", *which, *_COLUMNS, right=_COLUMNS, whole=("day", *_COLUMNS), show_footer=True)
     total = UsageRow("", "", "")
     for row in answer.rows:
         for name in UsageRow.__struct_fields__[3:]:
             setattr(total, name, getattr(total, name) + getattr(row, name))
-    for column, footer in zip(shown.columns, ("all", "", "", *_usage_figures(total)), strict=True):
+    for column, footer in zip(shown.columns, ("all", *("" for _ in which), *_usage_figures(total)), strict=True):
         column.footer = footer
     for row in answer.rows:
-        shown.add_row(row.day, row.topic_id, Text(name_for_terminal(row.model)), *_usage_figures(row))
+        cells = (row.topic_id, Text(name_for_terminal(row.model)))
+        shown.add_row(row.day, *cells[: len(which)], *_usage_figures(row))
     lines: list[RenderableType] = [shown]
+    if len(models) == 1 and answer.rows[0].model:
+        lines.append(f"Each request named the model {name_for_terminal(answer.rows[0].model)}.")
     if total.estimated:
         lines.append(f"Of {counted(total.estimated, 'request')} the model server told no tokens: memd estimated them.")
     if answer.since is not None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import msgspec
 
 from memd.cli.check import data, settings, upstream
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
-from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
+from memd.cli.flags import FOUND_SOMETHING, NEVER_BREAK, servers_of, settings_flags, upstream_flag
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon
 from memd.errors import ConfigError, StoreError
@@ -29,6 +32,7 @@ from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _MARK_WIDTH, _NAME_WIDTH = 9, 17
+ROOM_MIN = 40
 
 
 @click.command()
@@ -55,7 +59,8 @@ def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, .
     if as_json:
         click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}))
     else:
-        click.echo("\n".join([summary(found), "", *map(line, found)]))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NEVER_BREAK
+        click.echo("\n".join([summary(found), "", *(line(one, width) for one in found)]))
     return 0 if is_ready else FOUND_SOMETHING
 
 
@@ -133,13 +138,15 @@ def _stored(
     yield from settings.reranker(config)
 
 
-def line(outcome: CheckResult) -> str:
+def line(outcome: CheckResult, width: int = NEVER_BREAK) -> str:
     """Return a result as text, in colours; its remedy is on a line of its own."""
     mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
-    shown = f"{mark}{outcome.check.ljust(_NAME_WIDTH)}{_one_line(outcome.said)}"
+    indent = " " * (_MARK_WIDTH + _NAME_WIDTH)
+    said = _broken(outcome.said, indent, width)
+    shown = f"{mark}{outcome.check.ljust(_NAME_WIDTH)}{said}"
     if not outcome.remedy:
         return shown
-    return f"{shown}\n{' ' * (_MARK_WIDTH + _NAME_WIDTH)}{click.style('→', bold=True)} {_one_line(outcome.remedy)}"
+    return f"{shown}\n{indent}{click.style('→', bold=True)} {_broken(outcome.remedy, f'{indent}  ', width)}"
 
 
 def summary(found: list[CheckResult]) -> str:
@@ -151,5 +158,8 @@ def summary(found: list[CheckResult]) -> str:
     return "memd is ready" + (f"; {counted(count['warning'], 'warning')}" if count["warning"] else "")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(for_terminal(text).split())
+def _broken(text: str, indent: str, width: int) -> str:
+    """Text in lines of at most `width`, the later ones indented; no word is broken, as it may be a path."""
+    room = max(width - len(indent), ROOM_MIN)
+    words = " ".join(for_terminal(text).split())
+    return f"\n{indent}".join(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False))
