@@ -104,19 +104,13 @@ class LocalDisk:
 
     def size(self, path: Path) -> int | None:
         """Size of a file in bytes; None if there is no such file."""
-        with reading(path):
-            try:
-                return path.stat().st_size
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        found = _stat(path)
+        return None if found is None else found.st_size
 
     def identity(self, path: Path) -> Hashable | None:
         """Tell a file from any other that its path may name later; None if there is no such file."""
-        with reading(path):
-            try:
-                return _identity(path.stat())
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+        found = _stat(path)
+        return None if found is None else _identity(found)
 
     def names(self, directory: Path) -> list[str]:
         """Names of the entries of a directory, sorted; empty if there is no such directory."""
@@ -199,11 +193,8 @@ class LocalDisk:
 
     def changed_at(self, path: Path) -> int:
         """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
-        with reading(path):
-            try:
-                return path.stat().st_mtime_ns
-            except (FileNotFoundError, NotADirectoryError):
-                return 0
+        found = _stat(path)
+        return 0 if found is None else found.st_mtime_ns
 
     def remove(self, path: Path) -> None:
         """Remove a file if it exists."""
@@ -280,7 +271,12 @@ class LocalDisk:
 
     def is_locked(self, path: Path) -> bool:
         """Whether any process holds the lock."""
-        return is_locked(path)
+        with suppress(OSError), open_descriptor(path, os.O_RDONLY) as descriptor:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+        return False
 
     def room(self, directory: Path) -> Room:
         """How much can still be written to the file system of a directory."""
@@ -397,6 +393,12 @@ def _overwritten(descriptor: int) -> bool:
     return True
 
 
+def _stat(path: Path) -> os.stat_result | None:
+    with reading(path), suppress(FileNotFoundError, NotADirectoryError):
+        return path.stat()
+    return None
+
+
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
@@ -504,16 +506,6 @@ def _sign(descriptor: int) -> None:
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether any process holds the lock."""
-    with suppress(OSError), open_descriptor(path, os.O_RDONLY) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 def _try_locking(descriptor: int) -> None:
