@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bucket_server import Clock, S3Server, Source, s3_server, writer_for
+from bucket_server import Clock, S3Server, Source, contents, s3_server, writer_for
 from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
@@ -22,7 +22,6 @@ from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.encryption.opening import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 from memd.wanted import until as time_of
 
@@ -46,10 +45,6 @@ def source(tmp_path: Path, bucket: Bucket) -> Iterator[Source]:
     made = Source(tmp_path / "memory", bucket)
     yield made
     made.store.close()
-
-
-def contents(folder: Path) -> list[str]:
-    return [entry["content"] for entry in export(folder, DISK, topic_id=None, live_only=False)]
 
 
 def chunks(*numbers: int) -> list[str]:

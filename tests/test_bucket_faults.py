@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bucket_server import FaultyBucket, Source
+from bucket_server import FaultyBucket, Source, contents
 from drafts import open_journal, uuid_of
 from effort import steps
 
@@ -23,7 +23,6 @@ from memd.store.bucket.writing import BucketTender
 from memd.store.disk import LocalDisk, Room, Wiper
 from memd.store.erasure import Erasure
 from memd.store.layout import RESTORING_NAME
-from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 DISK = LocalDisk()
@@ -31,10 +30,6 @@ DISK = LocalDisk()
 
 class KilledError(BaseException):
     """The process ended here."""
-
-
-def contents(folder: Path) -> list[str]:
-    return [entry["content"] for entry in export(folder, DISK, topic_id=None, live_only=False)]
 
 
 def chunks(count: int) -> list[str]:

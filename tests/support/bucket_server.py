@@ -18,6 +18,8 @@ from memd.settings.model import BackupSettings
 from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import BucketWriter
+from memd.store.disk import LocalDisk
+from memd.store.tools.export import export
 from memd.store.topic import TopicLog
 
 _numbers = itertools.count(1)
@@ -124,6 +126,11 @@ class Clock:
     def __call__(self) -> int:
         self.now += 1
         return self.now
+
+
+def contents(folder: Path) -> list[str]:
+    """The contents of all entries of a folder, in the order of their ids."""
+    return [entry["content"] for entry in export(folder, LocalDisk(), topic_id=None, live_only=False)]
 
 
 class Source:
