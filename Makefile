@@ -22,7 +22,7 @@ demo: .venv/installed ## Install memd into .venv and play a long conversation th
 
 quick: .venv/installed-quick ## Lint and the tests that start no process, in a minute: run it after every change
 	$(RUFF)
-	$(PYTEST) -m "not process and not llama and not browser and not node$(if $(ON_LINUX),, and not linux)" $(PYTEST_FLAGS)
+	$(PYTEST) -m "not process and not llama and not browser and not node and not thorough$(if $(ON_LINUX),, and not linux)" $(PYTEST_FLAGS)
 
 test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests (BROWSER=no: install no browser for them)
 	$(PYTEST) $(if $(ON_LINUX),,-m "not linux") --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)

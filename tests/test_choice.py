@@ -28,6 +28,8 @@ from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 from memd.wanted import EVERYTHING, Wanted
 
+pytestmark = pytest.mark.thorough  # 20,000 chunks are appended before the first
+
 DIMENSION = 16
 CHUNKS = 20_000
 SEGMENT = 5_000

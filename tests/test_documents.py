@@ -226,6 +226,7 @@ async def test_chunks_stay_in_the_order_of_their_file_whatever_is_put_in_moved_o
         assert [entry.content for entry in chunks_of(topic.log.snapshot(), "docs/a.md")] == rows
 
 
+@pytest.mark.thorough
 async def test_a_table_of_equal_rows_is_compared_in_time_that_grows_with_its_length(stage: Stage, topic: Topic) -> None:
     rows = ["The same row."] * 3_000
     await taken(stage, topic, rows)
@@ -248,6 +249,7 @@ async def test_a_long_document_is_given_up_when_the_daemon_ends(stage: Stage, to
     assert embedded < 400 and contents(topic) == []
 
 
+@pytest.mark.thorough
 async def test_a_document_of_too_many_chunks_is_refused(stage: Stage, topic: Topic) -> None:
     with pytest.raises(BadDocument, match="20,001 chunks"):
         await taken(stage, topic, ["x"] * (CHUNKS_MAX + 1))

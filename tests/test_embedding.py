@@ -52,6 +52,7 @@ def test_the_bundled_model_gives_the_documented_vector(embedder: PiecewiseEmbedd
     assert vector[:4] == pytest.approx([0.0602, 0.0659, 0.0426, 0.0784], abs=0.001)  # the int8 file, not rewritten
 
 
+@pytest.mark.thorough
 def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
     texts = ["short", SENTENCE * 3, SENTENCE * 40, "短い文。", ""]
     alone = load_embedder(EmbeddingSettings())
@@ -99,6 +100,7 @@ def test_odd_texts_have_a_finite_unit_vector(embedder: PiecewiseEmbedder, text: 
     assert np.isfinite(vector).all() and np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unit", ["a", " ", "aB3+", SENTENCE, "记忆"])
 def test_a_megabyte_is_read_at_its_head_and_tail_only(embedder: PiecewiseEmbedder, unit: str) -> None:
     text = unit * (1_000_000 // len(unit))

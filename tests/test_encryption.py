@@ -110,7 +110,7 @@ def test_every_flipped_bit_is_noticed_and_no_other_text_is_ever_read() -> None:
     whole = disk()
     told = [entry["content"] for entry in export(DATA_DIR, whole, topic_id=None, live_only=False)]
     for number, path in enumerate(folder_of(whole)):
-        for offset in range(number, len(whole.raw.read(path)), 41):
+        for offset in range(number, len(whole.raw.read(path)), 2_477 // scaled(100)):
             files = whole.after_power_cut("kept")
             files.flip(path, offset)
             report = verify(DATA_DIR, files)

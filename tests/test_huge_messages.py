@@ -78,6 +78,7 @@ async def test_what_is_cut_for_the_log_can_be_ended_too_and_is_stored_when_it_is
     assert "".join(entry.content for entry in live_entries(topic)).startswith(BOOK[:20_000])
 
 
+@pytest.mark.thorough
 async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_said_beside_it(
     stage: Stage, topic: Topic, held: Held
 ) -> None:

@@ -484,39 +484,36 @@ def test_a_line_that_is_no_conversation_is_named_and_the_rest_goes_on(run: Run, 
     assert contents == ["user: A good line about sailing boats.", "user: Read all the same."]
 
 
-@pytest.mark.parametrize(
-    ("member", "value"),
-    [
-        ("uuid", "../../../etc"),
-        ("uuid", "0" * 31),
-        ("id", "zzzz"),
-        ("id", ""),
-        ("topic_id", "../elsewhere"),
-        ("canonical_id", 1 << 60),
-        ("canonical_id", 1 << 53),  # the entries after it could not be exported
-        ("canonical_id", -1),
-        ("origin_id", 1 << 53),
-        ("status", "Lost"),
-        ("utility_multiplier", 1e9),
-        ("utility_multiplier", 1.2),
-        ("utility_multiplier", 0),
-        ("created_at", "yesterday"),
-        ("created_at", "2024-01-01T00:00:00"),
-        ("created_at", "1960-01-01T00:00:00Z"),
-        ("said_at", "1969-12-31T23:59:59Z"),
-        ("supersedes", ["00"]),
-        ("content", None),
-    ],
-)
-def test_an_entry_that_contradicts_itself_is_refused(
-    run: Run, tmp_path: Path, export_file: Path, member: str, value: object
-) -> None:
-    lines = [json.loads(line) for line in export_file.read_text().splitlines()]
-    bad = {**lines[1], member: value}
-    [problem] = problems_of(run(tmp_path / "new", written(tmp_path / "bad.jsonl", [lines[0], bad, lines[2]])))
-    assert problem.startswith("bad.jsonl, line 2: ")
-    contents = [entry["content"] for entry in exported(tmp_path / "new")]
-    assert contents == [lines[0]["content"], lines[2]["content"]]
+CONTRADICTIONS: list[tuple[str, object]] = [
+    ("uuid", "../../../etc"),
+    ("uuid", "0" * 31),
+    ("id", "zzzz"),
+    ("id", ""),
+    ("topic_id", "../elsewhere"),
+    ("canonical_id", 1 << 60),
+    ("canonical_id", 1 << 53),  # the entries after it could not be exported
+    ("canonical_id", -1),
+    ("origin_id", 1 << 53),
+    ("status", "Lost"),
+    ("utility_multiplier", 1e9),
+    ("utility_multiplier", 1.2),
+    ("utility_multiplier", 0),
+    ("created_at", "yesterday"),
+    ("created_at", "2024-01-01T00:00:00"),
+    ("created_at", "1960-01-01T00:00:00Z"),
+    ("said_at", "1969-12-31T23:59:59Z"),
+    ("supersedes", ["00"]),
+    ("content", None),
+]
+
+
+def test_an_entry_that_contradicts_itself_is_refused(run: Run, tmp_path: Path, export_file: Path) -> None:
+    first, line, last = (json.loads(line) for line in export_file.read_text().splitlines()[:3])
+    bad = [{**line, member: value} for member, value in CONTRADICTIONS]
+    problems = problems_of(run(tmp_path / "new", written(tmp_path / "bad.jsonl", [first, *bad, last])))
+    named = [problem.partition(": ")[0] for problem in problems]
+    assert named == [f"bad.jsonl, line {number}" for number in range(2, len(bad) + 2)]
+    assert [entry["content"] for entry in exported(tmp_path / "new")] == [first["content"], last["content"]]
 
 
 def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(

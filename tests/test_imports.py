@@ -374,6 +374,7 @@ def test_any_bytes_are_read_to_their_end(data: bytes, size: int) -> None:
         assert bool(item.problem) != bool(item.data)
 
 
+@pytest.mark.thorough
 def test_no_more_is_held_than_a_value_and_a_block(tmp_path: Path) -> None:
     import tracemalloc
 

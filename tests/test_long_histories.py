@@ -19,6 +19,7 @@ def long_history() -> list[str]:
     return [one for text in said for one in (f"u:{text}", f"a:So be it. {text}")]
 
 
+@pytest.mark.thorough
 async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batch_and_search(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

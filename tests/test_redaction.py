@@ -144,6 +144,7 @@ def test_what_only_speaks_of_secrets_is_left_alone(text: str) -> None:
     assert REDACTOR.text(text) == text
 
 
+@pytest.mark.thorough
 def test_the_source_of_memd_has_no_secrets() -> None:
     for path in sorted((ROOT / "memd").rglob("*.py")):
         text = path.read_text()

@@ -162,6 +162,7 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bun
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("texts", [1, 5, 12, 30])
 def test_an_interrupted_run_goes_on_where_it_was(
     folder: Path, bundled: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +191,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert live(folder) == before
 
 
+@pytest.mark.thorough
 def test_back_to_the_former_model_everything_is_found_once(folder: Path, bundled: Embedder, former: Embedder) -> None:
     for embedder in (bundled, former, bundled):
         store = opened(folder, embedder)

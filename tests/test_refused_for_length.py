@@ -266,6 +266,7 @@ async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) 
     assert len(server.refused) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("window", "standing", "max_tokens"), [(32_768, 18_000, 32_000), (16_384, 6_000, 8_192)], ids=["32k", "16k"]
 )

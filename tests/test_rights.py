@@ -405,6 +405,7 @@ def test_wrong_tokens_of_one_address_are_limited_and_a_long_right_one_is_not_loc
     assert door(SHORT) == (200, None)
 
 
+@pytest.mark.thorough
 def test_the_memory_of_addresses_is_bounded_and_a_network_of_ipv6_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.admin.wrong_tokens.LIMITED_MAX", 300)
     door = Door()

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
+import pytest
 from archiver_stage import Stage, live_entries
 from histories import new_buffer, receive, said, talk
 from hypothesis import given
@@ -111,6 +112,7 @@ def test_what_others_were_shown_is_not_forgotten_for_somebody_who_asks_again_and
     assert again.injected_uuids() == buffer.injected_uuids()
 
 
+@pytest.mark.thorough
 async def test_topics_that_others_use_stay_open_while_one_opens_hundreds(tmp_path: Path) -> None:
     stage = Stage(Config())
     hers = await stage.topics.get("hers")

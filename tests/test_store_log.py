@@ -148,6 +148,7 @@ def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_spl
     ]
 
 
+@pytest.mark.thorough
 def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> None:
     store = open_store(data_dir=tmp_path, segment_entries_max=20)
     topic = store.topic("talk")

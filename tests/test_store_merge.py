@@ -90,6 +90,7 @@ def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
     assert found(again.snapshot()) == expected
 
 
+@pytest.mark.thorough
 def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     files = CrashFiles()
     topic, _ = grown(files, 0)
@@ -217,6 +218,7 @@ def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() ->
     assert found(before) == expected
 
 
+@pytest.mark.thorough
 def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path: Path) -> None:
     dimension, size, segments = 48, 250, 16
     chosen = np.random.default_rng(3)

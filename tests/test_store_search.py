@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from crash_files import CrashFiles
 from drafts import adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
+from effort import scaled
 from numpy.typing import NDArray
 
 from memd.entries import Draft, Entry, multiplier_of
@@ -52,7 +53,7 @@ def expected(state: dict[bytes, Entry], queries: NDArray[np.float32], k: int) ->
 @pytest.mark.parametrize("k", [1, 10, 250])
 def test_a_search_finds_the_best_live_chunks_by_score(segment_entries_max: int, query_count: int, k: int) -> None:
     topic, state = populated(segment_entries_max)
-    for number in range(10):
+    for number in range(scaled(15)):
         queries = np.stack([unit_vector(f"q {number} {i}", DIMENSION) for i in range(query_count)])
         hits = search(topic.snapshot(), queries, k)
         wanted = expected(state, queries, k)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from archiver_stage import DIMENSION, Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from effort import scaled, steps
 from histories import receive, said, talk
 from numpy.typing import NDArray
 
@@ -366,7 +367,7 @@ async def test_wherever_the_power_fails_what_left_is_neither_lost_nor_doubled(lo
     await stage.close()
     operations, synced = files.operations, files.log.index("sync hot.log")
     assert operations > 8
-    for cut in range(operations + 1):
+    for cut in steps(0, operations + 1, loss):
         files = CrashFiles()
         files.cut_after = cut
         try:
@@ -385,13 +386,13 @@ async def test_wherever_the_disk_fails_or_is_full_what_left_is_neither_lost_nor_
     empty = Stage(Config())
     await empty.topics.get("talk")
     await empty.close()
-    for number in range(empty.files.operations, operations):
+    for number in steps(empty.files.operations, operations):
         files = CrashFiles()
         files.fail_at = {number}
         stage, _, _ = await played(files)
         await stage.close()
         await assert_whole(files, left=True)
-    for bytes_left in range(200, size, 300):
+    for bytes_left in range(200, size, 30_000 // scaled(100)):
         files = CrashFiles()
         files.bytes_left = bytes_left
         stage, topic, conversation = await played(files)

@@ -33,7 +33,9 @@ READY_SECONDS_MAX = 120.0
 END_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 120.0
 POLL_SECONDS, REST_SECONDS_MAX = 0.02, 0.5
-STORED_POLL_SECONDS = 0.2  # a turn is stored a second after its reply: to ask more often takes time from the daemon
+STORED_POLL_SECONDS = 0.05
+STORE_AFTER_SECONDS = 0.1
+"""Unless a test says else: a second, as users have it, would be most of the time of the tests that wait for it."""
 STORED_SECONDS_MAX = 20.0
 """For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
@@ -132,7 +134,8 @@ class DaemonProcess:
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Write its settings, for the processes that are started from now on."""
         retrieval = {"timeout_ms": RECALL_MILLISECONDS_MAX, **settings.get("retrieval", {})}
-        self.config.write_text(yaml.safe_dump({**settings, "retrieval": retrieval}))
+        buffer = {"store_after_seconds": STORE_AFTER_SECONDS, **settings.get("buffer", {})}
+        self.config.write_text(yaml.safe_dump({**settings, "retrieval": retrieval, "buffer": buffer}))
 
     @property
     def pid(self) -> int:

@@ -1,6 +1,7 @@
 """How much a run tries: everything in `make test`, a sample of it in the fast loop.
 
-Rule: the sample leaves out only more of the same; no behaviour goes without its test.
+Rule: the sample leaves out only more of the same; a test that is worth nothing with less, and takes over half a second
+of a core, has the marker `thorough`, with which `make quick` leaves it out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SECONDS_MAX = 5
 
 
 def scaled(whole: int) -> int:
-    """`whole` in `make test`, a fifth of it in the fast loop: a size, or a number of examples."""
+    """6/10 of `whole` in `make test`, a tenth of it in the fast loop: a size, or a number of examples."""
     return whole * min(hypothesis.settings().max_examples, 100) // 100
 
 
@@ -36,7 +37,7 @@ def long(part: str) -> str:
 
 
 def steps(first: int, end: int, loss: Loss | None = None) -> range:
-    """The operations from `first` to `end` at which something goes wrong: each one, or every fifth in the fast loop.
+    """The operations from `first` to `end` at which something goes wrong: each one, or every tenth in the fast loop.
 
     Where a power cut has a `loss`, every third is this one's, so that each operation meets one or two of the five and
     every loss meets operations of each kind; with the profile `fuzz` each operation meets each loss.
