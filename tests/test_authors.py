@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
+import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from conftest import MakeDaemon
 from crash_files import CrashFiles
@@ -132,6 +133,7 @@ async def tool(house: House, name: str, called: str, **arguments: Any) -> str:
 
 
 async def test_each_way_into_memory_names_who_it_came_from(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
     async with house_in(tmp_path) as house:
         note = {"notes": [{"content": "A note of the route."}]}
         await house.chat("ann", LAMP, memory_in={"notes": [{"content": "A note of a chat."}]})

@@ -314,6 +314,7 @@ async def test_a_correction_whose_source_may_not_be_corrected_fails_as_an_unknow
 
 
 async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
     async with house_in(tmp_path) as house:
         await told(house, "team-a", LAMP)
         await told(house, "secret", VAULT)
