@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from anthropic import Anthropic, beta_tool
 from anthropic_client import ask_anthropic
 from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
@@ -76,6 +75,8 @@ def test_a_tool_loop_of_three_steps_is_stored_once_however_the_client_echoes_it(
 
 
 def test_the_client_s_own_tool_loop_works(make_daemon: MakeDaemon, calling_llama: str) -> None:
+    from anthropic import Anthropic, beta_tool  # here, for it takes seconds
+
     daemon = make_daemon(calling_llama).start()
     said = iter(RESULTS)
 

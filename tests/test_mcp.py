@@ -117,7 +117,7 @@ async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(
     daemon.terminate()
     daemon.configure({})
     daemon.start()
-    wait_until(lambda: daemon.export() != [], lambda: "not in the log")
+    wait_until(lambda: daemon.export(settled=False) != [], lambda: "not in the log")
     async with over_http(daemon) as client:
         assert await called(client, "list_topics") == "attic: 1 chunk"
 

@@ -96,7 +96,7 @@ def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_clo
         daemon.chat([said(f"Chat {number}: the gate code is {number * 1319}.")])
 
     def stored() -> set[int]:
-        text = " ".join(entry["content"] for entry in daemon.export())
+        text = " ".join(entry["content"] for entry in daemon.export(settled=False))
         return {number for number in range(4) if f"Chat {number}:" in text}
 
     wait_until(lambda: {0, 1} <= stored(), lambda: f"stored: {stored()}")

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai_responses
 import pytest
 from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
-from openai import OpenAI
-from openai.types.responses import Response
 from recording_upstream import RecordingUpstream
 from typescript_client import TypeScriptClient
+
+if TYPE_CHECKING:
+    from openai.types.responses import Response
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 QUESTION = "What is the release word for the lighthouse lamp?"
@@ -112,6 +113,8 @@ class Python:
     """The official client in Python, asked in one of three ways."""
 
     def __init__(self, daemon: DaemonProcess, how: str) -> None:
+        from openai import OpenAI  # here, for it takes seconds
+
         self.client = OpenAI(base_url=f"{daemon.base_url}/v1", api_key="not needed", max_retries=0)
         self.how = how
         self.memory_out: list[Any] = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
-import httpx2  # what the official client speaks HTTP with
 import pytest
-from anthropic import Anthropic
 from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_chat_capture import calls, cuts, json_values, pieces, valid_text
@@ -73,18 +72,25 @@ def reply_events(said: str | None, tool_calls: list[tuple[str, str]], at: list[i
     return events + end("tool_use" if tool_calls else "end_turn")
 
 
-def what_was_asked(request: httpx2.Request) -> httpx2.Response:
-    [message] = json.loads(request.content)["messages"]
-    return httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, content=message["content"])
+@functools.cache
+def official_client() -> Any:
+    """The official client, which is answered with what it asks."""
+    anthropic = pytest.importorskip("anthropic")  # here, for it takes seconds, as httpx2, with which it speaks HTTP
+    httpx2 = pytest.importorskip("httpx2")
 
+    def what_was_asked(request: Any) -> Any:
+        [message] = json.loads(request.content)["messages"]
+        return httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, content=message["content"])
 
-client = Anthropic(api_key="-", http_client=httpx2.Client(transport=httpx2.MockTransport(what_was_asked)))
+    transport = httpx2.MockTransport(what_was_asked)
+    return anthropic.Anthropic(api_key="-", http_client=httpx2.Client(transport=transport))
 
 
 def echo_of_anthropic_client(events: list[Event]) -> Any:
     """The message that the official client assembles from the events, as it sends it in the next request."""
     asked = stream_of(*events).decode()
-    with client.messages.stream(model="tiny", max_tokens=9, messages=[{"role": "user", "content": asked}]) as stream:
+    messages = [{"role": "user", "content": asked}]
+    with official_client().messages.stream(model="tiny", max_tokens=9, messages=messages) as stream:
         content = stream.get_final_message().content
     return {"role": "assistant", "content": [block.to_dict(mode="json") for block in content]}
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletionChunk
 
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT, ChatCapture
@@ -65,9 +63,10 @@ def reply_chunks(content: str | None, tool_calls: list[tuple[str, str]], at: lis
 
 def echo_of_openai_client(chunks: list[dict[str, Any]]) -> Any:
     """The message that the official client assembles from the chunks, as it sends it in the next request."""
-    state = ChatCompletionStreamState()
+    chat = pytest.importorskip("openai.types.chat")  # here, for it takes seconds
+    state = pytest.importorskip("openai.lib.streaming.chat").ChatCompletionStreamState()
     for one in chunks:
-        state.handle_chunk(ChatCompletionChunk.model_validate(one))
+        state.handle_chunk(chat.ChatCompletionChunk.model_validate(one))
     return state.current_completion_snapshot.choices[0].message.to_dict(mode="json")
 
 

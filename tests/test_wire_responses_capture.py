@@ -9,7 +9,6 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.responses import Response
 
 from memd.messages import Message, ToolCall
 from memd.wire.reply import Reply, ReplyStream, Usage
@@ -89,7 +88,8 @@ def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> Respo
 
 def echo_of_openai_client(output: list[dict[str, Any]]) -> list[Any]:
     """The items that the official client hands out and takes in its next request."""
-    response = Response.model_validate({**HEAD, **REQUIRED, "output": output})
+    responses = pytest.importorskip("openai.types.responses")  # here, for it takes seconds
+    response = responses.Response.model_validate({**HEAD, **REQUIRED, "output": output})
     return [one.to_dict(mode="json") for one in response.output]
 
 

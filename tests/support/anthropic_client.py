@@ -5,10 +5,11 @@ Rule: as `clients/anthropic.ts` does it, so that one test says what both have to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anthropic import Anthropic
-from anthropic.types import Message, MessageParam, ToolParam, ToolResultBlockParam
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from anthropic.types import Message, MessageParam, ToolParam, ToolResultBlockParam
 
 TOKENS_MAX = 100
 
@@ -27,6 +28,8 @@ def ask_anthropic(
     Args:
         how: `create` (one answer) or `helper` (a stream that the client puts together).
     """
+    from anthropic import Anthropic  # here, for it takes seconds
+
     messages: list[MessageParam] = [{"role": "user", "content": question}]
     said = iter(results or [])
     steps: list[dict[str, Any]] = []
