@@ -3,8 +3,7 @@
 Rule: from `main()` on it is what `python -m memd` is: its own arguments, environment, folder, open files and end. Left
 out are the interpreter's start, the imports and the reading of the bundled model and the tokenizer's ranks: nearly all
 of the processor time of a short command or of a daemon's start (0.04 s of 1 s are left), and the tests start a
-thousand; a few, as one of test_serve.py, start in the usual way. And the archiver looks five times as often for what is
-due, or that would be half of the time of a test that waits for it. What changes the interpreter or the C library (their
+thousand; a few, as one of test_serve.py, start in the usual way. What changes the interpreter or the C library (their
 variables, limits, what is preloaded) does not reach a fork: such a process is started in the usual way.
 
 Run as a script it is that first process. It ends when its socket closes, so with the tests, however they end.
@@ -188,13 +187,11 @@ def _load() -> None:
     from memd.assets import ranks_bytes
     from memd.conversation import tokens
     from memd.embedding.loading import load_embedder
-    from memd.ingest import archiver
     from memd.proxy.reading import SideRequests
     from memd.settings.model import EmbeddingSettings, IngestSettings
     from memd.settings.programs import programs_of
     from memd.speech import Speech
 
-    archiver.TEND_SECONDS /= 5
     tokens.cl100k_base(ranks_bytes())
     load_embedder(EmbeddingSettings())
     programs = programs_of(IngestSettings())
