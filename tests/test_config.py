@@ -17,7 +17,7 @@ from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.settings.file import read_settings
-from memd.settings.loading import REMOVED, known_keys, load_config, variable_of
+from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_config, variable_of
 from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
@@ -98,12 +98,12 @@ def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
     config = loaded(
         config_file,
         MEMD_INGEST_IGNORE="[a, 'b c']",
-        MEMD_BUFFER_SOFT_TOKENS="5000",
+        MEMD_BUFFER_IDLE_SECONDS="5000",
         MEMD_RETRIEVAL_MIN_SCORE="0.5",
         MEMD_INJECTION_HEADER="Notes: yes",
     )
     assert config.ingest.ignore == ("a", "b c")
-    assert config.buffer.soft_tokens == 5000
+    assert config.buffer.idle_seconds == 5000
     assert config.retrieval.min_score == 0.5
     assert config.injection.header == "Notes: yes"
 
@@ -206,7 +206,7 @@ def test_several_upstreams_stand_in_place_of_one_and_the_later_source_counts(con
 WRONG = {
     "listen:\n  prot: 1": "config.yaml, line 2: there is no setting listen.prot; did you mean listen.port?",
     "listn:\n  port: 1": "config.yaml, line 2: there is no setting listn.port; did you mean listen.port?",
-    "soft_tokens: 1": "config.yaml, line 1: there is no setting soft_tokens; did you mean buffer.soft_tokens?",
+    "min_score: 1": "config.yaml, line 1: there is no setting min_score; did you mean retrieval.min_score?",
     "buffer: {budget_tokens: 1}": "did you mean injection.budget_tokens?",
     "store: {bucket: mine}": "there is no setting store.bucket any more; a cluster's log is in PostgreSQL",
     "listen:\n  qqq: 1": "config.yaml, line 2: there is no setting listen.qqq; there are listen.host, listen.port",
@@ -223,7 +223,7 @@ WRONG = {
     "listen:\n  port: 65536": "listen.port is 65536; give a whole number from 0 to 65535",
     "listen:\n  port:": "listen.port is empty; give a whole number",
     "listen:\n  port: {a: 1}": "listen.port is {'a': 1}; give a whole number",
-    "buffer: {soft_tokens: lots}": "buffer.soft_tokens is 'lots'; give a whole number from 256 to 100000000 or auto",
+    "admin: {port: lots}": "admin.port is 'lots'; give a whole number from 0 to 65535 or auto",
     "retrieval: {min_score: .nan}": "retrieval.min_score is nan; give a number from 0 to 1",
     "log: {level: loud}": "log.level is 'loud'; give debug or error or info or warning",
     "injection: {header: yes}": "injection.header is True; give one line of text (in quotes",
@@ -265,8 +265,6 @@ WRONG = {
     "upstream: {urls: [http://h:1, http://me:pass@h/v1, http://H:80]}": "upstream.urls has http://H:80 twice",
     "upstream: {urls: http://h}": "upstream.urls is 'http://h'; give a list of at most 64, each of its items one line",
     "upstream:\n  url: http://h:1\n  urls: [http://h:2, http://h:3]": "line 3: upstream.urls is given, and",
-    "chunking:\n  max_tokens: 50": "config.yaml, line 2: chunking.min_tokens is 50; it must be below max_tokens 50",
-    "buffer: {soft_tokens: 5000, hard_tokens: 4000}": "buffer.soft_tokens is 5000, above buffer.hard_tokens 4000",
     "listen:\n  port: 1\n  port: 2": "line 3: listen.port is given twice, first in line 2; remove one",
     "listen: {port: 1}\nlisten: {host: a}": "line 2: listen is given twice, first in line 1",
     "- listen": "config.yaml, line 1: expected settings, one `key: value` per line",
@@ -320,7 +318,6 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
         ("MEMD_LISTEN_PORT", "x", "MEMD_LISTEN_PORT: listen.port is 'x'; give a whole number from 0 to 65535"),
         ("MEMD_LISTEN_PORT", "", "MEMD_LISTEN_PORT: listen.port is empty; give a whole number"),
         ("MEMD_INGEST_IGNORE", "[a", "MEMD_INGEST_IGNORE: '[a' is not a YAML value"),
-        ("MEMD_CHUNKING_MIN_TOKENS", "300", "MEMD_CHUNKING_MIN_TOKENS: chunking.min_tokens is 300"),
     ],
 )
 def test_a_wrong_variable_is_named(config_file: Path, name: str, value: str, expected: str) -> None:
@@ -331,11 +328,17 @@ def test_a_setting_of_an_earlier_version_is_told_of_and_stops_nobody(config_file
     config_file.write_text("chunking:\n  similarity: 0.75\n  min_tokens: 40\n")
     told: list[str] = []
     config = load_config(config_file, {"MEMD_CHUNKING_BUDGET_MS": "2000"}, {}, tell=told.append)
-    assert config.chunking == ChunkingSettings(min_tokens=40)
+    assert config.chunking == ChunkingSettings()
     assert [line.partition(" has no effect any more: ")[0] for line in told] == [
         f"{config_file}, line 2: chunking.similarity",
+        f"{config_file}, line 3: chunking.min_tokens",
         "MEMD_CHUNKING_BUDGET_MS: chunking.budget_ms",
     ]
+
+
+def test_a_constant_is_what_a_test_sets_it_to(config_file: Path) -> None:
+    config_file.write_text("chunking:\n  min_tokens: 40\n")
+    assert load_config(config_file, {CONSTANTS_VARIABLE: "1"}, {}).chunking == ChunkingSettings(min_tokens=40)
 
 
 @pytest.mark.parametrize("key", REMOVED)

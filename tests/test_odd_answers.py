@@ -314,10 +314,10 @@ def test_a_refusal_is_passed_on_where_the_prompt_without_memory_is_not_answered(
 @pytest.mark.parametrize(
     ("head", "named"),
     [
-        (OK + b"X-Long: " + b"a" * 70_000 + b"\r\n\r\n", b"limits.header_bytes_max"),
+        (OK + b"X-Long: " + b"a" * 70_000 + b"\r\n\r\n", b"larger than 65,536 bytes"),
         (
             OK + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 500) for number in range(900)) + b"\r\n",
-            b"limits.header_bytes_max",
+            b"larger than 65,536 bytes",
         ),
         (OK + b"".join(b"X-%d: a\r\n" % number for number in range(1200)) + b"\r\n", b"1000 header lines"),
         (OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"Content-Length"),

@@ -16,7 +16,7 @@ from memd.speech import THINKING_ALONE
 from memd.wire.anthropic import ANTHROPIC, parse_message
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
-from memd.wire.request import Insertion, ModelRequest, without_own_blocks
+from memd.wire.request import ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -211,7 +211,7 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(body: dict[str, An
     request = parse_or_refuse(json.dumps({**body, "messages": messages}).encode())
     if request is not None:
         for position in range(len(request.messages)):
-            ANTHROPIC.encode(request, leave_out={position - 1}, insertions=[Insertion(position, BLOCK)])
+            ANTHROPIC.encode(request, leave_out={position - 1}, blocks={position: BLOCK})
 
 
 def parse_or_refuse(body: bytes) -> ModelRequest | None:
@@ -268,21 +268,19 @@ def test_tool_results_leave_with_their_turn_and_the_text_beside_them_stays() -> 
     called = {"role": "assistant", "content": [use("1", "read", {}), use("2", "read", {})]}
     answered = {"role": "user", "content": [result("1", "one"), result("2", "two"), text("so?", **CACHED), PNG], "x": 1}
     body = body_of(asked, called, answered)
-    assert sent(body, leave_out=range(4), insertions=[Insertion(4, BLOCK)])["messages"] == [
+    assert sent(body, leave_out=range(4), blocks={4: BLOCK})["messages"] == [
         {"role": "user", "content": [text(f"{BLOCK}\n\n"), text("so?", **CACHED), PNG], "x": 1}
     ]
     assert sent(body, leave_out={4})["messages"][2]["content"] == [result("1", "one"), result("2", "two")]
     assert sent(body, leave_out={2, 3, 4})["messages"] == [asked, called]
 
 
-def test_a_block_stands_behind_the_tool_results_and_before_the_rest_whatever_the_placement() -> None:
+def test_a_block_stands_behind_the_tool_results_and_before_the_rest() -> None:
     body = body_of({"role": "user", "content": [result("1", "one"), text("so?")]}, {"role": "user", "content": "and?"})
-    insertions = [Insertion(1, "B"), Insertion(2, "C"), Insertion(2, "D")]
-    for placement in ("separate", "merged"):
-        assert sent(body, insertions=insertions, placement=placement)["messages"] == [
-            {"role": "user", "content": [result("1", "one"), text("B\n\n"), text("so?")]},
-            {"role": "user", "content": "C\n\nD\n\nand?"},
-        ]
+    assert sent(body, blocks={1: "B", 2: "C"})["messages"] == [
+        {"role": "user", "content": [result("1", "one"), text("B\n\n"), text("so?")]},
+        {"role": "user", "content": "C\n\nand?"},
+    ]
 
 
 def test_blocks_in_an_odd_order_stay_in_it() -> None:
@@ -290,7 +288,7 @@ def test_blocks_in_an_odd_order_stay_in_it() -> None:
     body = body_of({"role": "user", "content": content}, memory_in={})
     assert [one.role for one in ANTHROPIC.parse(body).messages] == ["tool", "tool", "user"]
     assert sent(body)["messages"] == [{"role": "user", "content": content}]
-    assert sent(body, insertions=[Insertion(2, "B")])["messages"][0]["content"] == [text("B\n\n"), *content]
+    assert sent(body, blocks={2: "B"})["messages"][0]["content"] == [text("B\n\n"), *content]
     assert sent(body, leave_out={0})["messages"][0]["content"] == [content[0], *content[2:]]
 
 
@@ -303,8 +301,7 @@ user_messages = st.fixed_dictionaries(
 def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: list[Any], data: st.DataObject) -> None:
     request = ANTHROPIC.parse(body_of(*messages))
     users = [position for position, message in enumerate(request.messages) if message.role == "user"]
-    insertions = [Insertion(position, BLOCK) for position in users if data.draw(st.booleans())]
-    body = ANTHROPIC.encode(request, insertions=insertions)
+    body = ANTHROPIC.encode(request, blocks={position: BLOCK for position in users if data.draw(st.booleans())})
     echoed = without_own_blocks(ANTHROPIC.parse(body), BLOCK.__eq__, THINKING_ALONE)
     assert echoed.digests == request.digests
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
-from memd.wire.api import Placement
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.message_cache import MessageCache
-from memd.wire.request import Insertion, ModelRequest, without_own_blocks
+from memd.wire.request import ModelRequest, without_own_blocks
 from memd.wire.sideband import MemoryIn
 
 BLOCK = (
@@ -125,7 +124,7 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> No
 def test_arbitrary_json_raises_nothing_but_the_declared_error(body: dict[str, Any], messages: list[Any]) -> None:
     request = parse_or_refuse(json.dumps({**body, "messages": messages}).encode())
     if request is not None:
-        CHAT.encode(request, insertions=[Insertion(0, BLOCK)] if messages else [], placement="merged")
+        CHAT.encode(request, blocks={0: BLOCK} if messages else {})
 
 
 def parse_or_refuse(body: bytes) -> ModelRequest | None:
@@ -239,7 +238,7 @@ def test_an_answer_whose_client_sends_it_in_parts_is_the_one_that_was_given(part
     assert (request.messages, request.digests) == (whole.messages, whole.digests)
     assert sent(body, leave_out={0})["messages"] == [*parts, *RESULTS, THANKED]
     assert sent(body, leave_out={1, 2, 3})["messages"] == [ASKED, THANKED]
-    assert sent(body, insertions=[Insertion(1, "B")], placement="merged")["messages"][1]["content"].startswith("B")
+    assert sent(body, blocks={1: "B"})["messages"][1]["content"].startswith("B")
 
 
 @pytest.mark.parametrize(
@@ -352,28 +351,12 @@ def test_untouched_members_and_messages_keep_their_bytes_and_their_order() -> No
     )
 
 
-def test_messages_are_left_out_and_blocks_placed_separately() -> None:
+def test_messages_are_left_out_and_blocks_stand_in_front_of_what_is_said() -> None:
     body = body_of(*({"role": "user", "content": letter} for letter in "abcd"))
-    changes: dict[str, Any] = {
-        "leave_out": {0, 1},
-        "insertions": [Insertion(1, "gone"), Insertion(3, "one"), Insertion(3, "two")],
-    }
-    assert sent(body, **changes)["messages"] == [
+    assert sent(body, leave_out={0, 1}, blocks={1: "gone", 3: "one"})["messages"] == [
         {"role": "user", "content": "c"},
-        {"role": "developer", "content": "one"},
-        {"role": "developer", "content": "two"},
-        {"role": "user", "content": "d"},
+        {"role": "user", "content": "one\n\nd"},
     ]
-    assert sent(body, placement="merged", **changes)["messages"] == [
-        {"role": "user", "content": "c"},
-        {"role": "user", "content": "one\n\ntwo\n\nd"},
-    ]
-
-
-@pytest.mark.parametrize("position", [-1, 1])
-def test_a_block_before_no_message_is_an_error_of_the_caller(position: int) -> None:
-    with pytest.raises(ValueError, match="insertion at"):
-        CHAT.encode(CHAT.parse(body_of({"role": "user"})), insertions=[Insertion(position, "x")])
 
 
 @pytest.mark.parametrize(
@@ -397,19 +380,12 @@ def test_a_merged_block_becomes_the_content_where_there_is_none() -> None:
     assert bytes(with_text_in_front(b'{"role":"user"}', "B")) == b'{"role":"user","content":"B"}'
 
 
-@given(st.lists(chat_messages, min_size=1, max_size=4), st.data(), st.sampled_from(["separate", "merged"]))
-def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
-    messages: list[Any], data: st.DataObject, placement: Placement
-) -> None:
+@given(st.lists(chat_messages, min_size=1, max_size=4), st.data())
+def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: list[Any], data: st.DataObject) -> None:
     request = CHAT.parse(body_of(*messages))
     position = data.draw(st.integers(min_value=0, max_value=len(request.messages) - 1))
-    body = CHAT.encode(request, insertions=[Insertion(position, BLOCK)], placement=placement)
-    echoed = without_own_blocks(CHAT.parse(body), BLOCK.__eq__, THINKING_ALONE)
-    digests = list(echoed.digests)
-    if placement == "separate":
-        assert echoed.messages[position] == Message("developer", "")
-        del digests[position]
-    assert digests == request.digests
+    body = CHAT.encode(request, blocks={position: BLOCK})
+    assert without_own_blocks(CHAT.parse(body), BLOCK.__eq__, THINKING_ALONE).digests == request.digests
 
 
 @given(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.ollama import OLLAMA
-from memd.wire.request import Insertion
 from memd.wire.sideband import MemoryOut
 
 OUT = MemoryOut(())
@@ -141,12 +140,11 @@ def test_a_message_that_is_put_in_again_has_objects_as_arguments(message: Messag
         assert again.content_digest == message.content_digest
 
 
-def test_a_block_is_a_system_message_or_stands_in_front_of_the_content() -> None:
+def test_a_block_stands_in_front_of_the_content() -> None:
     request = OLLAMA.parse(request_of([{"role": "user", "content": "Hi", "images": ["aGVsbG8="]}], keep_alive=-1))
-    block = [Insertion(0, "[memory] x [/memory]")]
-    separate = json.loads(OLLAMA.encode(request, insertions=block))
-    assert [one["role"] for one in separate["messages"]] == ["system", "user"] and separate["keep_alive"] == -1
-    [merged] = json.loads(OLLAMA.encode(request, insertions=block, placement="merged"))["messages"]
+    body = json.loads(OLLAMA.encode(request, blocks={0: "[memory] x [/memory]"}))
+    assert body["keep_alive"] == -1
+    [merged] = body["messages"]
     assert merged == {"role": "user", "content": "[memory] x [/memory]\n\nHi", "images": ["aGVsbG8="]}
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
-from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
-from memd.wire.request import Insertion, without_own_blocks
+from memd.wire.request import without_own_blocks
 from memd.wire.responses import RESPONSES, parse_items
 
 BLOCK = (
@@ -171,10 +170,8 @@ def test_the_items_of_one_reply_are_one_message_and_keep_their_bytes() -> None:
     assert [message.role for message in request.messages] == ["user", "assistant", "tool"]
     assert bytes(request.raw_messages[1]) == text + b"," + call
     assert request.messages[1] == Message("assistant", "bé", (ToolCall("", "f", ""),))
-    block = Insertion(2, "B")
-    assert RESPONSES.encode(request, leave_out={0}, insertions=[block]) == (
-        b'{"input":[%b,%b,{"type":"message","role":"developer","content":"B"},'
-        b'{"type":"function_call_output","output":"c"}]}' % (text, call)
+    assert RESPONSES.encode(request, leave_out={0}) == (
+        b'{"input":[%b,%b,{"type":"function_call_output","output":"c"}]}' % (text, call)
     )
 
 
@@ -230,14 +227,13 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> No
         pass
 
 
-@given(json_values | st.lists(odd_items(json_values), max_size=4), st.sampled_from(["separate", "merged"]))
-def test_arbitrary_json_raises_nothing_but_the_declared_error(given: Any, placement: Placement) -> None:
+@given(json_values | st.lists(odd_items(json_values), max_size=4))
+def test_arbitrary_json_raises_nothing_but_the_declared_error(given: Any) -> None:
     try:
         request = RESPONSES.parse(body_of(given), MessageCache())
     except BadRequestBody:
         return
-    block = [Insertion(0, BLOCK)] if request.messages else []
-    RESPONSES.encode(request, insertions=block, placement=placement)
+    RESPONSES.encode(request, blocks={0: BLOCK} if [one.role for one in request.messages[:1]] == ["user"] else {})
 
 
 @given(st.lists(odd_items(plain_values), max_size=4))
@@ -257,12 +253,7 @@ def test_a_string_stays_one_until_something_is_placed_beside_it() -> None:
     body = b'{"input":"h\\u00e9", "memory_in":{},"x":1.0}'
     request = RESPONSES.parse(body)
     assert RESPONSES.encode(request) == b'{"input":"h\\u00e9","x":1.0}'
-    block = [Insertion(0, "B")]
-    assert RESPONSES.encode(request, insertions=block) == (
-        b'{"input":[{"type":"message","role":"developer","content":"B"},'
-        b'{"type":"message","role":"user","content":"h\\u00e9"}],"x":1.0}'
-    )
-    assert RESPONSES.encode(request, insertions=block, placement="merged") == (
+    assert RESPONSES.encode(request, blocks={0: "B"}) == (
         b'{"input":[{"type":"message","role":"user","content":"B\\n\\nh\\u00e9"}],"x":1.0}'
     )
 
@@ -270,7 +261,7 @@ def test_a_string_stays_one_until_something_is_placed_beside_it() -> None:
 def test_untouched_members_and_items_keep_their_bytes_and_their_order() -> None:
     untouched = b'{ "role":"user","z": 1.00, "content" : "h\\u00e9\\/ \xc3\xa9" }'
     body = b'{"b": 1.50,"input":[' + untouched + b',{"role":"user","content":[]}],"a":[ 1e5 ],"c":"\\u0041"}'
-    assert RESPONSES.encode(RESPONSES.parse(body), insertions=[Insertion(1, "B")], placement="merged") == (
+    assert RESPONSES.encode(RESPONSES.parse(body), blocks={1: "B"}) == (
         b'{"b":1.50,"input":['
         + untouched
         + b',{"role":"user","content":[{"type":"input_text","text":"B\\n\\n"}]}],"a":[ 1e5 ],"c":"\\u0041"}'
@@ -281,19 +272,14 @@ users = st.builds(said, valid_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
 
 
-@given(turns, st.data(), st.sampled_from(["separate", "merged"]))
+@given(turns, users, st.data())
 def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
-    items: list[Any], data: st.DataObject, placement: Placement
+    items: list[Any], user: Any, data: st.DataObject
 ) -> None:
-    request = RESPONSES.parse(body_of(items))
-    position = data.draw(st.integers(min_value=0, max_value=len(request.messages) - 1))
-    body = RESPONSES.encode(request, insertions=[Insertion(position, BLOCK)], placement=placement)
-    echoed = without_own_blocks(RESPONSES.parse(body), BLOCK.__eq__, THINKING_ALONE)
-    digests = list(echoed.digests)
-    if placement == "separate" or request.messages[position].role != "user":
-        assert echoed.messages[position] == Message("developer", "")
-        del digests[position]
-    assert digests == request.digests
+    request = RESPONSES.parse(body_of([*items, user]))
+    said = [position for position, message in enumerate(request.messages) if message.role == "user"]
+    body = RESPONSES.encode(request, blocks={data.draw(st.sampled_from(said)): BLOCK})
+    assert without_own_blocks(RESPONSES.parse(body), BLOCK.__eq__, THINKING_ALONE).digests == request.digests
 
 
 @given(turns, st.data())

@@ -151,8 +151,8 @@ class Signals:
 
 
 QUESTION_SHARE = 0.4
-"""Of `retrieval.timeout_ms`: the longest that an embedding server has for a question. A message may have two, and then
-there is time for the search by words."""
+"""Of a recall's time: the longest that an embedding server has for a question. A message may have two, and then there
+is time for the search by words."""
 SAY_WHERE_SECONDS = 5.0
 """The interval at which the file with the address is tried again, where the disk was full."""
 

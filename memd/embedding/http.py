@@ -29,7 +29,7 @@ from memd.settings.model import EmbeddingSettings
 from memd.settings.url import basic_authorization, without_credentials
 
 BATCH_SECONDS_MAX = 30.0
-"""How long the texts of one batch may take. A question waits for a part of `retrieval.timeout_ms`."""
+"""How long the texts of one batch may take. A question waits for a part of the time of a recall."""
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
 """Of one input; a chunk is hardly longer. Of a longer text pieces are embedded, half from its head, half from its

@@ -35,10 +35,10 @@ log = logging.getLogger("memd")
 _CHUNK_FRAMING = 8
 """Times a chunked body's bytes that its framing may take: six for chunks of one byte."""
 TLS_HANDSHAKE_SECONDS_MAX = 10.0
-"""From the accept on; `limits.idle_seconds` where that is less."""
+"""From the accept on."""
 BACKLOG = 128
 """Connections that may wait to be accepted."""
-TOO_LARGE = "its first line, a header or all of them are too long; send less, or raise limits.header_bytes_max"
+TOO_LARGE = "its first line, a header or all of them are too long; send less"
 SPEAKS_TLS = "a client speaks TLS, and memd does not: let its base URL begin with http://, or set listen.tls_cert"
 _TLS_SEEN = "HTTPS traffic"
 """In aiohttp's words for the first bytes of TLS."""
@@ -127,7 +127,7 @@ class Connection(ProvableConnection):
 
     def _refuse(self) -> None:
         """Answer 431 in place of the request that is coming, and read nothing more."""
-        problem = f"its headers exceed {self._header_bytes_max} bytes; send fewer, or raise limits.header_bytes_max"
+        problem = f"its headers exceed {self._header_bytes_max:,} bytes; send fewer"
         body_under_way = self._body is not None and not self._body.is_eof() and self.is_at_work
         if body_under_way or self.transport is None:
             self.force_close()

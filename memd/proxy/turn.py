@@ -15,7 +15,6 @@ from functools import partial
 import aiohttp
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
@@ -38,7 +37,6 @@ from memd.proxy.upstream.refusals import may_be_for_memory, refusal_for_length
 from memd.proxy.upstream.windows import ModelWindow
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.reply import Reply
 from memd.wire.sideband import memory_headers
 
@@ -53,8 +51,8 @@ class Offered(msgspec.Struct, frozen=True):
     """One attempt: what was offered to the upstream, and what it answered."""
 
     shown: SettledPrompt
-    placement: Placement | None
-    """None: without memory."""
+    has_memory: bool
+    """Whether its blocks were in the prompt."""
     answer: aiohttp.ClientResponse
     read: bytes = b""
     """The beginning of the answer's body: that has been read."""
@@ -251,7 +249,7 @@ class Forwarding:
         offered = self._offered
         return Answered(
             shown=self.prepared.shown if offered is None else offered.shown,
-            placement=None if offered is None else offered.placement,
+            has_memory=offered is not None and offered.has_memory,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
             http_status=None if offered is None else offered.status,
             kept=self._kept,
@@ -371,60 +369,38 @@ class Forwarding:
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
-        """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory."""
-        asked, prompt, shown = self._received.asked, self._received.prompt, self.prepared.shown
-        preferred = self._assignment.server.placement
-        attempts: list[Placement | None] = [preferred, "merged", None] if shown.chunks else [preferred]
-        refused, refused_bodies = None, []
-        while True:
-            placement = attempts.pop(0)
-            body = prompt.body(placement)
-            if body in refused_bodies and placement is not None:  # an API may know one placement only
-                continue
-            if placement is None and shown.chunks:
-                shown = without_blocks(shown)
-            as_came, sent = asked.sent(body)
-            headers = as_came.copy()
-            headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
-            try:
-                offered = await self._attempt(shown, placement, headers, sent, on_interim)
-            except NO_ANSWER as error:
-                if refused is None:
-                    raise
-                self._log_unanswered(refused, error)
-                return refused
-            if refused is not None:
-                refused.close()
-            if offered.status not in REFUSALS:
-                if placement is None:  # else it was not memory that the upstream did not like
-                    forget_blocks(self._received)
-                return offered
-            if not attempts or not may_be_for_memory(offered.error):
-                return offered
-            fields = {"turn": asked.turn_id, "placement": placement, "http_status": offered.status}
-            log.warning("the upstream refused a prompt with memory", extra=fields)
-            refused = offered
-            refused_bodies.append(body)
+        """Offer the prompt, and where it is refused for its memory, without memory."""
+        shown = self.prepared.shown
+        refused = await self._attempt(shown, on_interim)
+        if not (shown.chunks and refused.status in REFUSALS and may_be_for_memory(refused.error)):
+            return refused
+        fields = {"turn": self._received.asked.turn_id, "http_status": refused.status}
+        log.warning("the upstream refused a prompt with memory", extra=fields)
+        try:
+            offered = await self._attempt(without_blocks(shown), on_interim, has_memory=False)
+        except NO_ANSWER as error:
+            self._log_unanswered(refused, error)
+            return refused
+        refused.close()
+        if offered.status not in REFUSALS:  # else it was not memory that the upstream did not like
+            forget_blocks(self._received)
+        return offered
 
-    async def _attempt(
-        self,
-        shown: SettledPrompt,
-        placement: Placement | None,
-        headers: CIMultiDict[str],
-        body: bytes,
-        on_interim: Interim,
-    ) -> Offered:
-        answer = await self._assignment.ask("POST", self._received.asked.target, headers, body, on_interim)
+    async def _attempt(self, shown: SettledPrompt, on_interim: Interim, *, has_memory: bool = True) -> Offered:
+        asked = self._received.asked
+        as_came, body = asked.sent(self._received.prompt.body(has_memory=has_memory))
+        headers = as_came.copy()
+        headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
+        answer = await self._assignment.ask("POST", asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
         if answer.status in REFUSALS:
-            read, refusal = await read_refusal(answer)
-            return Offered(shown, placement, answer, read, refusal)
+            return Offered(shown, has_memory, answer, *await read_refusal(answer))
         beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
         broken = answer.content.exception()
         if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:
             self._assignment.failed(broken)
             raise broken  # nothing of it has reached the client
-        return Offered(shown, placement, answer, beginning.read, beginning.error)
+        return Offered(shown, has_memory, answer, beginning.read, beginning.error)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
         reason = self._assignment.server.reason_of(error)

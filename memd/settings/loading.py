@@ -36,10 +36,14 @@ ENVIRONMENT_PREFIX = "MEMD_"
 CONFIG_VARIABLE = "MEMD_CONFIG"
 
 
-_NO_BOUNDARIES = "chunks end where they have chunking.min_tokens"
+CONSTANTS_VARIABLE = "MEMD_CONSTANTS"
+"""Where it is set, as in tests, those of `REMOVED` that the code has as constants are read and count."""
+_CHUNKS = "a chunk has 50 to 300 tokens"
+_NO_BOUNDARIES = "chunks end where they have 50 tokens"
+_MEASURED = "the weights of recall fit together: they were chosen by measurement"
 REMOVED = {
     "retrieval.min_evidence": "where nothing stored is near a question, one fixed threshold decides",
-    "buffer.handover_ms": "a new conversation waits for none, see buffer.store_after_seconds",
+    "buffer.handover_ms": "a new conversation waits for none",
     "chunking.similarity": _NO_BOUNDARIES,
     "chunking.budget_ms": _NO_BOUNDARIES,
     "chunking.window_tokens": _NO_BOUNDARIES,
@@ -57,6 +61,31 @@ REMOVED = {
     "utility.max_helpful_steps": "more than 10 steps of Helpful change nothing",
     "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
+    "injection.role": "memory stands in front of the user's message; as a message of its own it cost more",
+    "buffer.soft_tokens": "what leaves after a reply is an eighth less than what has to leave before a request",
+    "buffer.hard_tokens": "the window decides when old turns leave: set upstream.window to a smaller one",
+    "buffer.store_after_seconds": "turns are stored a second after their reply",
+    "compaction.retry_seconds": "a write that failed is tried again after 5 s, then ever more rarely",
+    "chunking.min_tokens": _CHUNKS,
+    "chunking.max_tokens": _CHUNKS,
+    "dedupe.cosine": "chunks with the same words count as one from a similarity of 0.99 on",
+    "segment.max_entries": "a segment has 5,000 entries",
+    "store.topic_idle_seconds": "a topic is closed after ten minutes without a request, see store.memory_bytes_max",
+    "retrieval.top_k": "as many chunks are recalled as fit injection.budget_tokens",
+    "retrieval.min_share": "a block ends with chunks of a twentieth of the best one's score",
+    "retrieval.feedback_weight": _MEASURED,
+    "retrieval.neighbour_weight": _MEASURED,
+    "retrieval.time_weight": _MEASURED,
+    "retrieval.timeout_ms": "a recall that takes longer than two seconds is skipped",
+    "rerank.timeout_ms": "a question waits half a second for the reranker",
+    "injection.pressure_ratio": "context_pressure is signalled from 0.8 on",
+    "injection.freeze_seconds": "a request that is repeated within two minutes is a retry",
+    "conversation.max_open": "256 conversations are kept in memory, and the others stored",
+    "embedding.threads": "a text is embedded by one thread",
+    "limits.header_bytes_max": "headers have at most 64 KB",
+    "limits.capture_bytes_max": "at most 8 MB of a reply are remembered",
+    "limits.idle_seconds": "a connection may wait 75 s",
+    "shutdown.grace_seconds": "replies in flight have 10 s when memd ends",
 }
 """Settings of earlier versions, and why they are gone. They stop nobody from starting."""
 _FORMER_CLUSTER = ("url", "bucket", "endpoint", "region", "access_key", "secret_key", "own_url", "lease_seconds")
@@ -66,6 +95,11 @@ FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" 
 
 def known_keys() -> dict[str, Any]:
     """Return the dotted key of every setting with its type, in the order of `config.yaml`."""
+    return {key: kind for key, kind in _fields().items() if key not in REMOVED}
+
+
+def _fields() -> dict[str, Any]:
+    """The dotted key of every field of `Config` with its type: the settings, and the constants beside them."""
     keys: dict[str, Any] = {}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:
@@ -105,7 +139,7 @@ def load_config(
     for setting in _given(path, env, overrides):
         if setting.key in _MAY_BE_EMPTY and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
-        if setting.key in REMOVED:
+        if setting.key in REMOVED and not (env.get(CONSTANTS_VARIABLE) and setting.key in _FIELDS):
             tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
             continue
         if setting.key == "sources":
@@ -146,7 +180,7 @@ def places_of_settings(
 _SINGLE = ("data_dir", "sources", "retention")
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
 _MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
-_KEYS = known_keys()
+_FIELDS, _KEYS = _fields(), known_keys()
 _WRITTEN = {
     PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
     PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
@@ -173,8 +207,6 @@ _PARTNERS = {
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
-    "buffer.soft_tokens": ("buffer.hard_tokens",),
-    "chunking.min_tokens": ("chunking.max_tokens",),
 }
 """Settings that must fit another one: the error names the place of the one that was given."""
 
@@ -194,7 +226,7 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
         yield from read_settings(path, _SINGLE)
     key_of = {variable_of(key): key for key in (*_KEYS, *REMOVED)}
     for name in sorted(env):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in (CONFIG_VARIABLE, CONSTANTS_VARIABLE):
             continue
         if former := {variable_of(key): key for key in FORMER}.get(name):
             raise ConfigError(f"{name}: {_unknown(former)} (or unset the variable)")
@@ -233,11 +265,11 @@ def _check_one_choice(values: Mapping[str, Any], places: Mapping[str, str]) -> N
 
 def _checked(setting: Setting) -> Any:
     """Return the value in the type of its setting."""
-    if setting.key not in _KEYS:
+    if setting.key not in _FIELDS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
     if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
         raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
-    expected = _KEYS[setting.key]
+    expected = _FIELDS[setting.key]
     try:
         return msgspec.convert(setting.value, expected)
     except (msgspec.ValidationError, RecursionError) as error:  # RecursionError: a YAML list that contains itself
@@ -355,12 +387,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "admin.port", f"is {config.admin.port}, as listen.port is; memd's own routes need a port of their own"
     if bool(config.listen.tls_cert) != bool(config.listen.tls_key):
         yield "listen.tls_cert", "and listen.tls_key belong together: set both, or neither for plain HTTP"
-    soft, hard = config.buffer.soft_tokens, config.buffer.hard_tokens
-    if isinstance(soft, int) and isinstance(hard, int) and soft > hard:
-        yield "buffer.soft_tokens", f"is {soft}, above buffer.hard_tokens {hard}; lower it"
-    chunking = config.chunking
-    if chunking.min_tokens >= chunking.max_tokens:
-        yield "chunking.min_tokens", f"is {chunking.min_tokens}; it must be below max_tokens {chunking.max_tokens}"
     if "[" in config.injection.header or "]" in config.injection.header:
         yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
     for key in ("ignore", "ignore_system", "strip"):

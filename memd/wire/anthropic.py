@@ -383,9 +383,8 @@ class AnthropicApi(Api):
         )
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw]:
-        """See `Api.elements`. Either placement is in front of the message's own content, behind its tool results."""
-        texts = {at: "\n\n".join(blocks) for at, blocks in changes.blocks.items()}
-        replaced, raws = changes.replaced, request.raw_messages
+        """See `Api.elements`; a block stands behind the tool results of its message."""
+        texts, replaced, raws = changes.blocks, changes.replaced, request.raw_messages
         elements: list[Raw] = []
         for element in _elements(request.continues):
             shown = [position for position in element if position not in changes.left_out]

@@ -7,7 +7,6 @@ them all.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -17,12 +16,9 @@ from memd.messages import Message
 from memd.wire.lenient_json import with_content, with_stand_ins
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import Capture, Reply, ReplyStream
-from memd.wire.request import NOTHING_REPLACED, Insertion, ModelRequest, encode_body, texts_by_position
+from memd.wire.request import NOTHING_REPLACED, ModelRequest, encode_body
 from memd.wire.sideband import MemoryOut
 from memd.wire.sse import SseParser
-
-Placement = Literal["separate", "merged"]
-"""`separate`: a block becomes a message of its own; `merged`: it is put in front of the next message's content."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -31,9 +27,8 @@ class Changes(msgspec.Struct, frozen=True):
     left_out: frozenset[int]
     replaced: Mapping[int, str]
     """The texts that take the place of the contents of results of tools."""
-    blocks: Mapping[int, list[str]]
-    """Texts to insert, before or into these messages."""
-    placement: Placement
+    blocks: Mapping[int, str]
+    """Texts to put in front of the content of these messages, each a user's."""
 
 
 class Api:
@@ -49,8 +44,6 @@ class Api:
     """The content type of a streamed reply."""
     list_name = "messages"
     """The member of a body that holds the messages."""
-    block: tuple[tuple[str, str], ...] = (("role", "developer"),)
-    """The members of a message that is a block of its own, but for its content."""
     result_member = "content"
     """The member of a tool's result that holds its text."""
     capture: type[Capture]
@@ -72,26 +65,20 @@ class Api:
         *,
         leave_out: Collection[int] = (),
         replaced: Mapping[int, str] = NOTHING_REPLACED,
-        insertions: Sequence[Insertion] = (),
-        placement: Placement = "separate",
+        blocks: Mapping[int, str] = NOTHING_REPLACED,
     ) -> bytes:
-        """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `insertions`.
+        """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `blocks`.
 
         `replaced`: by the index of a tool's result the text that takes the place of its content; it stays the answer to
-        its call. Insertions at one position keep their order. An insertion before a message that is left out is left
-        out too.
+        its call. `blocks`: by the index of a user's message the text that goes in front of its content.
         """
-        if request.original is not None and not leave_out and not insertions and not replaced:
+        if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
-        blocks = texts_by_position(request, insertions)
-        changes = Changes(frozenset(leave_out), replaced, blocks, placement)
+        changes = Changes(frozenset(leave_out), replaced, blocks)
         return encode_body(request, self.list_name, self.elements(request, changes))
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
-        """Return the elements of the list to forward; a single one that is no object stands for itself.
-
-        'separate': a block is a message of its own; 'merged': it is put in front of the next one's content.
-        """
+        """Return the elements of the list to forward; a single one that is no object stands for itself."""
         elements: list[Raw] = []
         begin = 0
         for position in sorted({*changes.left_out, *changes.blocks, *changes.replaced}):
@@ -99,12 +86,12 @@ class Api:
             begin = position + 1
             if position in changes.left_out:
                 continue
-            raw, blocks = request.raw_messages[position], changes.blocks.get(position, [])
-            if blocks and changes.placement == "merged" and self.may_lengthen(request.messages[position]):
-                raw, blocks = self.in_front(raw, "\n\n".join(blocks)), []
+            raw = request.raw_messages[position]
+            if position in changes.blocks:
+                raw = self.in_front(raw, changes.blocks[position])
             elif position in changes.replaced:
                 raw = with_content(raw, changes.replaced[position], self.result_member)
-            elements += [*(Raw(msgspec.json.encode(dict(self.block) | {"content": text})) for text in blocks), raw]
+            elements.append(raw)
         return elements + request.raw_messages[begin:]
 
     def encode_message(self, message: Message) -> Raw:
@@ -114,10 +101,6 @@ class Api:
     def in_front(self, raw: Raw, text: str) -> Raw:
         """Put `text` and an empty line in front of the content of a user's message in the syntax of `raw_messages`."""
         raise NotImplementedError
-
-    def may_lengthen(self, message: Message) -> bool:
-        """Tell whether a block can be put in front of this message's content."""
-        return True
 
     def continues(self, message: Message, previous: Message | None) -> bool:
         """Tell whether a message must share one element of the list with the message before it."""

@@ -149,7 +149,6 @@ class OllamaApi(ChatApi):
     stream_type = "application/x-ndjson"
     capture = OllamaCapture
     parser = LineParser
-    block = (("role", "system"),)
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""

@@ -97,13 +97,6 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 
 
-class Insertion(msgspec.Struct, frozen=True):
-    """A block to be shown before the message at `position`, an index into `raw_messages`."""
-
-    position: int
-    text: str
-
-
 def request_from(
     body: bytes,
     members: Mapping[str, Raw],
@@ -238,20 +231,6 @@ def _check_objects(elements: Sequence[Raw], name: str) -> None:
     for position, raw in enumerate(elements):
         if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
-
-
-def texts_by_position(request: ModelRequest, insertions: Iterable[Insertion]) -> dict[int, list[str]]:
-    """Group the texts to insert by the position of their message.
-
-    Raises:
-        ValueError: an insertion's position is not an index of a message.
-    """
-    texts: dict[int, list[str]] = {}
-    for insertion in insertions:
-        if not 0 <= insertion.position < len(request.raw_messages):
-            raise ValueError(f"insertion at {insertion.position}, but there are {len(request.raw_messages)} messages")
-        texts.setdefault(insertion.position, []).append(insertion.text)
-    return texts
 
 
 def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw) -> bytes:

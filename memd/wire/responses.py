@@ -402,7 +402,6 @@ class ResponsesApi(Api):
     path = "/responses"
     count_path = "/v1/responses/input_tokens"
     list_name = "input"
-    block = (("type", "message"), ("role", "developer"))
     result_member = "output"
     capture = ResponsesCapture
 
@@ -440,10 +439,6 @@ class ResponsesApi(Api):
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""
         return with_text_in_front(_items(raw), text, part_type="input_text")
-
-    def may_lengthen(self, message: Message) -> bool:
-        """See `Api.may_lengthen`: other items have no content of that kind."""
-        return message.role == "user"
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""

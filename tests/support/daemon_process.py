@@ -40,6 +40,8 @@ STORED_SECONDS_MAX = 20.0
 """For a reader of the log: an answer that was regenerated is never stored."""
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
+KEPT = ("MEMD_CONSTANTS",)
+"""What users find as constants, the processes of tests take from their settings; see plain_environment."""
 LISTENING = re.compile(  # llama.cpp has a line that is like the first
     r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(https?://[^\s"]+)""", re.MULTILINE
 )
@@ -314,4 +316,4 @@ def text_of(chunks: Sequence[Mapping[str, Any]]) -> str:
 
 def clean_environment() -> dict[str, str]:
     """The environment without the settings of whoever runs the tests."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MEMD_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("MEMD_") or name in KEPT}

@@ -132,7 +132,7 @@ def _server(
         _window(config, probe),
         *_template(probe),
         *_counts(probe),
-        _placement(config, probe),
+        _placement(probe),
     ]
 
 
@@ -160,9 +160,6 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     if probe.window is not None:
         source = f" ({probe.window_source})" if probe.window_source in ("upstream.window", FROM_DAEMON) else ""
         return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}{source}")
-    if isinstance(config.buffer.hard_tokens, int):
-        said = f"{name}; its window is not told, buffer.hard_tokens {config.buffer.hard_tokens:,} bounds what is sent"
-        return warning(WINDOW, said, SET_WINDOW)
     if probe.wants_key and config.upstream.authorization is not None and not config.upstream.api_key:
         said = f"{name}; the server refuses the user and password in upstream.url, and so each client without a key"
         return warning(WINDOW, said, "correct them there, between // and @, percent-encoded")
@@ -191,19 +188,13 @@ def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
         yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
 
 
-def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
-    chosen = {
-        "merged": "memory stands in front of the user's message (injection.role)",
-        "separate": "memory is a developer message of its own (injection.role: separate)",
-    }[probe.placement]
+def _placement(probe: UpstreamProbe) -> CheckResult:
+    chosen = "memory stands in front of the user's message"
     if probe.block == "unknown":
         return ok(PLACEMENT, f"{chosen}; this server does not say what its chat template does with it")
     if probe.block != "shown":
         said = f"the model's chat template has {probe.block} a plain conversation"
         return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
-    if config.injection.role == "separate" and probe.placement == "merged":
-        said = "the model's chat template does not show a developer message in its place: memory is merged"
-        return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 
@@ -240,7 +231,7 @@ def _judge_loop(loop: HeldLoop) -> CheckResult:
         return warning(LIVE, said, "for agents take a model whose template knows tools (llama-server: --jinja)")
     said = f"a tool loop longer than the window was not held ({room}; {size}): "
     if loop.last.status not in (0, 200):
-        remedy = "if it was too long set buffer.hard_tokens to what the model can take; else its template is to blame"
+        remedy = "if it was too long set upstream.window to what the model can take; else its template is to blame"
         return failed(LIVE, f"{said}{loop.last.status}: {loop.last.text}", remedy)
     if loop.most_tokens > loop.window:
         said += f"a prompt had {loop.most_tokens:,} tokens"
@@ -429,7 +420,7 @@ def hold_a_loop(config: Config, model: str, window: int | None) -> HeldLoop:
     with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
         scratch, room = scratch_config(config, Path(folder)), loop.window
         if not loop.is_window:  # the reply and the block take their share of a window, and so of what stands for it
-            hard = room // 2 if scratch.buffer.hard_tokens == "auto" else min(room // 2, scratch.buffer.hard_tokens)
+            hard = room // 2
             buffer = msgspec.structs.replace(scratch.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
             injection = msgspec.structs.replace(scratch.injection, budget_tokens=room // 8, sticky_tokens=0)
             scratch = msgspec.structs.replace(scratch, buffer=buffer, injection=injection)

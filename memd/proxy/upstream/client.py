@@ -7,9 +7,6 @@ rise to it, else `upstream.api_key`; neither is kept.
 What is wrong with a request says nothing about a server: only a server that does not answer is left out at once, one
 that answers every request with an error after a few. To be left out is to come last, never to be refused: where no
 server is well, all are tried.
-
-A template shows a separate memory message in place only if the prompt with the block is the prompt without it, plus the
-block before its question and nothing else. Where the server renders nothing, there is no verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -39,7 +36,6 @@ from memd.proxy.upstream.windows import KnownWindows, ModelWindow, ask_windows, 
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.lenient_json import UNREADABLE
 from memd.wording import counted
 
@@ -96,7 +92,7 @@ class Health:
         self.reason = ""
 
 
-_STAND_IN = bytes.fromhex("73c374cad16f317212d596b51d344012")
+_STAND_IN = "73c374cad16f317212d596b51d344012"
 """The digest of the plain ChatML template that llama-server takes, and tells as the model's, where that has none."""
 NO_TEMPLATE = (
     "this model has no chat template: a base model goes on with a text and does not chat; take its version for chats "
@@ -119,15 +115,8 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     is_slow: bool = False
     """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
     model: str = ""
-    template: bytes = b""
-    """The 16-byte digest of the chat template; empty if unknown."""
-    shows_separate: bool | None = None
-    """Whether this model's template renders a separate memory message in its place; None if not probed."""
-
-    @property
-    def lacks_template(self) -> bool:
-        """Whether the model has no chat template of its own; False if the server does not tell."""
-        return self.template == _STAND_IN
+    lacks_template: bool = False
+    """Whether the model has no chat template of its own; False if the server does not tell."""
 
 
 def window_unknown(facts: UpstreamFacts) -> str:
@@ -147,59 +136,8 @@ def facts_from(props: dict[str, Any]) -> UpstreamFacts:
     return UpstreamFacts(
         reachable=True,
         model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
-        template=hashlib.blake2b(template.encode(), digest_size=16).digest() if template else b"",
+        lacks_template=hashlib.blake2b(template.encode(), digest_size=16).hexdigest() == _STAND_IN,
     )
-
-
-Messages = Sequence[Mapping[str, str]]
-Render = Callable[[Messages], Awaitable[str | None]]
-"""Renders a conversation to a prompt: empty if the template refuses it, None if the server does not answer."""
-
-_BLOCKS = (
-    {"role": "developer", "content": "memd asks for the first block."},
-    {"role": "developer", "content": "memd asks for the second block."},
-)
-_ASKED_FIRST = {"role": "user", "content": "memd asks first."}
-_ANSWERED = {"role": "assistant", "content": "memd was answered."}
-_ASKED_LAST = {"role": "user", "content": "memd asks last."}
-_LEADS: tuple[Messages, ...] = (({"role": "system", "content": "memd is being told."},), ())
-
-
-async def shows_in_place(render: Render) -> bool | None:
-    """Whether the blocks of two turns are rendered in place, with and without a system message; None: unknown."""
-    for lead in _LEADS:
-        plain = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
-        one_block = [*lead, _BLOCKS[0], _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
-        two_blocks = [*one_block[:-1], _BLOCKS[1], _ASKED_LAST]
-        prompt, shown = await render(plain), await render(one_block)
-        if not prompt or shown is None:  # a template that refuses even this proves nothing about blocks
-            return None
-        if not is_inserted(prompt, shown, _BLOCKS[0], before=_ASKED_FIRST, after=lead):
-            return False
-        both = await render(two_blocks)
-        if both is None:
-            return None
-        if not is_inserted(shown, both, _BLOCKS[1], before=_ASKED_LAST, after=[_ANSWERED]):
-            return False
-    return True
-
-
-def is_inserted(
-    plain: str, shown: str, block: Mapping[str, str], *, before: Mapping[str, str], after: Messages = ()
-) -> bool:
-    """Whether `shown` is `plain` with the block between the messages `after` and `before`, each of them there once."""
-    texts = [message["content"] for message in (*after, block, before)]
-    if any(shown.count(text) != 1 for text in texts):
-        return False
-    places = [shown.index(text) for text in texts]
-    same = _common_prefix(plain, shown) + _common_prefix(plain[::-1], shown[::-1])
-    return places == sorted(places) and same >= len(plain)
-
-
-def _common_prefix(one: str, other: str) -> int:
-    """The length of the common prefix of two texts, in characters."""
-    pairs = zip(one, other, strict=False)
-    return next((position for position, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 PROBE_SECONDS = 30.0
@@ -276,7 +214,6 @@ class Upstream:
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
         self.windows = KnownWindows(config.upstream.window)
         self._api_key = config.upstream.api_key
-        self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._uncounted_until: dict[str, float] = {}  # by path
         self._asked_at: OrderedDict[str, float] = OrderedDict()
@@ -291,16 +228,6 @@ class Upstream:
     def facts(self) -> UpstreamFacts:
         """All that is known now; the window is that of the model that was used last."""
         return msgspec.structs.replace(self._facts, window=self.windows.of(self._latest_model).tokens)
-
-    @property
-    def placement(self) -> Placement:
-        """How a block is placed before the user's message: merged, unless the settings want it separate and that works.
-
-        Measured (bench/NOTES.md): with full attention both cost the same; with a sliding window llama.cpp reads the
-        whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
-        one does. Every chat template takes a merged block, but many drop, move or refuse a separate one.
-        """
-        return "separate" if self._wants_separate and self._facts.shows_separate is not False else "merged"
 
     @property
     def is_up(self) -> bool:
@@ -485,9 +412,6 @@ class Upstream:
                     self.windows.told(windows)
                 self._is_settled = bool(windows) or not facts.wants_key
             self._facts = facts
-            if self._wants_separate and self._is_settled and facts.shows_separate is None:
-                shows = await shows_in_place(lambda messages: self._rendered(messages, headers))
-                self._facts = msgspec.structs.replace(self._facts, shows_separate=shows)
         finally:
             self._asked_at[model] = time.monotonic()
             self._asked_at.move_to_end(model)
@@ -516,23 +440,11 @@ class Upstream:
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told.json if isinstance(told.json, dict) else {}
-        facts = facts_from(props)
-        if (facts.model, facts.template) == (self._facts.model, self._facts.template):  # then what was probed holds
-            facts = msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate)
-        return facts, props
+        return facts_from(props), props
 
     def _tell_away(self, reason: str) -> None:
         if self._on_away is not None:
             self._on_away(reason)
-
-    async def _rendered(self, messages: Messages, headers: CIMultiDict[str]) -> str | None:
-        """Have the server render a conversation: empty if its template refuses it, None without an answer."""
-        body = msgspec.json.encode({"messages": list(messages)})
-        told = await self.ask("POST", "/apply-template", body, headers)
-        if told.status in REFUSALS:
-            return ""
-        prompt = told.json.get("prompt") if isinstance(told.json, dict) else None
-        return prompt if isinstance(prompt, str) else None
 
 
 async def _json_of(answer: aiohttp.ClientResponse) -> Any:

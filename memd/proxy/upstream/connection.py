@@ -344,7 +344,7 @@ def _trust_it() -> str:
 
 def _unreadable(message: str, header_bytes_max: int) -> str:
     if "Got more than" in message:
-        return f"the headers of its answer are larger than limits.header_bytes_max ({header_bytes_max} bytes)"
+        return f"the headers of its answer are larger than {header_bytes_max:,} bytes"
     if "Too many headers" in message:
         return f"its answer has more than {HEADERS_MAX} header lines"
     return f"its answer is no HTTP that could be read: {message}"

@@ -17,9 +17,7 @@ from memd.recall import block
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.chat import CHAT
-from memd.wire.request import Insertion
 
 REFUSED = frozenset({401, 403})
 OK, LOADING = 200, 503
@@ -33,7 +31,7 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
 
 
 Rendering = Literal["shown", "dropped", "refused", "unknown"]
-"""How the chat template treats a block in its placement; unknown: the server cannot render."""
+"""How the chat template treats a block in front of a question; unknown: the server cannot render."""
 
 
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +58,6 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Where it comes from: an address of the server, or `upstream.window`."""
     counts_exactly: bool = False
     """Whether it counts the tokens of a prompt."""
-    placement: Placement = "merged"
     block: Rendering = "unknown"
 
 
@@ -99,7 +96,6 @@ async def _probe(config: Config) -> UpstreamProbe:
             window=window.tokens,
             window_source=window.source,
             counts_exactly=count is not None,
-            placement=upstream.placement,
             block=await _render(upstream, config.injection.header, body),
         )
     finally:
@@ -117,8 +113,7 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
     """Have the server render a conversation with a block in it, as for a model."""
     opening, closing = block.frame(header).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
-    insertions = [Insertion(len(_CONVERSATION) - 1, shown)]
-    prompt = CHAT.encode(CHAT.parse(body), insertions=insertions, placement=upstream.placement)
+    prompt = CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})
     answer = await upstream.ask("POST", "/apply-template", prompt, upstream.with_key(None))
     if answer.status == 200 and isinstance(answer.value, dict):
         return "shown" if _MARKER in str(answer.value.get("prompt", "")) else "dropped"
