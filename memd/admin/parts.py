@@ -6,6 +6,7 @@ daemon runs, though most of it has a state of its own.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,7 +65,15 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     speech: Speech
     events: Events
     tasks: Tasks
-    backup: BucketTender | None = None
+    backup: BucketTender | None
+    cache_bytes: Callable[[], int]
+    """Bytes in the caches of parsed messages, their token counts, and entries that were read."""
+    upstreams: Callable[[], list[UpstreamHealth]]
+    """The model servers as they are seen now, in the order of the settings."""
+    budget: Callable[[], Awaitable[Budget]]
+    """The budget that a prompt to the present upstream model would get."""
+    exposition: Callable[[str], Awaitable[tuple[bytes, str]]]
+    """The metrics in the format that an `Accept` header asks for, and the content type."""
 
     @property
     def principals(self) -> Principals:
@@ -75,20 +84,3 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """This daemon's in a cluster; empty: it is alone."""
         return "" if self.store.kept is None else self.own_url
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes in the caches of parsed messages, their token counts, and entries that were read."""
-        raise NotImplementedError
-
-    def upstreams(self) -> list[UpstreamHealth]:
-        """The model servers as they are seen now, in the order of the settings."""
-        raise NotImplementedError
-
-    async def budget(self) -> Budget:
-        """The budget that a prompt to the present upstream model would get."""
-        raise NotImplementedError
-
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics in the format that an `Accept` header asks for, and the content type."""
-        raise NotImplementedError

@@ -193,7 +193,7 @@ async def stats(parts: DaemonParts, who: Principal) -> DaemonStats:
         data_dir=str(parts.config.data_dir.resolve()),
         memory_bytes=sum(one.memory_bytes for one in topics.values()),
         memory_bytes_max=parts.config.store.memory_bytes_max,
-        cache_bytes=parts.cache_bytes if is_all else None,
+        cache_bytes=parts.cache_bytes() if is_all else None,
         embedding_backlog=parts.encoder.backlog if is_all else None,
         buffer_bytes=sum(topic.buffer_bytes for topic in visible),
         tasks=len(asyncio.all_tasks()) if is_all else None,

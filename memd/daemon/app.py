@@ -205,9 +205,8 @@ async def running(
         watch = await _rights(config, auth_source, kept)
         auditor = _auditor(config, store, watch.principals, command)
         daemon = await make_parts(
-            stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor
+            stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor, backup
         )
-        daemon = msgspec.structs.replace(daemon, backup=backup)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon

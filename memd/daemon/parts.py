@@ -49,6 +49,7 @@ from memd.proxy.receive import IdempotencyKeys, Receiver
 from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.turn import Steps, TurnRunner
+from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
@@ -56,6 +57,7 @@ from memd.receipts import Receipts
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech
+from memd.store.bucket.writing import BucketTender
 from memd.store.disk_trouble import KINDS
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import ENTRIES_READ
@@ -77,30 +79,6 @@ class Daemon(DaemonParts, frozen=True, kw_only=True):
     metrics: Metrics
     writer: ThreadPoolExecutor
 
-    @property
-    def cache_bytes(self) -> int:
-        """See DaemonParts."""
-        return self.reader.cache_bytes + self.counter.cache_bytes + ENTRIES_READ.bytes_held
-
-    def upstreams(self) -> list[UpstreamHealth]:
-        """See DaemonParts."""
-        return [
-            UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
-            for one in self.upstream.servers
-        ]
-
-    async def budget(self) -> Budget:
-        """See DaemonParts."""
-        facts, drift = await self.upstream.refresh(wait=False), self.counter.drift
-        model = facts.model if drift.is_known(facts.model) else drift.latest_model
-        return Budget(injection_budget(self.config.injection.budget_tokens, facts.window), drift.factor(model))
-
-    async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """See DaemonParts; first asks the upstream whether it is there, unless that was asked lately."""
-        await self.upstream.refresh(wait=True)
-        await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
-        return encode(self.metrics, _gauges(self), accept)
-
 
 async def make_parts(
     stack: AsyncExitStack,
@@ -112,6 +90,7 @@ async def make_parts(
     addresses: Addresses,
     watch: TokenWatch,
     auditor: Auditor,
+    backup: BucketTender | None,
 ) -> Daemon:
     """Make the parts, each with those that it needs; `stack` closes them in reverse."""
     stack.push_async_callback((upstream := UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)).close)
@@ -129,7 +108,8 @@ async def make_parts(
     speech = Speech(programs.strip, programs.message, programs.reply)
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
-    return Daemon(
+    reader = RequestReader(config, watch.principals, redactor, speech)
+    daemon = Daemon(
         retention=_retention(config, store, topics, indexer, events, receipts, auditor),
         config=config,
         base_url=addresses.model,
@@ -151,13 +131,37 @@ async def make_parts(
         indexer=indexer,
         receipts=receipts,
         auditor=auditor,
-        reader=RequestReader(config, watch.principals, redactor, speech),
+        reader=reader,
         speech=speech,
         events=events,
         metrics=metrics,
         tasks=tasks,
         writer=writer,
+        backup=backup,
+        cache_bytes=lambda: reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held,
+        upstreams=lambda: list(map(_health, upstream.servers)),
+        budget=partial(_budget, upstream, counter, config.injection.budget_tokens),
+        exposition=lambda accept: _exposition(daemon, accept),
     )
+    return daemon
+
+
+def _health(server: Upstream) -> UpstreamHealth:
+    facts, reason = server.facts, server.health.reason
+    return UpstreamHealth(server.url, server.is_up, facts.window, facts.model, server.in_flight, reason)
+
+
+async def _budget(upstream: UpstreamPool, counter: TokenCounter, tokens: int) -> Budget:
+    facts, drift = await upstream.refresh(wait=False), counter.drift
+    model = facts.model if drift.is_known(facts.model) else drift.latest_model
+    return Budget(injection_budget(tokens, facts.window), drift.factor(model))
+
+
+async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
+    """The metrics; first asks the upstream whether it is there, unless that was asked lately."""
+    await daemon.upstream.refresh(wait=True)
+    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
+    return encode(daemon.metrics, _gauges(daemon), accept)
 
 
 def _retention(
@@ -223,7 +227,7 @@ def _gauges(daemon: Daemon) -> Iterator[Gauge]:
     yield from _log_gauges([topic.log.stats() for topic in topics])
     yield gauge("memd_memory_bytes_max", "store.memory_bytes_max", daemon.config.store.memory_bytes_max)
     about = "Memory of caches of parsed messages, token counts, chunks and their words; bounded"
-    yield gauge("memd_cache_bytes", about, daemon.cache_bytes)
+    yield gauge("memd_cache_bytes", about, daemon.cache_bytes())
     executors = {"ingestion": daemon.encoder.ingestion, "writer": daemon.writer}
     waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # they do not say so otherwise
     waiting["indexer"] = daemon.indexer.under_way
