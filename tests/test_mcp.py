@@ -92,12 +92,13 @@ async def test_a_wrong_call_is_told_in_a_sentence_what_to_give(daemon: DaemonPro
     async with over_http(daemon) as client:
         told = await refused(client, "search_memory", query="x", limit=99, topics="lamp", kinds=["pdf"])
         assert told == (
-            "search_memory was not called: topics is no list; give a list, as [\"a3f9\"]; kinds is 'pdf'; give 'turn', "
-            "'note' or 'document'; limit is 99; give at most 30. "
+            "search_memory was not called: topics is 'lamp'; give a valid list; kinds is 'pdf'; give 'turn', 'note' or "
+            "'document'; limit is 99; give less than or equal to 30. "
             "It takes query, topics, since, until, kinds, limit, offset."
         )
         told = await refused(client, "correct_memory", ids=[], action="Delete")
-        assert "ids is empty; give one or more; action is 'Delete'; give 'Update', 'Helpful' or 'Unhelpful'. " in told
+        assert "ids is []; list should have at least 1 item" in told
+        assert "action is 'Delete'; give 'Update', 'Helpful' or 'Unhelpful'. " in told
         assert "query is missing. It takes " in await refused(client, "search_memory")
         told = await refused(client, "search_memory", query="x", topic="lamp")  # else all topics would be searched
         assert told.startswith("search_memory was not called: there is no argument topic. It takes query, topics, ")

@@ -36,55 +36,23 @@ from memd.recall.neutralising import neutralised
 from memd.wording import counted, erased_for_good, instructing_words
 
 VALUE_CHARACTERS_MAX = 40
-_MEANT = {
-    "missing": "is missing",
-    "string_type": "is no text; give a text",
-    "string_too_short": "is empty; give a text",
-    "list_type": 'is no list; give a list, as ["a3f9"]',
-    "too_short": "is empty; give one or more",
-    "int_type": "is no whole number",
-    "int_parsing": "is no whole number",
-    "int_from_float": "is no whole number",
-    "bool_type": "is neither true nor false",
-    "bool_parsing": "is neither true nor false",
-}
-"""By the type of an error, the words behind the argument's name."""
-_BOUNDS = {
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-    "greater_than_equal": ("ge", "at least"),
-}
 
 
-def wrong_arguments(tool: str, errors: Iterable[Mapping[str, Any]], known: Sequence[str]) -> str:
-    """Return what is wrong with the arguments of a call.
-
-    Args:
-        errors: as of pydantic's `ValidationError.errors()`.
-        known: the arguments that the tool takes.
-    """
-    told = "; ".join(dict.fromkeys(_sentence(error) for error in errors))
+def not_called(tool: str, problems: Iterable[str], known: Sequence[str]) -> str:
+    """Return why a tool was not called, and the arguments that it takes."""
+    told = "; ".join(dict.fromkeys(problems))
     return f"{tool} was not called: {told}. It takes {', '.join(known) or 'no arguments'}."
 
 
-def unknown_arguments(tool: str, unknown: Iterable[str], known: Sequence[str]) -> str:
-    """Return that a tool has no arguments of these names."""
-    return wrong_arguments(tool, ({"type": "unknown", "loc": (name,), "input": None} for name in unknown), known)
-
-
-def _sentence(error: Mapping[str, Any]) -> str:
-    kind, context = str(error["type"]), error.get("ctx") or {}
+def _problem_of(error: Mapping[str, Any]) -> str:
+    """What is wrong with an argument, of an error as `ValidationError.errors()` has it."""
     name = str(error["loc"][0])[:VALUE_CHARACTERS_MAX] if error["loc"] else "an argument"
+    if error["type"] == "missing":
+        return f"{name} is missing"
     shown = repr(error["input"])
     shown = shown if len(shown) <= VALUE_CHARACTERS_MAX else f"{shown[:VALUE_CHARACTERS_MAX]} …"
-    if kind == "unknown":
-        return f"there is no argument {name}"
-    if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
-        return f"{name} is {shown}; give {words} {context[bound]}"
-    if kind == "literal_error":
-        return f"{name} is {shown}; give {context['expected']}"
-    return f"{name} {_MEANT.get(kind, f'is {shown}, which it cannot be')}"
+    told = str(error["msg"]).replace("Input should be", "give", 1).partition(", unable to parse")[0]
+    return f"{name} is {shown}; {told[:1].lower()}{told[1:]}"
 
 
 CHARACTERS_MAX = 1_200
@@ -133,13 +101,14 @@ class PlainlySpokenServer(MCPServer[Any]):
         if name not in known:
             raise ToolError(f"there is no tool {name[:80]!r}; there are {', '.join(known)}")
         if unknown := [argument for argument in arguments if argument not in known[name]]:
-            raise ToolError(unknown_arguments(name, unknown, known[name]))
+            problems = (f"there is no argument {one[:VALUE_CHARACTERS_MAX]}" for one in unknown)
+            raise ToolError(not_called(name, problems, known[name]))
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             cause = error.__cause__
             if isinstance(cause, ValidationError):
-                raise ToolError(wrong_arguments(name, cause.errors(), known[name])) from None
+                raise ToolError(not_called(name, map(_problem_of, cause.errors()), known[name])) from None
             if isinstance(cause, ToolError):
                 raise cause from None
             raise
