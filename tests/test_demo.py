@@ -65,29 +65,17 @@ async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: Recordi
             await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Which port is it?")
 
 
-async def test_the_stand_in_answers_in_the_shapes_of_llama_server() -> None:
+async def test_the_stand_in_has_a_window_and_streams() -> None:
     async with (
         FakeModel(window=400, count=len, lines={"Hi.": "Hello there."}).running() as standin,
         aiohttp.ClientSession(standin.base_url) as session,
     ):
-        body = {"messages": [{"role": "user", "content": "Hi."}]}
         async with session.get("/props") as answer:
             assert (await answer.json())["default_generation_settings"]["n_ctx"] == 400
-        async with session.post("/apply-template", json=body) as answer:
-            prompt = (await answer.json())["prompt"]
-        async with session.post("/v1/chat/completions/input_tokens", json=body) as answer:
-            assert (await answer.json())["input_tokens"] == len(prompt)
-        async with session.post("/v1/chat/completions", json=body) as answer:
-            completion = await answer.json()
-            assert completion["choices"][0]["message"] == {"role": "assistant", "content": "Hello there."}
-            assert completion["usage"]["prompt_tokens"] == completion["timings"]["prompt_n"] == len(prompt)
-        async with session.post("/v1/chat/completions", json={**body, "stream": True}) as answer:
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-        long = {"messages": [{"role": "user", "content": "x" * 400}]}
-        async with session.post("/v1/chat/completions", json=long) as answer:
-            assert answer.status == 400
-            assert (await answer.json())["error"]["type"] == "exceed_context_size_error"
-        assert len(standin.shown) == 2
+        assert (await ChatClient(session, standin.base_url, "demo", "").say("Hi.")).text == "Hello there."
+        with pytest.raises(NotShown, match="exceeds the available context size"):
+            await ChatClient(session, standin.base_url, "demo", "").say("x" * 400)
+        assert len(standin.shown) == 1
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""A fake llama-server: the same routes and JSON, an enforced window, and no language model.
+"""A fake llama-server: a window that it tells and enforces, streamed answers, and no language model.
 
 Rule: it knows only its prompt. It has scripted replies to the messages of the demo's conversation; to anything else it
 replies with the sentence of its prompt that shares the most significant words with the question, or says that it does
@@ -11,7 +11,6 @@ import asyncio
 import json
 import math
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,10 +21,6 @@ from aiohttp import web
 from memd.messages import without_memory_blocks
 
 MODEL = "stand-in"
-CHAT_TEMPLATE = (
-    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-)
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
 """The share of a question's significant words, by weight, that an answer must contain."""
@@ -79,16 +74,9 @@ class FakeModel:
     async def running(self) -> AsyncIterator[FakeModel]:
         """Serve on a free loopback port until the block is left."""
         application = web.Application(client_max_size=100 * 1024 * 1024)
-        application.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/props", self._props),
-                web.get("/v1/models", self._models),
-                web.post("/apply-template", self._apply_template),
-                web.post("/v1/chat/completions/input_tokens", self._input_tokens),
-                web.post("/v1/chat/completions", self._chat),
-            ]
-        )
+        application.router.add_get("/props", self._props)
+        application.router.add_post("/v1/chat/completions/input_tokens", self._input_tokens)
+        application.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -113,91 +101,34 @@ class FakeModel:
 
     # -- routes -------------------------------------------------------------------------------------------------
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"})
-
     async def _props(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "default_generation_settings": {"n_ctx": self.window, "params": {}},
-                "total_slots": 1,
-                "model_alias": MODEL,
-                "model_path": f"{MODEL}.gguf",
-                "modalities": {"vision": False, "audio": False},
-                "chat_template": CHAT_TEMPLATE,
-            }
-        )
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "memd"}]})
-
-    async def _apply_template(self, request: web.Request) -> web.Response:
-        return web.json_response({"prompt": _rendered(_messages_of(await request.json()))})
+        return web.json_response({"default_generation_settings": {"n_ctx": self.window}, "model_alias": MODEL})
 
     async def _input_tokens(self, request: web.Request) -> web.Response:
         tokens = self._count(_rendered(_messages_of(await request.json())))
         return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        started = time.perf_counter()
-        try:
-            body = await request.json()
-            messages = _messages_of(body)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return _refusal({"code": 400, "message": f"not a chat request: {error!r}", "type": "invalid_request_error"})
+        messages = _messages_of(await request.json())
         tokens = self._count(_rendered(messages))
         if tokens >= self.window:
             problem = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
-            kind = "exceed_context_size_error"
-            return _refusal(
-                {"code": 400, "message": problem, "type": kind, "n_prompt_tokens": tokens, "n_ctx": self.window}
-            )
+            facts = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": self.window}
+            return web.json_response({"error": {"code": 400, "message": problem, **facts}}, status=400)
         self.shown.append(ShownPrompt(tuple(messages), tokens))
         text = self.reply_to(messages)
-        spoken, took_ms = self._count(text), round((time.perf_counter() - started) * 1000, 3)
-        common = {"id": f"chatcmpl-{len(self.shown)}", "created": int(time.time()), "model": MODEL}
-        measured = {
-            "usage": {"prompt_tokens": tokens, "completion_tokens": spoken, "total_tokens": tokens + spoken},
-            "timings": {
-                "prompt_n": tokens,
-                "prompt_ms": took_ms,
-                "predicted_n": spoken,
-                "predicted_ms": took_ms,
-            },
-        }
-        if body.get("stream"):
-            return await _streamed(request, text, common, measured)
-        choices = [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]
-        return web.json_response({"choices": choices, "object": "chat.completion", **common, **measured})
-
-
-async def _streamed(
-    request: web.Request, text: str, common: dict[str, Any], measured: dict[str, Any]
-) -> web.StreamResponse:
-    """An answer in OpenAI's chunks, with llama.cpp's `timings` in the last."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-
-    async def send(choices: list[dict[str, Any]], **more: Any) -> None:
-        chunk = {"choices": choices, "object": "chat.completion.chunk", **common, **more}
-        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-
-    await send([_choice({"role": "assistant", "content": None})])
-    for piece in re.findall(r"\S+\s*|\s+", text):
-        await send([_choice({"content": piece})])
-        await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
-    await send([_choice({}, "stop")])
-    await send([], **measured)
-    await response.write(b"data: [DONE]\n\n")
-    return response
-
-
-def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
-
-
-def _refusal(error: dict[str, Any]) -> web.Response:
-    return web.json_response({"error": error}, status=400)
+        usage = {"prompt_tokens": tokens, "completion_tokens": self._count(text)}
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        deltas = [{"role": "assistant"}, *({"content": piece} for piece in re.findall(r"\S+\s*|\s+", text)), {}]
+        for delta in deltas:
+            choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
+            more = {} if delta else {"usage": usage}
+            chunk = {"object": "chat.completion.chunk", "model": MODEL, "choices": [choice], **more}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
 
 def _messages_of(body: Any) -> list[Mapping[str, str]]:
