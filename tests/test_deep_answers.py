@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess
 from raw_wire import Peer, RawUpstream, answer, raw_upstream, request
 
-from memd.proxy.upstream.probing import probe_upstream
+from memd.cli.check.upstream import probed
 from memd.settings.model import Config, UpstreamSettings
 
 DEPTHS = [500, 900, 990, 100_000]
@@ -56,12 +58,12 @@ def test_a_server_whose_own_facts_are_deep_tells_nothing(nested: tuple[bytes, by
     said = deep(nested[0], depth, nested[1])
     with raw_upstream(props=said) as upstream:
         upstream.script = lambda peer: peer.send(answer(said))
-        probe = probe_upstream(Config(upstream=UpstreamSettings(url=upstream.url)))
+        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
     assert (probe.problem, probe.model, probe.window) == ("", "", None)
 
 
 def test_a_server_whose_own_facts_have_no_end_tells_nothing() -> None:
     with raw_upstream(props=b"[" + b" " * (20 << 20) + b"]") as upstream:
         upstream.script = lambda peer: peer.send(answer(b"{}"))
-        probe = probe_upstream(Config(upstream=UpstreamSettings(url=upstream.url)))
+        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
     assert (probe.problem, probe.model, probe.window) == ("", "", None)
