@@ -112,7 +112,7 @@ def test_tokens_of_the_settings_are_read(tmp_path: Path) -> None:
         (item(sha="abc"), "token_sha256 is not what it should be; give the 64 hexadecimal digits"),
         ("    - {name: ann, topics: [a], rights: [read]}\n", "it has no token_sha256; give the 64"),
         ("    - {name: ann, token: s3cr3t}\n", "a token itself has no place here, its SHA-256 has"),
-        ("    - s3cr3t\n", "it is no token; give its name, token_sha256, topics, rights"),
+        ("    - s3cr3t\n", "it is not what it should be; give its name, token_sha256, topics, rights"),
     ],
 )
 def test_a_wrong_token_is_refused_with_its_place_and_the_reason(tmp_path: Path, tokens: str, reason: str) -> None:

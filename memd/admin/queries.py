@@ -331,17 +331,12 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
     if missing:
         raise BadQuestion(f"the parameter {missing[0]} is missing")
     try:
-        return msgspec.convert(values, kind, strict=False, dec_hook=_decode_moment)
+        return msgspec.convert(values, kind, strict=False, dec_hook=lambda moment, text: _READ[moment](text))
     except msgspec.ValidationError as error:
         raise BadQuestion(_AT.sub(r"the parameter \2: \1", str(error))) from None
 
 
 _READ: dict[type, Callable[[str], Moment]] = {Moment: moment, Since: since, Until: until}
-
-
-def _decode_moment(kind: type, text: Any) -> Moment:
-    assert kind in _READ, f"{kind} is no type of a parameter"
-    return _READ[kind](text)
 
 
 def _takes_several(kind: Any) -> bool:

@@ -21,7 +21,6 @@ import msgspec
 
 from memd import __version__
 from memd.admin.queries import Body, Extent, NoQuery
-from memd.entries import Moment
 from memd.principals import Right
 from memd.store.audit import ActKind
 
@@ -198,7 +197,7 @@ def _right(route: Route) -> str:
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
     if "{id}" in route.path:
         yield {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    _, components = msgspec.json.schema_components([route.query], schema_hook=_schema_of_moment)
+    _, components = msgspec.json.schema_components([route.query], schema_hook=lambda moment: {"type": "string"})
     [query] = components.values()
     for name, schema in query["properties"].items():
         description, default = schema.pop("description"), schema.pop("default", None)
@@ -207,8 +206,3 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
         if default not in (None, "", ()):
             kind["default"] = default
         yield {"name": name, "in": "query", "description": description, "schema": kind, "required": required}
-
-
-def _schema_of_moment(kind: type) -> dict[str, str]:
-    assert issubclass(kind, Moment), f"{kind} is no type of a parameter"
-    return {"type": "string"}

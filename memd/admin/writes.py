@@ -335,7 +335,9 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
     else:
         assert body.topic_id is not None, "asked for above"
         answer = await (_older if body.before else _topic)(parts, body, body.topic_id, who)
-    told = (one if who.may("read", one.topic_id) else _without_words(one) for one in answer.plans)
+    told = (
+        one if who.may("read", one.topic_id) else msgspec.structs.replace(one, first_words=()) for one in answer.plans
+    )
     return msgspec.structs.replace(answer, plans=tuple(told))
 
 
@@ -440,11 +442,6 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     )
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
     return tuple(told)
-
-
-def _without_words(plan: PlannedErasure) -> PlannedErasure:
-    """The plan for somebody who may erase what he may not read."""
-    return msgspec.structs.replace(plan, first_words=())
 
 
 def _short_ids(uuids: Collection[bytes]) -> str:

@@ -43,10 +43,6 @@ from memd.wording import counted, erased_for_good, name_for_terminal, tallied
 ASK_AGAIN_SECONDS = 0.1
 
 
-def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(one.lower().removeprefix(".") for one in given)
-
-
 @click.command()
 @with_settings(existing=False)
 @click.option("--topic", help=f"Where they belong; auto: the topic called as PATH. Default: {DEFAULT_TOPIC_ID}.")
@@ -57,7 +53,7 @@ def _suffixes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
     "formats",
     multiple=True,
     metavar="NAME",
-    callback=_suffixes,
+    callback=lambda _, __, given: tuple(one.lower().removeprefix(".") for one in given),
     help=f"Only files with this suffix (md), or only conversations of a program ({', '.join(NAMES)}).",
 )
 @click.option("--follow-links", is_flag=True, help="Also links that lead out of PATH.")

@@ -99,11 +99,6 @@ def keep_small() -> None:
     mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES_MAX)
 
 
-def collect_nothing() -> None:
-    """Switch the garbage collector off during the start: nearly everything that is allocated then stays."""
-    gc.disable()
-
-
 def collect_little() -> None:
     """Switch the garbage collector on, for objects that are allocated from now on.
 
@@ -300,7 +295,7 @@ def serve(config: Config, model: Path | None = None, auth_source: AuthSource | N
     configure_logging(config.log, Redactor.of(config.ingest).text)
     raise_descriptors_limit()
     keep_small()
-    collect_nothing()
+    gc.disable()  # during the start: nearly everything that is allocated then stays
     uvloop.run(_serve(config, model, auth_source))
     return 0
 

@@ -260,7 +260,11 @@ class House:
         """Count one more, if it may come. In a full house the oldest leaves that showed nothing, or does nothing."""
         if len(self._present) >= self._connections_max:
             strangers = [one for one in self._present if not one.is_proven]
-            leaving = min(strangers or [one for one in self._present if not one.is_at_work], key=_since, default=None)
+            leaving = min(
+                strangers or [one for one in self._present if not one.is_at_work],
+                key=lambda one: one.since,
+                default=None,
+            )
             if leaving is None:
                 self._tell("a connection was refused")
                 return False
@@ -285,7 +289,3 @@ class House:
         if time.monotonic() - self._told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
             self._told_at = time.monotonic()
             log.warning(f"{what}: {self._why}", extra={"connections_max": self._connections_max})
-
-
-def _since(connection: Connection) -> float:
-    return connection.since

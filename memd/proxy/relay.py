@@ -45,7 +45,7 @@ from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_
 from memd.wire.lenient_json import UNREADABLE
 from memd.wire.reply import Reply, ReplyStream
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
-from memd.wire.sse import SseEvent, SseParser
+from memd.wire.sse import SseParser
 
 log = logging.getLogger("memd")
 
@@ -529,15 +529,11 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
             if not part:
                 break
             read += part
-            event = _first_event(parser, part) if streams else None
+            event = next((one for one in parser.feed(part) if one.data), None) if streams else None
     except (aiohttp.ClientError, TimeoutError):
         pass  # it goes on, or whoever reads on is told again
     data = read if not streams else b"" if event is None else event.data
     return Beginning(read, data if _is_error(data) else b"")
-
-
-def _first_event(parser: SseParser, part: bytes) -> SseEvent | None:
-    return next((event for event in parser.feed(part) if event.data), None)
 
 
 def _is_error(data: bytes) -> bool:

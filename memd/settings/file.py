@@ -7,7 +7,7 @@ places. `loading.py` decides their meaning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,28 @@ def parse_value(text: str, place: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{place}: {text[:60]!r} is not a YAML value; put text in quotes") from None
+
+
+def item_problem(
+    error: Exception, item: Any, kind: type[msgspec.Struct], allowed: Mapping[str, str], hidden: str = ""
+) -> str:
+    """Say why an item of a list is no `kind`, and what to write instead.
+
+    Args:
+        error: msgspec's.
+        allowed: by its name what each member may be.
+        hidden: a member that may have what must not be repeated.
+    """
+    told, _, at = str(error).partition(" - at `$")
+    named, member = told.rpartition("field ")[2].strip("`")[:60], at.strip("`").lstrip(".").partition("[")[0]
+    if "unknown field" in told:
+        return f"there is no setting `{named}`; there are {', '.join(one.name for one in msgspec.structs.fields(kind))}"
+    if "missing required field" in told:
+        return f"it has no {named}; give {allowed[named]}"
+    if member not in allowed:
+        return f"it is not what it should be; give its {', '.join(allowed)}"
+    given = "" if member == hidden else f", not {item[member]!r:.60}"
+    return f"{member} is not what it should be; give {allowed[member]}{given}"
 
 
 def stamp_of(path: Path | None) -> FileStamp:

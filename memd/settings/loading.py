@@ -189,7 +189,7 @@ _WRITTEN = {
 _SECRET = frozenset(
     {
         *("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"),
-        *("encryption.key", "backup.secret_key", "store.secret_key"),
+        *("encryption.key", "backup.secret_key"),
     }
 )
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
@@ -202,8 +202,6 @@ _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
     "upstream.url": ("upstream.urls",),  # a list of one
     "backup.access_key": ("backup.secret_key",),
-    "store.access_key": ("store.secret_key",),
-    "store.own_url": ("store.url",),
     "embedding.url": ("embedding.model",),
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),

@@ -9,16 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from memd.errors import ConfigError
-from memd.settings.file import Setting
+from memd.settings.file import Setting, item_problem
 from memd.settings.model import SourceSettings
 
 Expand = Callable[[str], Path]
 """A path as it is written, made absolute."""
+_ALLOWED = {
+    "path": "the path of a folder",
+    "topic": "the name of a topic (letters, digits, '.', '_', '-', beginning with a letter or digit), or auto",
+    "exclude": "a list of names, patterns or paths",
+    "formats": "a list of suffixes such as [md, pdf]",
+    "follow_links": "true or false",
+}
 
 
 def read_sources(setting: Setting, expand: Expand) -> list[tuple[str, SourceSettings]]:
@@ -44,7 +50,8 @@ def read_sources(setting: Setting, expand: Expand) -> list[tuple[str, SourceSett
         try:
             source = msgspec.convert({"path": item} if isinstance(item, str) else item, SourceSettings)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{place}: sources, item {number}: {_reason(error, item)}") from None
+            problem = item_problem(error, item, SourceSettings, _ALLOWED)
+            raise ConfigError(f"{place}: sources, item {number}: {problem}") from None
         items.append((place, source))
     return [(place, _whole(one, excluded, expand)) for place, one in items]
 
@@ -87,23 +94,3 @@ def source_problems(sources: tuple[SourceSettings, ...], data_dir: Path) -> Iter
 
 def _exclusion(text: str, expand: Expand) -> str:
     return str(expand(text)) if text.startswith(("/", "~")) else text.strip("/")
-
-
-def _reason(error: msgspec.ValidationError, item: Any) -> str:
-    told, _, at = str(error).partition(" - at `$")
-    member = at.strip("`").lstrip(".").partition("[")[0]
-    if "unknown field" in told:
-        known = ", ".join(field.name for field in msgspec.structs.fields(SourceSettings))
-        return f"there is no setting {told.rpartition('field ')[2]}; there are {known}"
-    if "missing required field" in told:
-        return "it has no path; write `- path: FOLDER`"
-    if not member:
-        return "it is neither a path nor lines `path: …`, `topic: …`"
-    allowed = {
-        "path": "the path of a folder",
-        "topic": "the name of a topic (letters, digits, '.', '_', '-', beginning with a letter or digit), or auto",
-        "exclude": "a list of names, patterns or paths",
-        "formats": "a list of suffixes such as [md, pdf]",
-        "follow_links": "true or false",
-    }
-    return f"{member} is not what it should be; give {allowed[member]}, not {item[member]!r:.60}"

@@ -6,14 +6,14 @@ Rule: as in `loading.py`, which calls this: nothing is guessed at. No message re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from memd.errors import ConfigError
 from memd.principals import EVERY_TOPIC, OWNER, OWNER_NAME, RIGHTS, Principal, Right, digest_of, overlapping
-from memd.settings.file import Setting
+from memd.settings.file import Setting, item_problem
 
 TOKEN_CHARACTERS_MIN = 16
 REMEDY_IF_SHORT = "take a longer one, for example what `openssl rand -hex 24` prints"
@@ -21,6 +21,12 @@ TOKENS_MAX = 10_000
 PRINCIPAL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$(?!\n)"
 PRINCIPAL_NAME_RULE = "1 to 64 letters, digits, '.', '_', '@' or '-', beginning with a letter or digit"
 TopicPattern = Annotated[str, Meta(pattern=r"^[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}$(?!\n)")]
+_ALLOWED = {
+    "name": PRINCIPAL_NAME_RULE,
+    "token_sha256": "the 64 hexadecimal digits of the token's SHA-256 (`memd token add` makes both)",
+    "topics": f"a list of one or more names of topics, in which * stands for any characters ({EVERY_TOPIC}: all)",
+    "rights": f"a list of one or more of {', '.join(RIGHTS)}",
+}
 _STARS_MAX = 8
 """Of one pattern: more slow the matching down, and nobody needs them."""
 
@@ -100,7 +106,9 @@ def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
         try:
             tokens.append(msgspec.convert(item, TokenSettings))
         except (msgspec.ValidationError, RecursionError) as error:
-            raise ConfigError(f"{place}: {setting.key}, item {number}: {_reason(error, item)}") from None
+            problem = item_problem(error, item, TokenSettings, _ALLOWED, hidden="token_sha256")  # it may be the token
+            hint = "; a token itself has no place here, its SHA-256 has" if "no setting `token`" in problem else ""
+            raise ConfigError(f"{place}: {setting.key}, item {number}: {problem}{hint}") from None
     for number, problem in token_problems(tokens):
         raise ConfigError(f"{places[number]}: {setting.key}, item {number + 1}: {problem}")
     return tuple(tokens)
@@ -130,29 +138,6 @@ def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> It
             yield number, f"{one.name} has the same token as {digests[digest]}; a token belongs to one principal"
         names.add(one.name)
         digests[digest] = one.name
-
-
-def _reason(error: Exception, item: Any) -> str:
-    told, _, at = str(error).partition(" - at `$")
-    member = at.strip("`").lstrip(".").partition("[")[0]
-    if "unknown field" in told:
-        known = ", ".join(field.name for field in msgspec.structs.fields(TokenSettings))
-        name = told.rpartition("field ")[2][:60]
-        hint = "; a token itself has no place here, its SHA-256 has" if "token`" in name else ""
-        return f"there is no setting {name}; there are {known}{hint}"
-    allowed = {
-        "name": PRINCIPAL_NAME_RULE,
-        "token_sha256": "the 64 hexadecimal digits of the token's SHA-256 (`memd token add` makes both)",
-        "topics": f"a list of one or more names of topics, in which * stands for any characters ({EVERY_TOPIC}: all)",
-        "rights": f"a list of one or more of {', '.join(RIGHTS)}",
-    }
-    if "missing required field" in told:
-        name = told.rpartition("field ")[2].strip("`")
-        return f"it has no {name}; give {allowed[name]}"
-    if member not in allowed:
-        return f"it is no token; give its {', '.join(allowed)}"
-    given = "" if member == "token_sha256" else f", not {item[member]!r:.60}"  # it may be the token itself
-    return f"{member} is not what it should be; give {allowed[member]}{given}"
 
 
 def _held(one: TokenSettings) -> tuple[object, ...]:

@@ -58,10 +58,6 @@ NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a to
 Recorded = Callable[[web.BaseRequest, str, str], Awaitable[None]]
 
 
-async def _unrecorded(request: web.BaseRequest, name: str, detail: str) -> None:
-    pass
-
-
 class OAuthEndpoint:
     """Answers the requests of OAuth, and tells whom an access token stands for."""
 
@@ -71,7 +67,7 @@ class OAuthEndpoint:
         principals: Principals,
         wrong_tokens: WrongTokens,
         idle_seconds: float,
-        recorded: Recorded = _unrecorded,
+        recorded: Recorded,
     ) -> None:
         """
         Args:

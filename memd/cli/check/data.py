@@ -32,7 +32,7 @@ from memd.store.bucket.writing import read_identity
 from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
 from memd.store.layout import BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
-from memd.store.log.recovery import Finding, torn_files
+from memd.store.log.recovery import torn_files
 from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
@@ -152,7 +152,8 @@ def log(
     if report.ok:
         yield ok(LOG, f"{said}; read through and whole")
     yield from _set_aside(data_dir, topics, files)
-    yield from map(_outcome_of, report.damaged[:FINDINGS_MAX])
+    for finding in report.damaged[:FINDINGS_MAX]:
+        yield _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
     more = len(report.damaged) - FINDINGS_MAX
     if more > 0:
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
@@ -192,10 +193,6 @@ def _set_aside(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -
         said = f"{counted(len(torn), 'interrupted write')} set aside, {counted(size, 'byte')}: {torn[0]}"
         hint = "memd reads none of them; remove them if nothing is missed"
         yield ok(LOG, said + (", …" if len(torn) > 1 else ""), hint)
-
-
-def _outcome_of(finding: Finding) -> CheckResult:
-    return _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
 
 
 def _open_to_others(path: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,7 +233,7 @@ def _server(
     return probe, [
         ok(UPSTREAM, f"{probe.url} answers"),
         _window(config, probe),
-        *_template(probe),
+        *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
         *_counts(probe),
         _placement(probe),
     ]
@@ -274,11 +274,6 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
         return warning(WINDOW, f"{said} the prompt", f"set upstream.api_key ({KEY_VARIABLE}), or upstream.window")
     said = f"{name}; the server does not tell its window: nothing leaves the prompt until it is known"
     return warning(WINDOW, said, SET_WINDOW)
-
-
-def _template(probe: UpstreamProbe) -> Iterator[CheckResult]:
-    if probe.lacks_template:
-        yield warning(WINDOW, *NO_TEMPLATE.split("; "))
 
 
 def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
@@ -426,33 +421,31 @@ async def ask_without_memory(config: Config, base_url: str, model: str) -> LiveA
     """Let a running daemon forward a question to the model without memory."""
     token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
     headers = {"X-Memory-Mode": "off", **token, **key_headers(config)}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unchecked_tls())) as session:
-        return await _send(session, base_url, model, ASKED, headers)
+    connector = aiohttp.TCPConnector(ssl=unchecked_tls())
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        return await send(session, base_url, _opening(model, ASKED))
 
 
 async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
     async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
-        told = await _send(session, daemon.base_url, model, TOLD, {})
+        told = await send(session, daemon.base_url, _opening(model, TOLD))
         if told.problem or told.status != 200:
             return told
-        return await _send(session, daemon.base_url, model, ASKED, {})
+        return await send(session, daemon.base_url, _opening(model, ASKED))
 
 
-async def _send(
-    session: aiohttp.ClientSession, base_url: str, model: str, text: str, headers: Mapping[str, str]
-) -> LiveAnswer:
-    """Send a request that opens a conversation."""
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
-    return await send(session, base_url, body, headers, ANSWER_SECONDS_MAX)
+def _opening(model: str, text: str) -> object:
+    """The body of a request that opens a conversation."""
+    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
 
 
 async def send(
-    session: aiohttp.ClientSession, base_url: str, body: object, headers: Mapping[str, str], seconds: float
+    session: aiohttp.ClientSession, base_url: str, body: object, seconds: float = ANSWER_SECONDS_MAX
 ) -> LiveAnswer:
     """Send a chat request and wait so many seconds for the whole answer."""
     try:
         async with asyncio.timeout(seconds):
-            async with session.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
+            async with session.post(f"{base_url}/v1/chat/completions", json=body) as answer:
                 told = await answer.read()
     except TimeoutError:
         return LiveAnswer(problem=f"no answer came within {seconds:.0f} s")
@@ -569,7 +562,7 @@ class HeldLoop:
                     "tools": [_TOOL],
                     "max_tokens": STEP_REPLY_TOKENS,
                 }
-                self.last = await send(session, daemon.base_url, body, {}, self.seconds_left)
+                self.last = await send(session, daemon.base_url, body, self.seconds_left)
                 if self.last.problem or self.last.status != 200:
                     return
                 self._answered()
