@@ -211,6 +211,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingRun | None = No
     versions = tuple(_event(snapshot, place) for place in places)
     before, after = snapshot.neighbours(places[-1])
     newest = versions[-1]
+    replacements = (replacement_of(snapshot, place, chunk_uuid) for place in places)
     return ChunkStory(
         topic_id=snapshot.topic_id,
         id=newest.id,
@@ -220,7 +221,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingRun | None = No
         before=_neighbour(snapshot, places[-1], before),
         after=_neighbour(snapshot, places[-1], after),
         replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
-        replaced_by=() if newest.live else _replacements(snapshot, places, chunk_uuid),
+        replaced_by=() if newest.live else tuple(one.hex() for one in replacements if one is not None),
     )
 
 
@@ -237,11 +238,6 @@ def told_story(whole: ChunkStory, snapshots: Sequence[Snapshot], who: Principal)
     beside = (one and told(one, snapshots, who) for one in (whole.before, whole.after))
     versions = tuple(told(one, snapshots, who) for one in whole.versions)
     return msgspec.structs.replace(whole, versions=versions, **dict(zip(("before", "after"), beside, strict=True)))
-
-
-def _replacements(snapshot: Snapshot, places: Sequence[Place], chunk_uuid: bytes) -> tuple[str, ...]:
-    found = (replacement_of(snapshot, place, chunk_uuid) for place in places)
-    return tuple(one.hex() for one in found if one is not None)
 
 
 def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Named:

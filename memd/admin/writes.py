@@ -164,7 +164,8 @@ async def _until_made(topic: Topic, work: Callable[[TopicLog, int], Awaitable[Ap
     while True:
         log_ = topic.log
         try:
-            return _corrected(await work(log_, log_.head))
+            applied = await work(log_, log_.head)
+            return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
         except MadeAnew:
             continue
 
@@ -261,10 +262,6 @@ def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes
     """The mark of the entries that a request appends, see `ChunkState.asked_by`: another one for each key."""
     told = "\0".join((key_of(request), who.name)).encode(errors="surrogateescape") + msgspec.json.encode(body)
     return hashlib.blake2b(told, digest_size=16).digest()
-
-
-def _corrected(applied: Applied) -> Corrected:
-    return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
 
 
 CHUNKS_MAX = 1_000

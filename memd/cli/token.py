@@ -11,7 +11,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import get_args
@@ -102,7 +102,8 @@ def revoke(name: str, config: Config) -> int:
 
     The grants of programs that were given with a token end with it.
     """
-    if _is_grant(config, name):
+    tokens = (*config.auth.tokens, *_kept(config))
+    if all(one.name != name for one in tokens) and any(one.id == name for one in _live_grants(config)):
         _end_grant(config, name)
         click.echo(f"revoked {name}")
         return 0
@@ -170,8 +171,9 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
         checked(listed.read())  # what cannot be done leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
-    left = {one.token_sha256 for one in after}
-    _end_grants_of(config, {one.token_sha256 for one in before} - left)
+    gone = {one.token_sha256 for one in before} - {one.token_sha256 for one in after}
+    if config.cluster.is_on and gone:  # elsewhere the daemon does it by itself
+        _end_kept(config, lambda one: one.principal_sha256 in gone)
     return before
 
 
@@ -186,12 +188,6 @@ def _make_sure(config: Config, kept: Tokens, name: str) -> None:
         raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
     if not any(one.name == name for one in kept):
         raise NotFound(f"there is no token {name[:80]!r}; `memd token list` shows them")
-
-
-def _is_grant(config: Config, name: str) -> bool:
-    """Whether it is a grant's id, and no token's name."""
-    tokens = (*config.auth.tokens, *_kept(config))
-    return all(one.name != name for one in tokens) and any(one.id == name for one in _live_grants(config))
 
 
 def _new_secret() -> str:
@@ -265,16 +261,6 @@ def _end_grant(config: Config, grant_id: str) -> None:
             _end_kept(config, lambda one: one.id == grant_id)
         finally:
             lock.release()
-
-
-def _end_grants_of(config: Config, tokens_sha256: Collection[str]) -> None:
-    """End in a cluster what was allowed with tokens that are gone. (Elsewhere the daemon does it by itself.)
-
-    Raises:
-        StoreError: it cannot be written. Nobody is let in by these grants all the same.
-    """
-    if config.cluster.is_on and tokens_sha256:
-        _end_kept(config, lambda one: one.principal_sha256 in tokens_sha256)
 
 
 def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:

@@ -47,7 +47,6 @@ from memd.ingest.offline import stored_models
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.topic import Inquiry
 from memd.ingest.topics import Topics
-from memd.principals import Principals
 from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.headers import keep_header_bytes
@@ -198,7 +197,8 @@ async def running(
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
         watch = await _rights(config, auth_source, kept)
-        auditor = _auditor(config, store, watch.principals, command)
+        book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
+        auditor = Auditor(book, watch.principals, config.audit.record, command)
         daemon = await make_parts(
             stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor, backup
         )
@@ -441,11 +441,6 @@ def _opened(
         kept=kept,
         erasures=erasures,
     )
-
-
-def _auditor(config: Config, store: Store, principals: Principals, command: str) -> Auditor:
-    book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
-    return Auditor(book, principals, config.audit.record, command)
 
 
 def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:

@@ -109,8 +109,9 @@ async def make_parts(
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     reader = RequestReader(config, watch.principals, redactor, speech)
+    eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
     daemon = Daemon(
-        retention=_retention(config, store, topics, indexer, events, receipts, auditor),
+        retention=Retention(config.retention, eraser, partial(own_erasure, auditor, BY)),
         config=config,
         base_url=addresses.model,
         own_url=addresses.own,
@@ -162,20 +163,6 @@ async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
     await daemon.upstream.refresh(wait=True)
     await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
     return encode(daemon.metrics, _gauges(daemon), accept)
-
-
-def _retention(
-    config: Config,
-    store: Store,
-    topics: Topics,
-    indexer: Indexer,
-    events: Events,
-    receipts: Receipts,
-    auditor: Auditor,
-) -> Retention:
-    """Retention, and with it the eraser, which reaches every place where text is."""
-    eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
-    return Retention(config.retention, eraser, partial(own_erasure, auditor, BY))
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
