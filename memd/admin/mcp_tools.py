@@ -45,7 +45,7 @@ def not_called(tool: str, problems: Iterable[str], known: Sequence[str]) -> str:
 
 
 def _problem_of(error: Mapping[str, Any]) -> str:
-    """What is wrong with an argument, of an error as `ValidationError.errors()` has it."""
+    """The problem of an argument, of an error as `ValidationError.errors()` has it."""
     name = str(error["loc"][0])[:VALUE_CHARACTERS_MAX] if error["loc"] else "an argument"
     if error["type"] == "missing":
         return f"{name} is missing"

@@ -41,7 +41,7 @@ STORED_SECONDS_MAX = 20.0
 RECALL_MILLISECONDS_MAX = 60_000  # on a busy machine too a recall is waited for, unless a test is about that
 
 KEPT = ("MEMD_CONSTANTS",)
-"""What users find as constants, the processes of tests take from their settings; see plain_environment."""
+"""Constants of users that the processes of tests take from their settings; see plain_environment."""
 LISTENING = re.compile(  # llama.cpp has a line that is like the first
     r"""^(?:memd .*listening on |\{.*"event":"listening",.*"url":")(https?://[^\s"]+)""", re.MULTILINE
 )
