@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 from memd.clock import pause_before_retry
@@ -67,20 +68,20 @@ class Indexer:
     def _start(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._under_way:
             self._under_way.add(name)
-            topic.hold()
-            self._tasks.spawn(self._run(name, topic, work()), name)
+            use = ExitStack()
+            use.enter_context(topic.used())
+            self._tasks.spawn(self._run(name, use, work()), name)
 
-    async def _run(self, name: str, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, name: str, use: ExitStack, work: Coroutine[Any, Any, None]) -> None:
         try:
             try:
-                await work
+                with use:
+                    await work
                 self._failures.pop(name, None)
             except StoreError as error:
                 self._note_failure(name, error)
             except GivenUp:
                 return
-            finally:
-                topic.release()
             if name in self._failures:  # nothing is held meanwhile: neither the topic nor what the error's frames name
                 await asyncio.sleep(self._pause_seconds(name))
         finally:

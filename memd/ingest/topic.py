@@ -144,23 +144,14 @@ class Topic:
         self.used_by = ""
         """The principal who used it last, as in `Principal.author`."""
 
-    def hold(self) -> None:
-        """Keep the topic open until `release`."""
-        self._holders += 1
-
-    def release(self) -> None:
-        """End one `hold`."""
-        self._holders -= 1
-        self._used_at = time.monotonic()
-
     @contextmanager
     def used(self) -> Iterator[None]:
         """Keep the topic open while the block runs."""
-        self.hold()
         try:
-            yield
+            with self.held():
+                yield
         finally:
-            self.release()
+            self._used_at = time.monotonic()
 
     @contextmanager
     def held(self) -> Iterator[None]:

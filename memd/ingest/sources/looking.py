@@ -142,8 +142,7 @@ def look(
     told.files = len(files)
     told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
     with FileReader() as reader:
-        looking = _Looking(keeper, reader, told, str(root), own, seen, force=force)
-        looking.expect(files)
+        looking = _Looking(keeper, reader, told, str(root), own, seen, files, force=force)
         for file in files:
             step()
             looking.at(file)
@@ -164,6 +163,7 @@ class _Looking:
         root: str,
         own: Mapping[str, KnownDocument],
         seen: dict[str, Seen],
+        files: Sequence[FoundFile],
         *,
         force: bool,
     ) -> None:
@@ -171,16 +171,10 @@ class _Looking:
         self._digits = root_digits(root)
         self._reader = reader
         self._force = force
-        self._missing: dict[str, KnownDocument] = {}
-        self._formers: dict[str, str] = {}
-
-    def expect(self, files: Sequence[FoundFile]) -> None:
-        """Note which documents have no file any more: one of those may be what a new file was called."""
-        present = {_source(self._told.name, file.below) for file in files}
-        present |= {
-            self._seen[file.below].kept_as for file in files if file.below in self._seen
-        }  # where it is redacted
-        self._missing = {source: one for source, one in self._own.items() if source not in present}
+        present = {_source(told.name, file.below) for file in files}
+        present |= {seen[file.below].kept_as for file in files if file.below in seen}  # where it is redacted
+        self._missing = {source: one for source, one in own.items() if source not in present}
+        """The documents that have no file any more: one of those may be what a new file was called."""
         self._formers = {one.hash: source for source, one in self._missing.items()}
 
     def at(self, file: FoundFile) -> None:

@@ -24,7 +24,7 @@ from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
 from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, known_documents
 from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
-from memd.ingest.sources.walking import Chosen, is_excluded
+from memd.ingest.sources.walking import Chosen, Exclusions
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
 from memd.telemetry.events import Events
@@ -127,9 +127,7 @@ class _Tended:
             part.startswith(".") and part != ".gitignore" for part in below.split("/")
         ):
             return False
-        absolute = [one for one in self.source.chosen.exclude if one.startswith("/")]
-        relative = [one for one in self.source.chosen.exclude if not one.startswith("/")]
-        return not is_excluded(below, relative) and not any(is_below(path, os.path.realpath(one)) for one in absolute)
+        return not Exclusions(self.source.chosen.exclude).have(path, below)
 
 
 class SourceTender:

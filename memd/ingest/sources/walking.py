@@ -70,8 +70,7 @@ class Walk:
         """`root` is resolved: none of its components is a link."""
         self._root = str(root)
         self._chosen = chosen
-        self._absolute = [os.path.realpath(one) for one in chosen.exclude if one.startswith("/")]
-        self._relative = [one for one in chosen.exclude if not one.startswith("/")]
+        self._excluded = Exclusions(chosen.exclude)
         self._entered: set[str] = set()
         self.unread: list[tuple[str, str]] = []
         """Folders that could not be read: their paths below the root, and why."""
@@ -105,7 +104,7 @@ class Walk:
             return
         for entry in entries:
             name = below + entry.name
-            if entry.name.startswith(".") or is_excluded(name, self._relative) or self._is_apart(entry.path):
+            if entry.name.startswith(".") or self._excluded.have(entry.path, name):
                 continue
             is_folder = _leads_to(entry.is_dir)
             if not is_folder and not (self._chosen.wants(entry.name) and _leads_to(entry.is_file)):
@@ -120,9 +119,6 @@ class Walk:
             elif self._is_first_time_in(inner := os.path.realpath(entry.path)):
                 yield from self._below(inner, name + "/", ignored)
 
-    def _is_apart(self, path: str) -> bool:
-        return any(path == one or path.startswith(one + "/") for one in self._absolute)
-
     def _is_first_time_in(self, folder: str) -> bool:
         """Whether a folder, resolved, is entered for the first time: links may lead to it too, or in a circle."""
         is_first = folder not in self._entered
@@ -132,11 +128,11 @@ class Walk:
     def _may_follow(self, link: os.DirEntry[str], *, is_folder: bool) -> bool:
         """Whether a link leads to something that is not excluded, within the root or wherever that is asked for."""
         target = os.path.realpath(link.path)
-        if self._is_apart(target):
+        is_within = target == self._root or target.startswith(self._root + "/")
+        below = target[len(self._root) + 1 :] if is_within else target.strip("/")
+        if self._excluded.have(target, below):
             return False
-        if target == self._root or target.startswith(self._root + "/"):  # a folder is seen where it is
-            return not is_folder and not is_excluded(target[len(self._root) + 1 :], self._relative)
-        return self._chosen.follow_links and not is_excluded(target.strip("/"), self._relative)
+        return not is_folder if is_within else self._chosen.follow_links  # a folder is seen where it is
 
 
 def _leads_to(is_one: Callable[[], bool]) -> bool:
@@ -146,17 +142,23 @@ def _leads_to(is_one: Callable[[], bool]) -> bool:
         return False
 
 
-def is_excluded(below: str, exclude: Sequence[str]) -> bool:
-    """Whether whole components of a path, one after the other, match one of the exclusions."""
-    if not exclude:
-        return False
-    parts = below.split("/")
-    for one in exclude:
-        wanted = one.strip("/").split("/")
-        starts = range(len(parts) - len(wanted) + 1)
-        if any(all(map(fnmatch.fnmatchcase, parts[start : start + len(wanted)], wanted)) for start in starts):
+class Exclusions:
+    """The files and folders that are left out of a source; see `Chosen.exclude`."""
+
+    def __init__(self, exclude: Sequence[str]) -> None:
+        self._whole = [os.path.realpath(one) for one in exclude if one.startswith("/")]
+        self._components = [one.strip("/").split("/") for one in exclude if not one.startswith("/")]
+
+    def have(self, path: str, below: str) -> bool:
+        """Whether a path, or what leads to it, is left out; `below`: its components that count."""
+        if any(path == one or path.startswith(one + "/") for one in self._whole):
             return True
-    return False
+        parts = below.split("/") if self._components else []
+        return any(
+            all(map(fnmatch.fnmatchcase, parts[start : start + len(wanted)], wanted))
+            for wanted in self._components
+            for start in range(len(parts) - len(wanted) + 1)
+        )
 
 
 BYTES_MAX = 100_000
