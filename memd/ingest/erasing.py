@@ -419,28 +419,22 @@ class Overlap:
     Single words are everybody's."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._runs: set[int] = set()
-        self._short: set[tuple[str, ...]] = set()
-        for text in texts:
-            words = _words(text)
-            if len(words) >= RUN:
-                self._runs.update(_runs(words))
-            elif words:
-                self._short.add(tuple(words))
+        lists = [_words(text) for text in texts]
+        self._runs = {run for words in lists for run in _runs(words, min(RUN, len(words)))}
+        self._sizes = {len(run) for run in self._runs}
 
     def shared(self, text: str) -> int:
         """How many of the runs and of the short texts `text` has."""
         words = _words(text)
-        spans = (zip(*(words[at:] for at in range(size)), strict=False) for size in {len(one) for one in self._short})
-        return len(self._runs.intersection(_runs(words))) + sum(len(self._short.intersection(one)) for one in spans)
+        return sum(len(self._runs.intersection(_runs(words, size))) for size in self._sizes)
 
 
 def _words(text: str) -> list[str]:
     return _WORDS.findall(text.lower())
 
 
-def _runs(words: list[str]) -> Iterable[int]:
-    return map(hash, zip(*(words[at:] for at in range(RUN)), strict=False))
+def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(words[at:] for at in range(size)), strict=False)
 
 
 class ErasureFollower:

@@ -268,13 +268,6 @@ def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
     return draft
 
 
-def _unless_forbidden(topic: TopicLog, digest: bytes, message: Message | None) -> Message | None:
-    """The message; None for one that is never to be stored again."""
-    if message is None or topic.forbidden.has_message(digest, message):
-        return None
-    return message
-
-
 def unstored_runs(
     topic: TopicLog,
     messages: Sequence[tuple[bytes, Message | None]],
@@ -293,7 +286,8 @@ def unstored_runs(
         instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
     """
     if topic.forbidden:
-        messages = [(digest, _unless_forbidden(topic, digest, message)) for digest, message in messages]
+        has = topic.forbidden.has_message
+        messages = [(digest, None if said and has(digest, said) else said) for digest, said in messages]
     wanted = {
         position
         for position, (digest, message) in enumerate(messages)

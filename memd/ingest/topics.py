@@ -316,11 +316,10 @@ class Topics:
             opened: the topics that are open. In a cluster no others are looked at; each is when it is opened.
         """
         known = opened if self._store.kept is not None else self._store.topic_ids()
-        return [one for one in known if one != name and self._stands_in(name.encode(), one)]
-
-    def _stands_in(self, name: bytes, topic_id: str) -> bool:
-        payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
-        return any(name in payload for payload in payloads)
+        journals = ((one, self._store.journal_of(one)) for one in known if one != name)
+        return [
+            one for one, path in journals if any(name.encode() in it for it in read_journal(path, self._store.files))
+        ]
 
     async def tend_disk(self) -> None:
         """Look at the disk again and again, until cancelled; one that hangs holds up one thread."""
