@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -207,6 +208,20 @@ def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: 
     config.write_text(f"data_dir: {log_dir}\n")
     assert memd("verify", "--config", config).exit_code == 0
     assert len(memd("export", "--config", config).stdout.splitlines()) == ENTRIES + 1
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_example_of_a_help_text_can_be_typed(name: str) -> None:
+    command = main.get_command(None, name)
+    assert command is not None
+    for line in re.findall(r"Example: memd (.+)", command.help or ""):
+        words = shlex.split(line.partition(" > ")[0])
+        found: click.Command | None = main
+        while isinstance(found, click.Group):
+            named = words[0] if words and not words[0].startswith("-") else "on"  # `memd encrypt` alone is `encrypt on`
+            context, found, words = click.Context(found), found.get_command(click.Context(found), named), words[1:]
+        assert found is not None, line
+        found.make_context(name, words, parent=context)
 
 
 @pytest.mark.process

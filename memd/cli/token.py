@@ -46,14 +46,14 @@ def token() -> None:
 
     Rights: read, write, correct, admin. See docs/rights.md.
 
-    Example: memd token add anna --topic work --rights read
+    Example: memd token add anna --topics work --rights read
     """
 
 
 @token.command()
 @click.argument("name")
 @click.option(
-    "--topics", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
+    "--topics", "--topic", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
 )
 @click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
 @with_settings(existing=False)
