@@ -54,7 +54,6 @@ def token() -> None:
 @click.argument("name")
 @click.option(
     "--topics",
-    "--topic",
     required=True,
     metavar="PATTERN,…",
     help="Topics in which it holds; * stands for any characters.",
