@@ -23,6 +23,8 @@ import yaml
 
 HERE = Path(__file__).resolve().parent.parent
 OWNER = "the-owner-of-the-bench"
+CONSTANTS = "MEMD_CONSTANTS"
+"""See memd/settings/loading.py."""
 _PORTS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 WINDOW_TOKENS = 1_000_000
 SECONDS_MAX = 1800.0
@@ -147,12 +149,14 @@ def settings_of(data_dir: Path, **changed: dict[str, Any]) -> dict[str, Any]:
 def command(tree: Path, data_dir: Path, *arguments: str) -> str:
     """The output of a command of memd in a source tree."""
     asked = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(data_dir)]
-    done = subprocess.run(asked, env=_environment(tree), cwd=tree, text=True, capture_output=True, check=True)
+    done = subprocess.run(asked, env=environment(tree), cwd=tree, text=True, capture_output=True, check=True)
     return done.stdout
 
 
-def _environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tree)}
+def environment(tree: Path) -> dict[str, str]:
+    """The variables of memd's processes of a source tree; what users find as constants, benches set where it can be."""
+    is_known = CONSTANTS in (tree / "memd/settings/loading.py").read_text()
+    return {**os.environ, "PYTHONPATH": str(tree), **({CONSTANTS: "1"} if is_known else {})}
 
 
 @contextlib.contextmanager
@@ -162,7 +166,7 @@ def serving(tree: Path, settings: dict[str, Any]) -> Iterator[Daemon]:
     config = Path(settings["data_dir"]).parent / f"{os.getpid()}-{time.monotonic_ns()}.yaml"
     config.write_text(yaml.safe_dump(settings))
     asked = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--upstream", stand_in.url]
-    process = subprocess.Popen(asked, env=_environment(tree), cwd=tree, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(asked, env=environment(tree), cwd=tree, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"
         told = ""

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import aiohttp
 import yaml
 from aiohttp import web
+from daemons import environment
 
 HERE = Path(__file__).resolve().parent.parent
 WINDOW_TOKENS = 4_000_000
@@ -263,8 +264,7 @@ def memd_serving(
     config.write_text(yaml.safe_dump(told))
     before = [part for url in upstreams for part in ("--upstream", url)]
     command = [sys.executable, "-m", "memd", "serve", "--config", str(config), "--port", "0", *before]
-    own = {**os.environ, "PYTHONPATH": str(tree)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own, cwd=tree)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(tree), cwd=tree)
     try:
         assert process.stdout is not None, "it was asked for"
         line = process.stdout.readline()
