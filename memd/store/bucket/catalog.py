@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -294,12 +293,3 @@ class Rounds:
             catalog.apply(header, name.key)
             see(header)
         return catalog
-
-    def upto(self, at: int) -> RoundName | None:
-        """Return the last round that can be restored up to a time: of the generation that was the newest by then."""
-        found = [name for name in self.moments if name.at <= at]
-        return found[-1] if found else None
-
-    def after(self, name: RoundName) -> list[RoundName]:
-        """The rounds after one."""
-        return self.names[bisect_right(self.names, name) :]

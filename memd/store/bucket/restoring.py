@@ -148,7 +148,7 @@ def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
     moments = rounds.moments
     if not moments:
         raise BadQuestion(f"{bucket.url}: the backup was begun, and nothing is in it yet")
-    found = moments[-1] if until is None else rounds.upto(until)
+    found = moments[-1] if until is None else next((one for one in reversed(moments) if one.at <= until), None)
     if found is None:
         first, latest = (_second_after(at) for at in (min(one.at for one in moments), max(one.at for one in moments)))
         raise BadQuestion(
@@ -180,7 +180,7 @@ def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog,
     later = Catalog()
     later.topics = dict(catalog.topics)
     erased: dict[str, bytes | None] = {}
-    for name, header in rounds.headers(rounds.after(last)):
+    for name, header in rounds.headers([one for one in rounds.names if one > last]):
         later.apply(header, name.key)
         for folder in header.stated_anew:
             erased.setdefault(folder, later.topics.get(folder))

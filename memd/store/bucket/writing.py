@@ -453,32 +453,22 @@ def blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
     in_use = {extent for folder in folders for file in catalog.files(folder).values() for extent in file.extents}
     rounds = Rounds(bucket)
     for name, header in rounds.headers([one for one in rounds.every if not one.is_full]):
-        spans = [span for span in _own_spans(header, name, folders) if span not in in_use]
-        if spans:
-            _blank_round(bucket, name, spans)
+        files = [change.file for change in header.changes if change.folder in folders and change.file is not None]
+        own = [Stretch(name.key, one.offset, one.length) for file in files for one in file.extents if not one.key]
+        spans = [span for span in own if span not in in_use]
+        data = bucket.get(name.key) if spans else None
+        if data is None:
+            continue  # nothing to blank, or removed meanwhile
+        header_bytes(data[-16:], name.key)
+        changed = bytearray(data)
+        for span in spans:
+            changed[span.offset : span.offset + span.length] = bytes(span.length)
+        if changed != data:
+            bucket.put(name.key, bytes(changed))
     keys = {extent.key for extent in in_use}
     for folder in folders:
         if gone := [one.key for one in bucket.listed(f"{FILES}{folder}/") if one.key not in keys]:
             bucket.delete(gone)
-
-
-def _own_spans(header: RoundHeader, name: RoundName, folders: Collection[str]) -> list[Stretch]:
-    """The pieces of these folders in a round."""
-    files = [change.file for change in header.changes if change.folder in folders and change.file is not None]
-    own = (extent for file in files for extent in file.extents if not extent.key)
-    return [Stretch(name.key, extent.offset, extent.length) for extent in own]
-
-
-def _blank_round(bucket: Bucket, name: RoundName, spans: list[Stretch]) -> None:
-    data = bucket.get(name.key)
-    if data is None:
-        return  # removed meanwhile
-    header_bytes(data[-16:], name.key)
-    changed = bytearray(data)
-    for span in spans:
-        changed[span.offset : span.offset + span.length] = bytes(span.length)
-    if changed != data:
-        bucket.put(name.key, bytes(changed))
 
 
 class BackupHealth(msgspec.Struct, frozen=True):
