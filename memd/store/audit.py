@@ -17,8 +17,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,7 +26,7 @@ import msgspec
 
 from memd.errors import StoreError, StoreLocked
 from memd.store.claim import AppendFile
-from memd.store.disk import LocalDisk, replace_file
+from memd.store.disk import LocalDisk, Lock, replace_file
 from memd.store.layout import AuditLayout
 
 ActKind = Literal[
@@ -423,22 +422,16 @@ class AuditBook:
                     return torn, head
         return torn, Head()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Lock:
         self._files.make_directory(self._layout.folder)
         until = time.monotonic() + LOCK_SECONDS_MAX
         while True:
             try:
-                lock = self._files.lock(self._layout.lock)
-                break
+                return self._files.lock(self._layout.lock)
             except StoreLocked:
                 if time.monotonic() > until:
                     raise
                 time.sleep(LOCK_RETRY_SECONDS)
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def noted_head(files: LocalDisk, layout: AuditLayout) -> Head | None:

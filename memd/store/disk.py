@@ -416,7 +416,7 @@ def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
 
 
 class Lock:
-    """A held lock on a file; see `LocalDisk.lock`. It ends with the process."""
+    """A held lock on a file; see `LocalDisk.lock`. It ends with the process, or with the block that it is used for."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -449,6 +449,12 @@ class Lock:
         """Release the lock."""
         self.is_held = False
         self._close()
+
+    def __enter__(self) -> None:
+        """It is held already."""
+
+    def __exit__(self, *failed: object) -> None:
+        self.release()
 
     def _close(self) -> None:
         if self._descriptor is not None:

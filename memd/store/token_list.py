@@ -80,10 +80,8 @@ class TokenList:
             lock = self._files.lock(self._lock)
         except StoreLocked:
             raise StoreLocked(f"{self.path.parent}: another `memd token` changes the tokens now; try again") from None
-        try:
+        with lock:
             self.keep(work(self.read()))
-        finally:
-            lock.release()
 
     def keep(self, tokens: Sequence[KeptToken]) -> None:
         """Replace the list, durably. Raises StoreWriteFailed: it is as it was."""

@@ -12,8 +12,7 @@ are overwritten as far as the disk lets one.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -70,7 +69,7 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
         StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on.
     """
     path = data_dir / KEY_NAME
-    with _locked(disk, data_dir):
+    with disk.lock(data_dir / LOCK_NAME):
         if disk.size(path) is None:
             check_not_lost(disk, data_dir)
             maker = KeyMaker(master, secrets.token_bytes(16).hex())
@@ -89,7 +88,7 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
         WrongKey: it is not encrypted, or with another key.
         StoreError: see `encrypt`.
     """
-    with _locked(disk, data_dir):
+    with disk.lock(data_dir / LOCK_NAME):
         _check_encrypted(disk, data_dir)
         maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")
         write_key_file(disk, data_dir / KEY_NAME, maker.key_file(key, "decrypting"))
@@ -110,7 +109,7 @@ def rekey(
         StoreError: see `encrypt`.
     """
     path = data_dir / KEY_NAME
-    with _locked(disk, data_dir):
+    with disk.lock(data_dir / LOCK_NAME):
         _check_encrypted(disk, data_dir)
         present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
         maker, key, former = _opened(disk, data_dir, present, "renewing", "")
@@ -235,15 +234,6 @@ class _Conversion:
         if self._key is None or not has_key:
             return has_key == (self._key is not None)
         return read_key_file(self._plain_files, path, TopicKeyFile).by == self._key.id.hex()
-
-
-@contextmanager
-def _locked(disk: LocalDisk, data_dir: Path) -> Iterator[None]:
-    lock = disk.lock(data_dir / LOCK_NAME)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:

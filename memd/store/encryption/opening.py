@@ -183,13 +183,10 @@ def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
         if not disk.is_directory(folder):
             disk.make_directory(folder)
             disk.sync_directory(folder.parent)
-    lock = disk.lock(data_dir / LOCK_NAME)
-    try:
+    with disk.lock(data_dir / LOCK_NAME):
         if disk.size(data_dir / KEY_NAME) is None:
             maker = KeyMaker(master, secrets.token_bytes(16).hex())
             write_key_file(disk, data_dir / KEY_NAME, maker.key_file(new_key()))
-    finally:
-        lock.release()
 
 
 def check_installed() -> None:

@@ -18,7 +18,7 @@ segment was closed, and what is built from the log, is none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -95,12 +95,10 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:
         replace_file(files, target / MARKER_NAME, b"")
-    locks = [files.lock(target / MARKER_NAME)]
     copying = _BackupRun(files)
     is_looked_into = files.size(target / LOCK_NAME) is not None
-    try:
+    with files.lock(target / MARKER_NAME), files.lock(target / LOCK_NAME) if is_looked_into else nullcontext():
         if is_looked_into:
-            locks.append(files.lock(target / LOCK_NAME))
             _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
@@ -108,9 +106,6 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
         for topic_id in topic_folders_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
-    finally:
-        for lock in locks:
-            lock.release()
     if is_looked_into:
         files.remove(target / LOCK_NAME)
     return copying.report
