@@ -371,14 +371,14 @@ def play(path: Path, window: int, expected: Json, *, with_llama: bool) -> Outcom
         spent = 0.0
         for number, one in enumerate(requests):
             if number and one.phase != requests[number - 1].phase:
-                _settled(daemon)
+                settled(daemon)
                 if one.phase == "newchat":
-                    spent += _processor_seconds(daemon)
+                    spent += processor_seconds(daemon)
                     daemon.restart()
-                    spent -= _processor_seconds(daemon)
+                    spent -= processor_seconds(daemon)
             player.send(daemon.base_url, number)
-        _settled(daemon)
-        spent += _processor_seconds(daemon)
+        settled(daemon)
+        spent += processor_seconds(daemon)
         chunks = {one["uuid"]: one for one in daemon.export() if one["content"]}
     logged = [str(one["content"]) for one in chunks.values()]
     taken = [one for one in player.offered if not one.is_refused]
@@ -417,7 +417,7 @@ def _daemon(player: Player) -> Iterator[DaemonProcess]:
             daemon.discard()
 
 
-def _settled(daemon: DaemonProcess) -> None:
+def settled(daemon: DaemonProcess) -> None:
     """Wait until nothing more is stored."""
     seen: list[int] = []
 
@@ -428,7 +428,8 @@ def _settled(daemon: DaemonProcess) -> None:
     wait_until(holds, lambda: f"storing went on: {seen}", SETTLED_SECONDS_MAX)
 
 
-def _processor_seconds(daemon: DaemonProcess) -> float:
+def processor_seconds(daemon: DaemonProcess) -> float:
+    """The processor time that a daemon has taken since it started."""
     fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

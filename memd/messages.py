@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -28,11 +27,6 @@ RESULT_ROLES = frozenset({"tool", "function"})
 BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
 CHUNK_MARKER = "[mem:"
-
-_WRITTEN_RESULT = re.compile(r"\s*\[\w+(?: [^\n]{0,4096}?)?\] Result:")
-_USERS_WORDS = re.compile(r"<(?:task|feedback|user_message|answer)>")
-"""How Cline and Roo Code open the result of a call that the model wrote as text (`pushToolResult` in both), and
-the tags around what a user says to it."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -73,6 +67,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """Microseconds since the epoch at which it first arrived, by the clock of the machine or as an import tells."""
     author: str | UnsetType = UNSET
     """The principal whose request first brought it, or was answered by it (`Principal.author`); UNSET: the owner."""
+    is_result: bool | UnsetType = UNSET
+    """True for a user's message in which a program gives the model the results of its work: of a call that it wrote as
+    text, of an edit that failed, or the files as they are now."""
 
     @property
     def said(self) -> str:
@@ -92,14 +89,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def opens_turn(self) -> bool:
-        """True where a user speaks; a message that a program alone wrote, such as a reminder, is part of the turn."""
-        return self.role == "user" and (self.own_words is UNSET or bool(self.own_words.strip()))
-
-    @property
-    def answers_call(self) -> bool:
-        """True for a user's message in which a program gives the result of a call that the model wrote as text."""
-        is_result = self.role == "user" and _WRITTEN_RESULT.match(self.text) is not None
-        return is_result and _USERS_WORDS.search(self.text) is None
+        """True where a user speaks; what a program alone wrote, such as a reminder or a result, is part of the turn."""
+        return self.role == "user" and not self.is_result and (self.own_words is UNSET or bool(self.own_words.strip()))
 
     @property
     def content_digest(self) -> bytes:

@@ -4,7 +4,7 @@ Rule: pure, and linear in the text, which is untrusted. The prompt has the text 
 and the question asked of memory have what was said. A text in which nothing is found is said as it stands. Programs
 wrap a user's words; what a model wrote is its own, and a tool's result, which may be any file, loses no more than what
 stands at its ends, and never all of it. A whole message that a program wrote in the name of the user or of the model
-was said by neither.
+was said by neither; one in which it gives the model results is stored like those of tools, and asks nothing.
 """
 
 from __future__ import annotations
@@ -28,22 +28,32 @@ SEARCHED_CHARACTERS_MAX = 1_000_000
 class Speech:
     """Finds what was said, by patterns."""
 
-    def __init__(self, patterns: Iterable[str] = (), message: Iterable[str] = (), reply: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        patterns: Iterable[str] = (),
+        message: Iterable[str] = (),
+        reply: Iterable[str] = (),
+        result: Iterable[str] = (),
+    ) -> None:
         """
         Args:
             patterns: regular expressions of text that was not said (`ingest.strip`).
             message: of whole messages that a program wrote in the user's name.
             reply: of those that it wrote in the model's.
+            result: of those in the user's name in which it gives the model results.
         """
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._whole = {
             role: [re.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))
         }
+        self._results = [re.compile(one) for one in result]
 
     def heard(self, message: Message) -> Message:
         """The message with `said` found; the message itself where all of its text was said."""
         said = self.said(message.role, message.text)
-        return message if said is None else replace(message, own_words=said)
+        heard = message if said is None else replace(message, own_words=said)
+        is_result = heard.role == "user" and _is_whole(self._results, heard.text)
+        return replace(heard, is_result=True) if is_result else heard
 
     def heard_alone(self, message: Message, is_own: Callable[[str], bool]) -> Message:
         """The message heard without the memory blocks that are memd's own; the message itself where it has none."""
@@ -56,14 +66,19 @@ class Speech:
         if role != "assistant" and len(rest) <= SEARCHED_CHARACTERS_MAX:
             for pattern in self._patterns:
                 rest = _without_at_ends(pattern, rest) if role in RESULT_ROLES else _without(pattern, rest)
-        if role in self._whole and len(rest) <= SEARCHED_CHARACTERS_MAX:
-            words = rest.strip()
-            rest = "" if any(pattern.fullmatch(words) for pattern in self._whole[role]) else rest
+        if role in self._whole and _is_whole(self._whole[role], rest):
+            rest = ""
         return None if rest == text else rest
 
 
 THINKING_ALONE = Speech()
 """Without patterns: nothing but an assistant's thinking is left out."""
+
+
+def _is_whole(patterns: Iterable[re.Pattern[str]], text: str) -> bool:
+    """Whether a pattern fits a text from its first character to its last, outer white space aside."""
+    words = text.strip() if len(text) <= SEARCHED_CHARACTERS_MAX else ""
+    return bool(words) and any(pattern.fullmatch(words) for pattern in patterns)
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:

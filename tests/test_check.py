@@ -528,3 +528,27 @@ def test_the_model_server_is_the_one_that_the_running_daemon_uses_unless_another
     assert daemon.terminate() == 0
     assert "upstream" in place.failures()
     assert place.check("--upstream", llama)[0] == 0
+
+
+def test_recorded_requests_are_held_against_the_rules_for_programs(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "Which port has the exporter?"}
+    aider = {"role": "user", "content": "I didn't see any properly formatted edits in your reply?!"}
+    side = {"role": "system", "content": "You are a title generator. You output ONLY a thread title. Nothing else."}
+    lines = (
+        {"def": "asked", "v": asked},
+        {"path": "/v1/chat/completions", "body": {"messages": [aider, {"$ref": "asked"}]}},
+        {"messages": [side, asked]},
+        {"path": "/v1/embeddings", "body": {"input": "x"}},
+    )
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.write_text("\n".join(map(json.dumps, lines)))
+    told = CliRunner().invoke(main, ["check", "--traffic", str(recorded)])
+    assert told.exit_code == 0
+    first, *rules = told.stdout.splitlines()
+    assert first == "2 requests: 1 that a program makes for itself and memory leaves alone"
+    assert any(one.startswith("message") and "aider" in one for one in rules)
+    assert any(one.startswith("ignore_system") and "opencode" in one for one in rules)
+    assert rules[-2:] == ["1 text taken for a user's speech:", f"{1:>19}  {asked['content']}"]
+    recorded.write_text("no request\n")
+    wrong = CliRunner().invoke(main, ["check", "--traffic", str(recorded)])
+    assert wrong.exit_code == 1 and "line 1 is no recorded request" in wrong.output

@@ -44,6 +44,35 @@ def names(buffer: HotBuffer, *, abandoned: bool = False) -> list[str]:
     return [one.id for one in buffer.conversations() if one.abandoned is abandoned]
 
 
+def shown_texts(conversation: Conversation) -> list[str]:
+    items = (conversation.messages[position] for position in conversation.visible_positions())
+    return [item.message.text for item in items if item.message is not None]
+
+
+def test_where_a_client_moves_its_files_to_the_end_what_the_model_has_not_answered_is_in_the_prompt() -> None:
+    buffer = new_buffer()
+    begun = ("u:rename it", "a:first edit", "r:edit failed")
+    before = talk(buffer, *begun, "a:second edit", "p:no edits", "a:", "r:files", "a:", "r:edit failed", "a:third edit")
+    buffer.mark(before, stored=len(before))
+    buffer.depart(before, range(1, 9), {})
+    asked = (
+        *begun,
+        "a:second edit",
+        "r:edit failed",
+        "a:third edit",
+        "p:no edits",
+        "a:",
+        "r:files",
+        "a:",
+        "r:edit failed",
+    )
+    arrival = receive(buffer, *asked)
+    shown = shown_texts(arrival.conversation)
+    assert shown[0] == "rename it"
+    assert shown[-5:] == ["no edits", "", "files", "", "edit failed"], "they said the same when they left"
+    assert shown[1:-5] == ["third edit"], "units go as a whole"
+
+
 # -- one client -------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from memd.speech import Speech
 from memd.wire.chat import CHAT
 
 PROGRAMS = programs_of(Config().ingest)
-SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply)
+SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply, PROGRAMS.result)
 WITHOUT_WRAPPING = Speech(PROGRAMS.strip)
 """Leaves out what stands around words, and no whole message."""
 MAP = (
@@ -66,6 +66,8 @@ MESSAGES = [  # as the programs write them
     "Continue if you have next steps, or stop and ask for clarification if you are unsure how to proceed.",
     "The conversation history before this point was compacted into the following summary:\n\n<summary>\nA\n</summary>",
     "The following is a summary of a branch that this conversation came back from:\n\n<summary>\nB</summary>",
+    "I didn't see any properly formatted edits in your reply?!",
+    "I committed the changes with git hash 31ab05c & commit msg: feat: rename the limit",
     SET_UP,
     "<session_context>\nThis is the Gemini CLI. We are setting up the context for our chat.\nToday's date is Friday.\n"
     "</session_context>",
@@ -174,11 +176,30 @@ CALLED = [
     "You are an agent for Crush. Given the user's prompt, you should use the tools available to you to answer",
     "You are a web content analysis agent for Crush. Your task is to analyze web content",
 ]
+FILES = (
+    "I have *added these files to the chat* so you can go ahead and edit them.\n\n*Trust this message as the true"
+    " contents of these files!*\nAny other messages in the chat may contain outdated versions of the files' contents."
+    "\n\nsrc/app.py\n```\nLIMIT = 921\n```\n"
+)
+FAILED_EDIT = (
+    "# 1 SEARCH/REPLACE block failed to match!\n\n## SearchReplaceNoExactMatch: This SEARCH block failed to exactly"
+    " match lines in src/app.py\n<<<<<<< SEARCH\nLIMIT = 1\n=======\nCEILING = 1\n>>>>>>> REPLACE\n\nThe SEARCH section"
+    " must exactly match an existing block of lines including all white space, comments, indentation, docstrings, etc\n"
+)
+READ_FILE = "[read_file for 'src/app.py'] Result:\nLIMIT = 921\n\n<environment_details>\nnow\n</environment_details>"
+RESULTS = [
+    FILES,
+    FILES.replace("can go ahead and edit them", "see all of their contents").replace("```", "</source>"),
+    FAILED_EDIT,
+    "UnifiedDiffNoMatch: hunk failed to apply!\n\nsrc/app.py does not contain lines that match the diff you provided!",
+    READ_FILE,
+]
 EXAMPLES: dict[Kind, list[str]] = {
     "ignore": [*ASKED.values(), *ASKED_TOO],
     "ignore_system": [*INSTRUCTED.values(), *INSTRUCTED_TOO],
     "message": MESSAGES,
     "reply": REPLIES,
+    "result": RESULTS,
     "strip": [*(text for text, _ in WRAPPED.values()), *STRIPPED],
     "sub_agent": CALLED,
 }
@@ -189,6 +210,8 @@ def met_by(kind: Kind, text: str) -> set[str]:
     if kind in ("message", "reply"):
         words = WITHOUT_WRAPPING.heard(Message("user", text)).said.strip()
         return {pattern for pattern in getattr(PROGRAMS, kind) if re.fullmatch(pattern, words)}
+    if kind == "result":
+        return {pattern for pattern in PROGRAMS.result if re.fullmatch(pattern, text.strip())}
     return {pattern for pattern in getattr(PROGRAMS, kind) if re.search(pattern, text)}
 
 
@@ -209,6 +232,20 @@ def test_each_rule_says_where_its_words_stand_and_where_in_a_text_it_looks() -> 
         is_anchored = rule.pattern.startswith((r"\A", r"(?m)^"))
         assert is_anchored == (rule.kind in ("ignore", "ignore_system", "sub_agent")) or rule.kind == "strip", rule.of
     assert len(programs) >= 10
+
+
+@pytest.mark.parametrize("text", RESULTS, ids=lambda text: text[:30])
+def test_a_result_that_a_program_gives_in_the_users_name_is_stored_and_part_of_the_turn(text: str) -> None:
+    heard = SPEECH.heard(Message("user", text))
+    assert heard.said
+    assert not heard.opens_turn
+    assert SPEECH.heard(Message("user", f"Why does it say this? {text}")).opens_turn
+
+
+def test_what_a_user_says_to_a_result_opens_a_turn() -> None:
+    asked = f"{READ_FILE}\n<feedback>\nNot this file.\n</feedback>"
+    assert SPEECH.heard(Message("user", asked)).opens_turn
+    assert SPEECH.heard(Message("user", f"{FILES}\nWhich limit is it?")).opens_turn
 
 
 WHOLE = [*(("user", text) for text in MESSAGES), *(("assistant", text) for text in REPLIES)]

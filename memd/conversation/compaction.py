@@ -16,7 +16,7 @@ A prompt stays valid whatever leaves: results with their calls, a turn with its 
 by side where the client had none. What leaves goes from the oldest to the newest, in this order: whole finished turns;
 units of the last finished turn; of the open turn the results, each replaced by a line, then whole units.
 
-A *unit* is an assistant's message with the results of its calls; a *turn* is a user's message and its units:
+A *unit* is a message that the model wrote, with the results of its calls; a *turn* is a user's message and its units:
 
     user | assistant, tool, tool | assistant, tool | assistant
            `----- unit -----'      `--- unit --'     `-unit-'
@@ -446,7 +446,7 @@ def _turn(conversation: Conversation, start: int, end: int, answered: Mapping[in
     held_until = -1
     for position in range(start, end):
         message = conversation.messages[position].message
-        if message is not None and message.role == "assistant" and position > held_until:
+        if message is not None and message.role == "assistant" and position > held_until and is_remembered(message):
             begins.append(position)
         held_until = max(held_until, answered_until.get(position, -1))
     return Turn(start, tuple(range(*pair) for pair in itertools.pairwise([*begins, end])), end)
@@ -525,13 +525,14 @@ def part_starts(messages: Iterable[Message | None]) -> Iterator[int]:
     """Yield the positions at which the parts begin that are cut into chunks each on its own, so that the same text is
     always cut the same way, whatever is stored together.
 
-    A part is a turn without tool calls. In a turn with calls it is one round of calls with their results: the first
-    with what is said before it, the last with the answer behind it. None stands for a message without text.
+    A part is a turn without tool calls, or a result in the user's name with the answer to it. In a turn with calls it
+    is one round of calls with their results: the first with what is said before it, the last with the answer behind it.
+    None stands for a message without text.
     """
     has_result = False
     for position, message in enumerate(messages):
         is_call = message is not None and bool(message.tool_calls)
-        if position == 0 or message is None or message.opens_turn or (is_call and has_result):
+        if position == 0 or message is None or message.opens_turn or message.is_result or (is_call and has_result):
             yield position
             has_result = False
         has_result = has_result or (message is not None and message.role in RESULT_ROLES)

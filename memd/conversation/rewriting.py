@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from memd.conversation import matching
-from memd.conversation.conversation import Buffered, Conversation, Rewriting, Run, is_instruction
+from memd.conversation.conversation import Buffered, Conversation, Rewriting, Run, is_instruction, is_remembered
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -68,14 +68,20 @@ def rewriting_to(
         if parent.blocks and position >= left_out and parent.messages[place].digest in parent.blocks
     ]
     stored = next((p for p in range(len(items)) if places.get(p, len(parent)) >= parent.stored), len(items))
-    gone = _gone(parent, places, items, left_out)
+    # What the model has not answered yet is in the prompt, though it may say what has left it before.
+    answered = next((p for p in range(len(items) - 1, -1, -1) if _is_answer(items[p].message)), 0)
+    gone = [position for position in _gone(parent, places, items, left_out) if position <= answered]
     lines = {
         start + i: parent.lines[place + i]
         for start, place, length in kept
         for i in range(length if parent.lines else 0)
-        if place + i in parent.lines and start + i >= left_out and start + i not in gone
+        if place + i in parent.lines and left_out <= start + i <= answered and start + i not in gone
     }
     return Rewriting(kept, added, same, stored, left_out, blocks, gone, lines)
+
+
+def _is_answer(message: Message | None) -> bool:
+    return message is not None and message.role == "assistant" and is_remembered(message)
 
 
 def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> dict[int, int]:
@@ -125,17 +131,22 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
 
 
 def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered], left_out: int) -> list[int]:
-    """The positions of messages that had left the parent's prompt one by one; results go with their calls."""
+    """The positions of messages that had left the parent's prompt one by one; a unit goes as a whole."""
     found = [position for position, place in places.items() if position < left_out and place in parent.owed]
     if not parent.gone:
         return found
     calls: dict[str, bool] = {}
+    is_unit_gone = False
     for position in range(left_out, len(items)):
         message = items[position].message
         is_gone = places.get(position) in parent.gone
         if message is not None and message.role in RESULT_ROLES:
             is_gone = calls.get(message.tool_call_id, is_gone)
         elif message is not None:
+            if _is_answer(message) or message.opens_turn:
+                is_unit_gone = is_gone
+            elif not is_instruction(message):
+                is_gone = is_unit_gone
             calls.update((call.id, is_gone) for call in message.tool_calls)
         if is_gone:
             found.append(position)

@@ -105,7 +105,7 @@ async def make_parts(
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
     stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
     programs = programs_of(config.ingest)
-    speech = Speech(programs.strip, programs.message, programs.reply)
+    speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceTender(config, *uses)).close)
     reader = RequestReader(config, watch.principals, redactor, speech)

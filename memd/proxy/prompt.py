@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, is_remembered
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
@@ -186,9 +186,7 @@ class Prompt:
 
     def user_texts(self) -> Iterator[str]:
         """The words of the visible user messages, newest first; messages that only programs wrote have none."""
-        for message in self._newest_first():
-            if message.role == "user" and message.said.strip() and not message.answers_call:
-                yield message.said
+        return (message.said for message in self._newest_first() if message.opens_turn and message.said.strip())
 
     def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
         """Whether something among the latest messages, up to so many of the user's, was erased here or is forbidden.
@@ -200,7 +198,7 @@ class Prompt:
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
             if is_gone or forbidden.has_message(item.identity, sent):
                 return True
-            texts -= sent.role == "user" and bool(sent.said.strip()) and not sent.answers_call
+            texts -= sent.opens_turn and bool(sent.said.strip())
             if not texts:
                 return False
         return False
@@ -209,9 +207,9 @@ class Prompt:
         """The assistant's latest message in the open turn; None if there is none."""
         opened = None if self.turn_position is None else self._message(self.turn_position)
         for message in self._newest_first():
-            if message.role == "assistant":
+            if message.role == "assistant" and is_remembered(message):
                 return message
-            if message is opened and not message.answers_call:
+            if message is opened:
                 return None
         return None
 
@@ -230,7 +228,7 @@ class Prompt:
     def has_results(self) -> bool:
         """Whether the open turn has results of tools already: this is a later step of its loop."""
         behind = (p for p in self._visible() if self.turn_position is not None and p > self.turn_position)
-        return any(self._message(position).role in RESULT_ROLES for position in behind)
+        return any(one.role in RESULT_ROLES or one.is_result for one in map(self._message, behind))
 
     @property
     def has_block(self) -> bool:
@@ -328,9 +326,6 @@ class Prompt:
         return self._listed[1]
 
     def _newest_first(self) -> Iterator[Message]:
-        """The visible messages; all that the client sent where its user message is a result: the task may have left."""
-        if self.turn_position is not None and self._message(self.turn_position).answers_call:
-            return reversed(self._request.messages)
         return (self._message(position) for position in reversed(self._visible()))
 
     def _opens_turn(self, position: int) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from memd.assets import words_of
 from memd.settings.model import IngestSettings
 
-Kind = Literal["ignore", "ignore_system", "message", "reply", "strip", "sub_agent"]
+Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip", "sub_agent"]
 _STANDS_FOR = {
     "TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>",
     "REST": r"[\s\S]*",
@@ -39,6 +39,7 @@ class Programs(msgspec.Struct, frozen=True):
     ignore_system: tuple[str, ...] = ()
     message: tuple[str, ...] = ()
     reply: tuple[str, ...] = ()
+    result: tuple[str, ...] = ()
     strip: tuple[str, ...] = ()
     sub_agent: tuple[str, ...] = ()
 

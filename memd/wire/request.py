@@ -182,7 +182,7 @@ def renamed(request: ModelRequest, name: str) -> ModelRequest:
     """The request with this name for who speaks as the user and has none; what is forwarded stays as it is."""
     messages, digests = [*request.messages], [*request.digests]
     for place, message in enumerate(messages):
-        if message.opens_turn and not message.name:
+        if (message.opens_turn or message.is_result) and not message.name:
             messages[place] = msgspec.structs.replace(message, name=name)
             digests[place] = messages[place].content_digest
     return msgspec.structs.replace(request, messages=messages, digests=digests)

@@ -196,7 +196,7 @@ def _load() -> None:
     load_embedder(EmbeddingSettings())
     programs = programs_of(IngestSettings())
     SideRequests(programs)  # its patterns and those of speech are half of a start; `re` keeps them
-    Speech(programs.strip, programs.message, programs.reply)
+    Speech(programs.strip, programs.message, programs.reply, programs.result)
 
 
 def _import_all() -> None:

@@ -1,7 +1,7 @@
 """Histories in shorthand for the tests of the hot buffer: `"u:hello"` is a user's message, `"a:hi"` an answer.
 
 `"c:read#7"` is an assistant that calls a tool with the call id 7, `"t:done#7"` the result of that call, `"p:reminder"`
-what a program wrote in the user's name.
+what a program wrote in the user's name, `"r:failed"` a result that it gives there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ def said(shorthand: str) -> Message:
         return Message("tool", text, tool_call_id=call_id)
     if kind == "p":
         return Message("user", text, own_words="")
+    if kind == "r":
+        return Message("user", text, is_result=True)
     return Message({"u": "user", "a": "assistant", "s": "system"}[kind], text)
 
 

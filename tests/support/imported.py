@@ -31,7 +31,7 @@ class Appending:
         config = Config()
         self._store = store
         programs = programs_of(config.ingest)
-        self._speech = Speech(programs.strip, programs.message, programs.reply)
+        self._speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
         self._drafter = Drafter(config, counter, embed_many, redactor=Redactor.of(config.ingest))
 
     def post(self, path: str, body: object) -> bytes:

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from memd.cli.check import data, settings, upstream
+from memd.cli.check import traffic as recorded
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.flags import FOUND_SOMETHING, NEVER_BREAK, servers_of, settings_flags, upstream_flag
 from memd.cli.ingest import progress
@@ -38,9 +39,22 @@ ROOM_MIN = 40
 @click.command()
 @settings_flags
 @upstream_flag("The model server, or several. Default: the running daemon's, else upstream.url.")
+@click.option(
+    "--traffic",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Instead say what the rules for programs do to recorded requests: a body of JSON a line.",
+)
 @click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
-def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, ...], live: bool, as_json: bool) -> int:
+def check(
+    config_path: Path | None,
+    data_dir: str | None,
+    upstream: tuple[str, ...],
+    traffic: Path | None,
+    live: bool,
+    as_json: bool,
+) -> int:
     """Say whether everything is ready, and if not, what to do.
 
     Exit code 1 if anything failed.
@@ -50,6 +64,10 @@ def check(config_path: Path | None, data_dir: str | None, upstream: tuple[str, .
     logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
     flags = {"data_dir": data_dir, **servers_of(upstream)}
     given = {name: value for name, value in flags.items() if value is not None}
+    if traffic is not None:
+        told = list(recorded.report(traffic, load_config(config_path, os.environ, given).ingest))
+        click.echo(msgspec.json.encode({"traffic": told}) if as_json else "\n".join(told))
+        return 0
     with progress("checking") as advanced:  # to the end: its first line is whether all is well
         found: list[CheckResult] = []
         for outcome in outcomes(config_path, os.environ, given, live=live):
