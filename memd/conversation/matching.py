@@ -60,7 +60,7 @@ def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> li
         if length:
             runs.append((one, other, length))
         ours, theirs = one + length, other + length
-    return _joined_runs(runs)
+    return runs
 
 
 def total(runs: Sequence[Run]) -> int:
@@ -114,17 +114,6 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         chain.append(pairs[number])
         number = before[number]
     return chain[::-1]
-
-
-def _joined_runs(runs: Sequence[Run]) -> list[Run]:
-    """Runs of which none begins where the one before it ends on both sides."""
-    joined: list[Run] = []
-    for one, other, length in runs:
-        if joined and (joined[-1][0] + joined[-1][2], joined[-1][1] + joined[-1][2]) == (one, other):
-            joined[-1] = (*joined[-1][:2], joined[-1][2] + length)
-        else:
-            joined.append((one, other, length))
-    return joined
 
 
 Holders = tuple[Conversation, ...]

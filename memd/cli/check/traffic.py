@@ -27,7 +27,6 @@ from memd.wire.request import ModelRequest
 from memd.wording import counted, for_terminal
 
 SHOWN_CHARACTERS, SHOWN_TEXTS = 80, 20
-_ASKING: tuple[Kind, ...] = ("ignore", "ignore_system", "sub_agent")
 
 
 def report(file: Path, settings: IngestSettings) -> Iterator[str]:
@@ -39,49 +38,33 @@ def report(file: Path, settings: IngestSettings) -> Iterator[str]:
     programs = programs_of(settings)
     side, wrapping = SideRequests(programs), Speech(programs.strip)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
-    met: Counter[Rule] = Counter()
-    example: dict[Rule, str] = {}
+    met: dict[Rule, list[str]] = {}
     said: Counter[str] = Counter()
     requests = apart = 0
     seen: set[Message] = set()
     for request in _requests(file):
-        requests += 1
-        last = next((one for one in reversed(request.messages) if one.role == "user"), None)
-        asked = "" if last is None else wrapping.heard(last).said
-        found = [(rule, asked if rule.kind == "ignore" else request.instructions) for rule in _in_force(*_ASKING)]
-        if is_apart := side.includes(request):
-            apart += 1
+        users = [wrapping.heard(one).said for one in request.messages if one.role == "user"]
+        texts: list[dict[Kind, str]] = [dict.fromkeys(("ignore_system", "sub_agent"), request.instructions)]
+        texts.append({"ignore": users[-1] if users else ""})
+        is_apart = side.includes(request)
+        requests, apart = requests + 1, apart + is_apart
         new = [] if is_apart else [one for one in request.messages if one not in seen]
         seen.update(new)
         for message in new:
-            words = wrapping.heard(message).said.strip()
-            whole = message.text.strip()
-            found += [(one, whole) for one in _in_force("strip") if message.role == "user"]
-            found += [(one, words) for one in _in_force("reply") if message.role == "assistant"]
-            found += [(one, words) for one in _in_force("message") if message.role == "user"]
-            found += [(one, whole) for one in _in_force("result") if message.role == "user"]
+            words, whole = wrapping.heard(message).said.strip(), message.text.strip()
+            texts.append({"strip": whole, "message": words, "result": whole} if message.role == "user" else {})
+            texts.append({"reply": words} if message.role == "assistant" else {})
             if (heard := speech.heard(message)).opens_turn:
                 said[_short(heard.said)] += 1
-        for rule, text in found:
-            if (match := _match(rule, text)) is not None:
-                met[rule] += 1
-                example.setdefault(rule, _short(match))
+        for rule, text in ((rule, one[rule.kind]) for one in texts for rule in rules() if rule.kind in one):
+            find = re.fullmatch if rule.kind in ("message", "reply", "result") else re.search
+            if (found := find(rule.pattern, text)) is not None and found[0]:
+                met.setdefault(rule, []).append(found[0])
     yield f"{counted(requests, 'request')}: {apart} that a program makes for itself and memory leaves alone"
-    for rule, count in met.most_common():
-        yield f"{rule.kind:<14}{count:>5}  {rule.of.partition(';')[0]}: {example[rule]}"
+    for rule, texts_met in sorted(met.items(), key=lambda one: -len(one[1])):
+        yield f"{rule.kind:<14}{len(texts_met):>5}  {rule.of.partition(';')[0]}: {_short(texts_met[0])}"
     yield f"{counted(len(said), 'text')} taken for a user's speech{', the first' if len(said) > SHOWN_TEXTS else ''}:"
     yield from (f"{count:>19}  {text}" for text, count in list(said.items())[:SHOWN_TEXTS])
-
-
-def _in_force(*kinds: Kind) -> Iterator[Rule]:
-    return (rule for rule in rules() if rule.kind in kinds)
-
-
-def _match(rule: Rule, text: str) -> str | None:
-    """The text that a rule finds; None if it does not."""
-    find = re.fullmatch if rule.kind in ("message", "reply", "result") else re.search
-    match = find(rule.pattern, text)
-    return match[0] if match is not None and match[0] else None
 
 
 def _short(text: str) -> str:
