@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from daemon_process import wait_until
 from drafts import DIMENSION, FINGERPRINT, draft
 from folder_log import FolderLog
 from msgspec.structs import replace
@@ -275,8 +276,7 @@ def test_a_database_that_has_restarted_is_asked_again_at_once(tmp_path: Path) ->
 
 def test_nobody_waits_for_a_database_that_is_away_and_its_return_is_told(tmp_path: Path) -> None:
     with running_postgres() as server:
-        kept, back = PostgresLog(server.url()), threading.Event()
-        kept.on_return = back.set
+        kept = PostgresLog(server.url())
         kept.connect()
         server.stop()
 
@@ -285,8 +285,7 @@ def test_nobody_waits_for_a_database_that_is_away_and_its_return_is_told(tmp_pat
         assert "start the server" in kept.trouble
         server.start()
 
-        assert back.wait(30)
-        assert kept.trouble == ""
+        wait_until(lambda: not kept.trouble, lambda: kept.trouble)
         assert kept.since("t", {"log": 0}) == News()
         kept.close()
 

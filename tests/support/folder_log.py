@@ -23,7 +23,6 @@ class FolderLog:
 
     def __init__(self, folder: Path) -> None:
         self.place, self.cluster = str(folder), "folder"
-        self.on_return: Callable[[], None] = lambda: None
         self.trouble, self.trouble_seconds = "", 0.0
         self.calls = 0
         self.fails: Callable[[str], str] = lambda call: ""

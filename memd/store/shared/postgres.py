@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import select
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -156,7 +155,6 @@ class PostgresLog:
             raise StoreError("cluster.database: an @ in the user name or password has to be written as %40")
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
         self.cluster = ""
-        self.on_return: Callable[[], None] = lambda: None
         self._url, self._wait_seconds = url, wait_seconds
         self._key_id = "" if master is None else master.id
         self._key = None if master is None else master.wrapping(b"shared log")
@@ -267,10 +265,6 @@ class PostgresLog:
         found = self._called(lambda one: one.execute(_TOPICS, (after, limit)).fetchall(), seconds=LONG_SECONDS)
         return [name for (name,) in found]
 
-    def ask(self, work: Callable[[Connection], Result]) -> Result:
-        """Read something else from the database, for `memd check`."""
-        return self._called(work, seconds=LONG_SECONDS)
-
     def close(self) -> None:
         """See SharedLog."""
         self._is_closed.set()
@@ -344,16 +338,12 @@ class PostgresLog:
 
     def _connection(self) -> tuple[Connection, bool]:
         """A connection, and whether it is new."""
-        while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
-                # Nothing that a pooler before the server (PgBouncer) does not pass on: no options, nothing prepared.
-                return self._kind.connect(self._url, **settings), True
-            if not _has_ended(connection):
-                return connection, False
-            connection.close()
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), False
+        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
+        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options, nothing prepared.
+        return self._kind.connect(self._url, **settings), True
 
     def _returned(self, connection: Connection) -> None:
         with self._lock:
@@ -398,7 +388,6 @@ class PostgresLog:
                 if self._trouble is not None:
                     self._trouble = None
                     log.info("the database of the cluster answers again", extra={"place": self.place})
-                    self.on_return()
 
 
 def _bound(place: Place) -> bytes:
@@ -434,14 +423,6 @@ def _impatient() -> Any:
                 raise
 
     return Impatient
-
-
-def _has_ended(connection: Connection) -> bool:
-    """Whether the server has ended a connection that nobody used, without asking it, which would cost as much again:
-    it says nothing by itself but good-bye."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _has_lost(error: Exception) -> bool:

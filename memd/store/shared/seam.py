@@ -12,7 +12,7 @@ row is in. No call may be made on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -63,8 +63,6 @@ class SharedLog(Protocol):
 
     place: str
     """For people."""
-    on_return: Callable[[], None]
-    """Called in some thread when it can be asked again after it could not."""
 
     @property
     def cluster(self) -> str:
