@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from daemon_process import ask, wait_until
+from daemon_process import Answer, ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
@@ -75,6 +76,24 @@ def test_a_correction_of_what_another_daemon_showed_applies_once(pair: Cluster) 
     assert [one.content for one in pair.entries("corrected")].count(correction["content"]) == 1
     pair.tell(0, "corrected", [user(QUESTION)])
     assert "London" in pair.last_prompt()[-1]["content"] and FACT not in pair.last_prompt()[-1]["content"]
+
+
+def test_of_updates_of_one_chunk_at_the_same_moment_one_is_applied(pair: Cluster) -> None:
+    note = {"topic_id": "at-once", "notes": [{"content": "The gate is green."}]}
+    [taken] = ask(f"{pair.daemons[0].own_url}/memd/notes", note).json["notes"]
+
+    def update(number: int) -> Answer:
+        body = {"topic_id": "at-once", "chunk_ids": taken["chunk_ids"], "action": "Update", "reason": "it was painted"}
+        url = f"{pair.daemons[number % 2].own_url}/memd/corrections"
+        return ask(url, {**body, "content": f"The gate has the colour {number}."})
+
+    with ThreadPoolExecutor(6) as at_once:
+        answers = list(at_once.map(update, range(6)))
+
+    assert sorted(len(one.json["failed"]) for one in answers) == [0, 1, 1, 1, 1, 1]
+    for daemon in pair.daemons:
+        found = ask(f"{daemon.own_url}/memd/search?topic=at-once&q=gate").json["chunks"]
+        assert ["colour" in one["content"] for one in found] == [True]
 
 
 def test_what_is_erased_leaves_every_copy_and_the_rows(pair: Cluster) -> None:

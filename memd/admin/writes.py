@@ -161,13 +161,14 @@ async def _until_made(topic: Topic, work: Callable[[TopicLog, int], Awaitable[Ap
     Args:
         work: takes the log, and what its `head` was before.
     """
-    while True:
-        log_ = topic.log
-        try:
-            applied = await work(log_, log_.head)
-            return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
-        except MadeAnew:
-            continue
+    async with topic.correcting:
+        while True:
+            log_ = topic.log
+            try:
+                applied = await work(log_, log_.head)
+                return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
+            except MadeAnew:
+                continue
 
 
 @post(

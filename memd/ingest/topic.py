@@ -123,6 +123,8 @@ class Topic:
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
         self.noting = asyncio.Lock()
         """Held while a note is taken: of two equal ones the second must see the first."""
+        self.correcting = asyncio.Lock()
+        """Held while chunks are corrected: of two corrections of one the second must see the first."""
         self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
         self.being_stored: frozenset[bytes] = frozenset()

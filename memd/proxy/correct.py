@@ -163,24 +163,25 @@ class Corrector:
     ) -> FailedIds:
         shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
         await self._store_pending(topic, shown)
-        while True:
-            log_ = topic.log
-            made_at = log_.head
-            try:
-                applied = await corrections.correct_shown(
-                    asked,
-                    own=log_.snapshot(),
-                    resolve=resolve,
-                    snapshot_of=self._snapshot_of,
-                    encoder=self._encoder,
-                    append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
-                    asked_by=digest,
-                    by=by,
-                )
-                return applied.failed
-            except MadeAnew:  # another daemon has corrected the same, or was sent the same request
-                if await asyncio.to_thread(self._was_applied, log_, resolve, asked, digest):
-                    return ()
+        async with topic.correcting:
+            while True:
+                log_ = topic.log
+                made_at = log_.head
+                try:
+                    applied = await corrections.correct_shown(
+                        asked,
+                        own=log_.snapshot(),
+                        resolve=resolve,
+                        snapshot_of=self._snapshot_of,
+                        encoder=self._encoder,
+                        append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
+                        asked_by=digest,
+                        by=by,
+                    )
+                    return applied.failed
+                except MadeAnew:  # another daemon has corrected the same, or was sent the same request
+                    if await asyncio.to_thread(self._was_applied, log_, resolve, asked, digest):
+                        return ()
 
     async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> None:
         """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
