@@ -40,7 +40,7 @@ NOT_RUN = {
     r"llama-server .*": "tests/support/llama_server.py starts one",
     r"claude mcp add .*": "Claude Code's own command",
     r"docker .*": "there is no container here; test_packaging.py reads the Dockerfile",
-    r"(cp packaging/cluster/|export (MEMD_STORE|AWS)_).*|curl .*:8776/.*": "test_cluster_packaging.py has a cluster",
+    r"(cp packaging/cluster/|export (MEMD_CLUSTER|AWS)_|sudo |sed .*memd1).*": "test_cluster_packaging.py has nginx",
     r"(systemctl|loginctl|journalctl|launchctl) .*|tail -f .*": "services of a whole machine",
     r"curl .*https://memd\.example\.com.*": "another machine; test_reverse_proxy.py asks through nginx",
     r"git pull|(ss|lsof) .*": "a checkout's remote, and programs that not every machine has",
@@ -50,7 +50,7 @@ NOT_RUN = {
     r"pass show .*": "nobody here has a password store; test_encrypted_daemon.py gives a key on standard input",
     r"memd erase --(dry-run|forbid) --chunk .*": "the ids of somebody's chunks; test_erasing.py",
     r"memd restore .*|memd verify memory": "no bucket here; test_bucket_daemon.py loses a disk and restores it",
-    r"memd move .*": "no cluster here; test_move.py has one",
+    r"memd move .*": "no cluster here; test_shared_commands.py has one",
     r"mv memory/work memory/office .*": "while no daemon runs; test_topic_names.py has it",
 }
 """What is not run: a pattern of whole lines, and why. Those that begin with `memd` are parsed all the same."""
