@@ -80,26 +80,28 @@ class WrongTokens:
         api_of: Callable[[], Api] = lambda: CHAT,
     ) -> web.Response | None:
         """Let a request in that shows a token, where one is needed: None; any other gets this refusal."""
-        if let_in(request, principals) is not None:
-            if principals.is_open or not self._is_guess_too_many(request, principals):
-                return self._url_refusal(request, principals, api_of)
-            return self._too_many(request.remote, api_of())
+        is_known = let_in(request, principals) is not None
+        if is_known and principals.is_open:
+            return None
+        shown, is_spent = [secret for _, secret in shown_secrets(request) if secret], self._is_spent(request.remote)
+        if is_known:
+            right = [secret for secret in shown if is_spent and principals.find(secret) is not None]
+            if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
+                return self._too_many(request.remote, api_of())
+            is_in_address = any(principals.find(value) is not None for value in request.query.values())
+            return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api_of()) if is_in_address else None
         self.note(request.remote)
-        if not any(secret for _, secret in shown_secrets(request)):
-            named = any(name.lower() in _TOKEN_NAMES for name in request.query)
-            return (
-                error_response(401, TOKEN_IN_ADDRESS, "authentication_error", api_of())
-                if named
-                else token_refusal(api_of())
-            )
-        if self.wait_seconds(request.remote) > 0:
+        if not shown and any(name.lower() in _TOKEN_NAMES for name in request.query):
+            return error_response(401, TOKEN_IN_ADDRESS, "authentication_error", api_of())
+        if shown and is_spent:
             return self._too_many(request.remote, api_of())
-        self._count(request.remote)
+        if shown:
+            self._count(request.remote)
         return token_refusal(api_of())
 
     def look_up(self, remote: str | None, secret: str, principals: Principals) -> Principal | None:
         """The principal whose token a person typed in; None: nobody's, or one too many that could be guessed."""
-        found, is_spent = principals.find(secret), self.wait_seconds(remote) > 0
+        found, is_spent = principals.find(secret), self._is_spent(remote)
         if found is None:
             self.note(remote)
             if not is_spent:
@@ -131,12 +133,9 @@ class WrongTokens:
         level, at = self._tried.get(network, (0.0, 0.0))
         return max(0.0, level - (self._clock() - at) / ATTEMPT_SECONDS)
 
-    def _is_guess_too_many(self, request: web.BaseRequest, principals: Principals) -> bool:
-        """Whether a right token is one that could be guessed, of an address that has to wait."""
-        if not self._tried or self.wait_seconds(request.remote) <= 0:
-            return False
-        right = [secret for _, secret in shown_secrets(request) if principals.find(secret) is not None]
-        return bool(right) and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right)
+    def _is_spent(self, remote: str | None) -> bool:
+        """Whether an address has to wait, and no secret of it that could be guessed is looked at."""
+        return bool(self._tried) and self.wait_seconds(remote) > 0
 
     def _too_many(self, remote: str | None, api: Api) -> web.Response:
         seconds = max(1, math.ceil(self.wait_seconds(remote)))
@@ -144,15 +143,6 @@ class WrongTokens:
         response = error_response(429, message, "rate_limit_error", api)
         response.headers["Retry-After"] = str(seconds)
         return response
-
-    def _url_refusal(
-        self, request: web.BaseRequest, principals: Principals, api_of: Callable[[], Api]
-    ) -> web.Response | None:
-        if principals.is_open or not request.query_string:
-            return None
-        if any(principals.find(value) is not None for value in request.query.values()):
-            return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api_of())
-        return None
 
     def _tell(self, address: str, attempts: int) -> None:
         log.warning("refused: no token that is known", extra={"remote": address, "attempts": attempts})
