@@ -53,7 +53,7 @@ class Admin:
 
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     for fact in FACTS:
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")

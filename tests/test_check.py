@@ -452,8 +452,7 @@ def test_a_model_without_a_chat_template_is_told_at_the_start_and_by_check(
 
 
 def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: MakeDaemon, llama: str) -> None:
-    soon = {"store_after_seconds": 0.1}
-    daemon = make_daemon(None, {"upstream": {"url": llama}, "buffer": soon, "listen": {"port": 0}})
+    daemon = make_daemon(None, {"upstream": {"url": llama}, "listen": {"port": 0}})
     daemon.start()
     daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
     wait_until(lambda: len(daemon.export()) == 1, lambda: repr(daemon))

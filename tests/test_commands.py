@@ -32,7 +32,7 @@ def said(text: str) -> dict[str, str]:
 @pytest.fixture(params=["with a daemon", "without"])
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     for fact in FACTS:
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
@@ -175,7 +175,7 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
 def test_a_backup_that_was_looked_into_takes_the_next_one(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     kept = tmp_path / "kept"
     for fact in FACTS:
         daemon.chat([said(fact)], memory_in={"topic_id": "work"})

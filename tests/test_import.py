@@ -703,7 +703,7 @@ def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_not
 def test_what_went_through_memd_is_not_imported_again_and_what_goes_on_elsewhere_is(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     asked = {"role": "user", "content": "Which rope holds the bell of the lighthouse, the hemp or the wire?"}
     reply = daemon.chat([asked]).json["choices"][0]["message"]
     live = daemon.export()

@@ -59,7 +59,7 @@ def test_the_label_is_in_receipts_searches_stories_conversations_and_lists(
 ) -> None:
     (tmp_path / "wiki").mkdir()
     (tmp_path / "wiki" / "lamp.md").write_text(f"# The lighthouse lamp\n\nThe lamp is oiled on Mondays. {ORDER}\n")
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     assert daemon.run("add", str(tmp_path / "wiki"), "--topic", "work").returncode == 0
     question = "When is the lamp of the lighthouse oiled?"
     told = daemon.chat([{"role": "user", "content": question}], memory_in={"topic_id": "work"})

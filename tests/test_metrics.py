@@ -186,7 +186,7 @@ def test_tokens_are_counted_as_the_upstream_tells_them(
 def test_a_recall_that_takes_too_long_is_counted_with_its_reason(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url, {"retrieval": {"timeout_ms": 1}, "buffer": {"store_after_seconds": 0.1}}).start()
+    memd = make_daemon(upstream.url, {"retrieval": {"timeout_ms": 1}}).start()
     memd.chat([said("The spare key hangs behind the blue bicycle.")])
     wait_until(lambda: memd.export() != [], lambda: "nothing was stored")  # of nothing, nothing is recalled in no time
     before = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)

@@ -37,7 +37,7 @@ def with_usage(request: Request) -> Response:
 
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     upstream.answer = with_usage
     daemon.chat([{"role": "user", "content": " ".join(facts()[:10])}], memory_in={"topic_id": "elsewhere"})
     upstream.answer = chat_answer  # from now on nothing new is learned of the model's tokens

@@ -33,7 +33,7 @@ def test_it_has_every_route_and_no_other() -> None:
 
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.1}}).start()
+    daemon = make_daemon(upstream.url).start()
     fact = {"role": "user", "content": "The release word for the lighthouse lamp is cinnamon-42, on the brass plate."}
     daemon.chat([fact], memory_in={"topic_id": "work"})
     wait_until(lambda: daemon.export() != [], lambda: "not stored")

@@ -34,7 +34,7 @@ VIEWS = ("turns", "timeline", "search", "topics", "sources", "note")
 
 @pytest.fixture
 def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
-    return make_daemon(llama, {"buffer": {"store_after_seconds": 0.1}}).start()
+    return make_daemon(llama).start()
 
 
 @pytest.fixture

@@ -315,9 +315,6 @@ FACT = "The release branch of the harbour is called heron-blue-52."
 AGAIN = "What is the release branch of the harbour called?"
 
 
-SOON: dict[str, Any] = {"buffer": {"store_after_seconds": 0.1}}
-
-
 def stored(daemon: DaemonProcess, *words: str) -> str:
     """All that is stored, once these words are."""
     wait_until(lambda: all(word in "\n".join(daemon.said()) for word in words), lambda: str(daemon.said()))
@@ -327,7 +324,7 @@ def stored(daemon: DaemonProcess, *words: str) -> str:
 def test_of_a_chat_with_examples_and_a_map_only_what_was_said_is_stored(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url, SOON).start()
+    memd = make_daemon(upstream.url).start()
     memd.chat([*AIDER, user(FACT)])
     assert json.loads(upstream.chats[-1].body)["messages"] == [*AIDER, user(FACT)], "the prompt is as it was"
     memd.chat([user(SET_UP), assistant("Got it. Thanks for the context!"), user("And the host is kestrel-9.")])
@@ -340,7 +337,7 @@ def test_of_a_chat_with_examples_and_a_map_only_what_was_said_is_stored(
 
 
 def test_a_message_of_a_program_alone_is_no_question(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    memd = make_daemon(upstream.url, SOON).start()
+    memd = make_daemon(upstream.url).start()
     memd.chat([user(FACT)])
     stored(memd, FACT)
     told = memd.chat([user(f"{MAP}\nThe release branch of the harbour is called:")])
@@ -351,7 +348,7 @@ def test_a_message_of_a_program_alone_is_no_question(make_daemon: MakeDaemon, up
 def test_the_task_of_a_sub_agent_is_stored_as_such_and_has_memory(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, instructions: str
 ) -> None:
-    memd = make_daemon(upstream.url, SOON).start()
+    memd = make_daemon(upstream.url).start()
     memd.chat([user(FACT)])
     stored(memd, FACT)
     system = {"role": "system", "content": instructions}
@@ -366,7 +363,7 @@ def test_the_task_of_a_sub_agent_is_stored_as_such_and_has_memory(
 
 
 def test_the_rules_can_be_turned_off(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"ingest": {"programs": False}, **SOON}).start()
+    daemon = make_daemon(upstream.url, {"ingest": {"programs": False}}).start()
     daemon.chat([*AIDER, user(FACT)])
     daemon.chat([user(ASKED["aider"])])
     text = stored(daemon, FACT, "*Briefly* summarize")

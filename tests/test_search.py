@@ -32,8 +32,7 @@ def said(text: str) -> dict[str, str]:
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
     # Commands need to know the window of the upstream.
-    settings = {"buffer": {"store_after_seconds": 0.1}, "upstream": {"url": upstream.url}}
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}}).start()
     for number, fact in enumerate(FACTS):
         daemon.chat([said(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")

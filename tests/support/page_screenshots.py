@@ -57,7 +57,7 @@ def played() -> Iterator[DaemonProcess]:
         model = folder / "tiny.gguf"
         write_scripted_model(model, marker="[mem:", reply=("No", " memory", "."), reply_seen=("As", " told", "!"))
         with running_llama(model, context=8192, log=folder / "llama.log") as url:
-            daemon = DaemonProcess(folder, url, {"buffer": {"store_after_seconds": 0.1}}).start()
+            daemon = DaemonProcess(folder, url).start()
             try:
                 play(daemon)
                 yield daemon
