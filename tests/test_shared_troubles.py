@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from cut_connections import LosingRelay
-from daemon_process import ask, wait_until
+from daemon_process import DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
@@ -188,6 +188,31 @@ def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_rem
     pair.daemons[1].start()
     assert pair.tell(1, "killed", [user("Tell me about the bell of Ghent.")]).headers["X-Memory-Status"] == "injected"
     assert "cast in Ghent" in pair.last_prompt()[-1]["content"]
+
+
+def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile(
+    pair: Cluster, relay: LosingRelay, tmp_path: Path
+) -> None:
+    secret = "The safe behind the stove opens with 4711."
+    status(pair, 0, "waited", secret)
+    pair.wait_stored("waited", secret)
+    other = DaemonProcess(tmp_path, pair.upstream.url, {"cluster": {"database": pair.url}})
+    try:
+        other.start()
+        relay.freeze()
+        assert status(pair, 0, "waited", "With what opens the safe?") == "degraded:store"
+        assert secret in pair.last_prompt()[-1]["content"]
+        found = ask(f"{other.own_url}/memd/search?topic=waited&q=safe").json["chunks"]
+        erased = {"topic_id": "waited", "chunk_ids": [one["id"] for one in found]}
+        assert ask(f"{other.own_url}/memd/erase", erased).status == 200
+    finally:
+        relay.thaw()
+        other.discard()
+
+    wait_until(lambda: status(pair, 0, "waited", "And the stove?") != "degraded:store", lambda: str(pair))
+    pair.wait_stored("waited", "With what opens the safe?")
+
+    assert b"4711" not in pair.bytes_of("waited")
 
 
 def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:

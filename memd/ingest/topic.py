@@ -22,7 +22,17 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import Appended, Branched, BufferEvent, Heard, Returned, decode_event, encode_event
+from memd.conversation.events import (
+    Appended,
+    Branched,
+    BufferEvent,
+    Heard,
+    Placed,
+    Removed,
+    Returned,
+    decode_event,
+    encode_event,
+)
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, ForeignFile, MadeAnew, Rewritten, StoreError
@@ -30,9 +40,10 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.erasure import Erasure, ForbiddenText
+from memd.store.erasure import Erasure, ForbiddenText, was_erased
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import News
+from memd.store.snapshot import Snapshot
 from memd.store.store import TopicLog
 
 log = logging.getLogger("memd")
@@ -347,7 +358,8 @@ class Topic:
         """Redact and encode events, in the writer thread; events are immutable."""
         if forbidden := self.log.forbidden:
             events = [without_forbidden(event, forbidden) for event in events]
-        return [encode_event(self._redactor.event(event)) for event in events]
+        snapshot = self.log.snapshot()
+        return [encode_event(self._redactor.event(without_erased(event, snapshot))) for event in events]
 
 
 def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> tuple[list[BufferEvent], bool]:
@@ -413,6 +425,13 @@ def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEve
             for position, message in event.messages.items()
         }
         return msgspec.structs.replace(event, messages=messages)
+    return event
+
+
+def without_erased(event: BufferEvent, snapshot: Snapshot) -> BufferEvent:
+    """The event; a block that shows what was erased since it was made is none."""
+    if isinstance(event, Placed) and any(was_erased(snapshot, chunk.uuid) for chunk in event.block.chunks):
+        return Removed(event.conversation, [event.digest])
     return event
 
 
