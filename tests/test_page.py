@@ -212,6 +212,19 @@ def test_the_timeline_has_the_live_conversations_and_the_log_and_says_when_there
     expect(entries).to_have_count(5)
 
 
+def test_the_first_look_says_how_much_was_remembered_today_and_lets_one_ask(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    page = open_page(told)
+    is_today = datetime.now().date() == datetime.now(ZoneInfo("Europe/Berlin")).date()  # the daemon's and the browser's
+    words = r"\d pieces? of today, \d+ in all" if is_today else r"nothing of today yet, \d+ in all"
+    expect(page.get_by_text("memd remembers")).to_contain_text(re.compile(words))
+    page.get_by_label("Ask memory").fill("Which nuts are in the cake?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Search")
+    expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
+
+
 def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonProcess, open_page: OpenPage) -> None:
     time.sleep(1.1)  # the form takes whole seconds
     before = datetime.now(ZoneInfo("Europe/Berlin")).strftime("%Y-%m-%dT%H:%M:%S")

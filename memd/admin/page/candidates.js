@@ -17,9 +17,10 @@ function candidate(found, { open, beginning }) {
   const body = el("div", { class: "inside" });
   const fill = () => {
     if (!box.open || body.hasChildNodes()) return;
-    body.append(equation(found));
-    if (found.content !== undefined) body.append(said(found.content));
-    else chunkText(found).then((text) => body.append(said(text)), (error) => body.append(problem(error)));
+    const why = equation(found);
+    body.append(place(found), why);
+    if (found.content !== undefined) why.before(said(found.content));
+    else chunkText(found).then((text) => why.before(said(text)), (error) => why.before(problem(error)));
   };
   const box = el("details", { class: injected ? "candidate" : "candidate out", open, toggle: fill },
     el("summary", {},
@@ -32,15 +33,18 @@ function candidate(found, { open, beginning }) {
   return box;
 }
 
+function place(found) {
+  return el("p", { class: "meta" }, chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
+    Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs), el("span", {}, `${number(found.tokens)} tokens`));
+}
+
 function equation(found) {
   const part = (value) => value.toFixed(3);
-  return el("p", { class: "meta" },
-    chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
-    Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs),
-    el("span", {}, `${number(found.tokens)} tokens`),
-    el("span", {}, `score ${part(found.score)} = (meaning ${part(found.meaning)} + words ${part(found.words)} + `
-      + `feedback ${part(found.feedback)} + neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
-    el("span", {}, `cosine ${part(found.cosine)}`));
+  return el("details", { class: "why" }, el("summary", {}, "Why this score"),
+    el("p", { class: "meta" },
+      el("span", {}, `score ${part(found.score)} = (meaning ${part(found.meaning)} + words ${part(found.words)} + `
+        + `feedback ${part(found.feedback)} + neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
+      el("span", {}, `cosine ${part(found.cosine)}`)));
 }
 
 async function chunkText({ topic_id: topic, uuid }) {

@@ -17,15 +17,17 @@ export async function show(main, context) {
   const asking = { topic, limit: 50, steps: Number(withSteps) };
   const toggle = () => (location.hash = hashOf("turns", { topic, steps: withSteps ? null : 1 }));
   const steps = el("div", { class: "buttons" }, el("button", { type: "button", click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps"));
-  let { turns } = await get("/memd/turns", asking);
+  const [told, remembering] = await Promise.all([get("/memd/turns", asking), remembered(topic)]);
+  let { turns } = told;
   const charts = el("div", { class: "charts" });
+  const figures = el("details", { class: "why" }, el("summary", {}, "Times and tokens of these turns"), charts);
   const list = el("ol", { class: "rows", "aria-label": "Turns, newest first" });
   const older = el("button", { type: "button", click: () => more().catch((error) => older.after(problem(error))) }, "Older turns");
   const draw = () => {
     charts.replaceChildren(...drawn(turns.slice(0, CHARTED).reverse()));
     older.hidden = turns.length < 50;
     if (turns.length) empty.remove();
-    charts.hidden = turns.length === 0;
+    figures.hidden = turns.length === 0;
     steps.hidden = !withSteps && !turns.some((turn) => turn.steps);
   };
   const empty = welcome(context, "No turn yet.");
@@ -37,7 +39,7 @@ export async function show(main, context) {
   };
   if (id && !turns.some((turn) => turn.turn_id === id)) turns.unshift(await get(`/memd/turns/${encodeURIComponent(id)}`));
   list.append(...turns.map((turn) => row(turn, turn.turn_id === id)));
-  main.replaceChildren(el("h1", {}, "Turns"), charts, steps, empty, list, older);
+  main.replaceChildren(el("h1", {}, "Turns"), ...remembering, figures, steps, empty, list, older);
   draw();
   return (name, turn) => {
     if (name !== "turn" || (topic && turn.topic_id !== topic)) return null;
@@ -57,6 +59,22 @@ export async function show(main, context) {
     announce(`New turn: ${asked(turn).slice(0, 200)}. ${count(turn.shown.length, "chunk")} in the prompt.`);
     return draw();
   };
+}
+
+/** A question to memory, and how much was remembered today; nothing where nothing is remembered. */
+async function remembered(topic) {
+  const { days } = await get("/memd/days", { topic });
+  if (!days.length) return [];
+  const today = days.find((one) => one.day === new Date().toLocaleDateString("en-CA")); // as 2026-11-28
+  const all = days.reduce((sum, one) => sum + one.chunks, 0);
+  const words = today ? el("a", { href: hashOf("search", { from: today.day, topic }) }, `${count(today.chunks, "piece")} of today`) : "nothing of today yet";
+  const asks = (event) => {
+    event.preventDefault();
+    location.hash = hashOf("search", { q: form.q.value, topic });
+  };
+  const form = el("form", { role: "search", class: "fields", submit: asks },
+    el("label", { class: "wide" }, "Ask memory", el("input", { type: "search", name: "q", maxlength: 100000, autocomplete: "off" })), el("button", { class: "main" }, "Ask"));
+  return [form, el("p", { class: "remark" }, "memd remembers ", words, `, ${number(all)} in all.`)];
 }
 
 /** Milliseconds that memory took: to find what is meant, to search for it, and the rest. */
