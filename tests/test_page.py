@@ -432,7 +432,13 @@ def test_everything_is_reached_by_keyboard(told: DaemonProcess, open_page: OpenP
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
     page.keyboard.press("Tab")
-    expect(rows(page).first.locator("> details > summary")).to_be_focused()
+    expect(page.get_by_label("Ask memory")).to_be_focused()
+    rest = (page.get_by_role("button", name="Ask", exact=True), page.get_by_text("Times and tokens of these turns"))
+    for next_one in (*rest, rows(page).first.locator("> details > summary")):
+        page.keyboard.press("Tab")
+        if next_one is rest[1] and page.get_by_role("link", name="of today").count():
+            page.keyboard.press("Tab")  # what was remembered today is a link
+        expect(next_one).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("pre")).to_be_visible()
     page.keyboard.press("/")

@@ -193,7 +193,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 listenToKeys(() => {
-  const field = () => document.querySelector("input[type=search]");
+  const field = () => document.querySelector(".view.search input[type=search]");
   if (!field()) {
     history.pushState(null, "", hashOf("search", { topic: chosen.value })); // no event: the next key is typed into the field
     navigate();
