@@ -111,10 +111,8 @@ class _FileReading:
         self._dating = dating
         self._wanted = wanted
         self._readers: dict[str, ClaudeCodeSession | CodexSession] = {}
-        self._messages: list[bytes] = []
-        self._array: int | None = None
-        """The array that `_messages` are of; None: they are lines."""
-        self._begun = ""
+        self._messages: list[Item] = []
+        """Messages that stand by themselves, all of one array, or all lines."""
         self._is_known = False
         """Something in it was a conversation, or a part of one."""
         self._strange: list[Bad] = []
@@ -126,7 +124,7 @@ class _FileReading:
         return len(self._strange) >= BAD_LINES_MAX
 
     def take(self, item: Item) -> Iterator[Found]:
-        if item.array != self._array:
+        if self._messages and item.array != self._messages[0].array:
             yield from self._end_messages()
         try:
             if item.problem:
@@ -173,9 +171,7 @@ class _FileReading:
             next(reversed(self._readers.values())).add(item.data)
             return []
         if self._wanted in (None, OPENAI.name) and "role" in members and "payload" not in members:
-            if not self._messages:
-                self._array, self._begun = item.array, item.place
-            self._messages.append(item.data)
+            self._messages.append(item)
             return []
         self._is_known = was_known
         raise BadImport(self._no_conversation(members))
@@ -188,10 +184,11 @@ class _FileReading:
     def _end_messages(self) -> Iterator[Found]:
         messages, self._messages = self._messages, []
         if messages:
+            elements = [("", Raw(one.data)) for one in messages]
             try:
-                yield self._begun, thread_of_elements(OPENAI, [("", Raw(one)) for one in messages], self._dating)
+                yield messages[0].place, thread_of_elements(OPENAI, elements, self._dating)
             except BadImport as error:
-                yield Bad(self._begun, str(error))
+                yield Bad(messages[0].place, str(error))
 
 
 BLOCK_BYTES = 1 << 20

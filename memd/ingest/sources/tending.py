@@ -205,7 +205,7 @@ class SourceTender:
         force, began, before = one.is_forced, time.monotonic(), one.error
         one.is_due, one.is_forced, one.is_looking = False, False, True
         one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
-        keeper = _TopicKeeper(asyncio.get_running_loop(), self._topics, self._taker, one)
+        keeper = _TopicKeeper(self._topics, self._taker, one)
 
         def work() -> None:
             look(one.source, keeper, one.seen, one.told, force=force, step=self._turn.give_way)
@@ -292,21 +292,23 @@ class SourceTender:
 
 
 class _TopicKeeper:
-    """The documents of a source's topic, for a look in its thread."""
+    """The documents of a source's topic, for a look in its thread; see `Keeper`. Made on the event loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        topics: Topics,
-        taker: DocumentTaker,
-        tended: _Tended,
-    ) -> None:
-        self._loop, self._topics, self._taker, self._tended = loop, topics, taker, tended
-        self._topic_id = tended.topic_id
+    def __init__(self, topics: Topics, taker: DocumentTaker, tended: _Tended) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._topics, self._taker, self._tended = topics, taker, tended
 
     def known(self) -> Sequence[KnownDocument]:
         """See `Keeper`."""
-        return asyncio.run_coroutine_threadsafe(self._known(), self._loop).result()
+
+        async def found() -> Sequence[KnownDocument]:
+            topic = await self._topics.existing(self._tended.topic_id)
+            if topic is None:
+                return ()
+            with topic.held():
+                return await asyncio.to_thread(known_documents, topic.log.snapshot())
+
+        return asyncio.run_coroutine_threadsafe(found(), self._loop).result()
 
     def take(self, document: GivenDocument) -> TakenDocument:
         """See `Keeper`."""
@@ -320,16 +322,9 @@ class _TopicKeeper:
         finally:
             self._tended.leaving = ()
 
-    async def _known(self) -> Sequence[KnownDocument]:
-        topic = await self._topics.existing(self._topic_id)
-        if topic is None:
-            return ()
-        with topic.held():
-            return await asyncio.to_thread(known_documents, topic.log.snapshot())
-
     def _done(self, work: Callable[[Topic], Awaitable[TakenDocument]]) -> TakenDocument:
         async def done() -> TakenDocument:
-            topic = await self._topics.get(self._topic_id)
+            topic = await self._topics.get(self._tended.topic_id)
             with topic.held():
                 return await work(topic)
 
