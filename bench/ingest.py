@@ -263,12 +263,11 @@ def has_work(daemon: Daemon, topic: Topic) -> bool:
 
 async def _worked_off(daemon: Daemon, topic: Topic) -> None:
     """Let a topic be sealed or merged, and wait until that is done."""
-    topic.hold()
-    daemon.indexer.look_after(topic)
     budget_ms = daemon.config.retrieval.recall_budget_ms
-    while topic.log.unsealed() or topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
-        await asyncio.sleep(0.01)
-    topic.release()
+    with topic.used():
+        daemon.indexer.look_after(topic)
+        while topic.log.unsealed() or topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)
 
 
 def prepare(folder: Path, embedder: Embedder) -> float:

@@ -21,11 +21,11 @@ from recording_upstream import RecordingUpstream
 
 from memd.documents import GivenDocument
 from memd.errors import BadSource
-from memd.ingest.sources import looking
+from memd.ingest.sources import look as looks
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
-from memd.ingest.sources.looking import Look, Seen, Source, look
-from memd.ingest.sources.tending import topic_of
-from memd.ingest.sources.walking import Chosen, claude_code_folders, project_name
+from memd.ingest.sources.look import Look, Seen, Source, look
+from memd.ingest.sources.walk import Chosen, claude_code_folders, project_name
+from memd.ingest.sources.watch import topic_of
 
 
 class Kept:
@@ -90,7 +90,7 @@ def test_only_files_that_changed_are_read_and_only_those_that_are_gone_are_taken
     looker = Looker(docs)
     assert looker.look().written == 3
     with monkeypatch.context() as patched:
-        patched.setattr(looking, "read_at_one_moment", lambda found, _: pytest.fail(f"{found.path} is read again"))
+        patched.setattr(looks, "read_at_one_moment", lambda found, _: pytest.fail(f"{found.path} is read again"))
         assert looker.look().unchanged == 3
     (docs / "a.md").write_text("another text")
     (docs / "b.md").rename(docs / "deep" / "b.md")
@@ -183,7 +183,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_never_taken_half(docs: Pa
         ended.set()
         editor.join()
     # On a machine that let the editor wait in mid-sentence its file had not changed for long enough to be taken.
-    assert seen <= set(texts) or held_up_seconds > looking.SETTLED_SECONDS / 2
+    assert seen <= set(texts) or held_up_seconds > looks.SETTLED_SECONDS / 2
     looker.look()
     assert looker.kept.texts()["docs/a.md"] + "\n" == file.read_text()
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_read_is_named_each_time_and_read_once(docs: Path, monkey
     looker = Looker(docs)
     problem = [("docs/b.md", "it is no text: it has bytes of something else in it")]
     assert looker.look().problems == problem
-    monkeypatch.setattr(looking, "read_at_one_moment", lambda found, _: pytest.fail(f"{found.path} is read again"))
+    monkeypatch.setattr(looks, "read_at_one_moment", lambda found, _: pytest.fail(f"{found.path} is read again"))
     assert looker.look().problems == problem
 
 

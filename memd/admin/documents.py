@@ -29,8 +29,8 @@ from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, 
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
-from memd.ingest.sources.looking import REMOVED_AT_ONCE, is_below, root_digits
-from memd.ingest.sources.tending import SourceState
+from memd.ingest.sources.look import REMOVED_AT_ONCE, is_below, root_digits
+from memd.ingest.sources.watch import SourceState
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import BufferedText
 from memd.principals import Principal

@@ -29,7 +29,7 @@ from memd.admin.routes import TOOLS
 from memd.admin.writes import CorrectionBody
 from memd.entries import DEFAULT_TOPIC_ID, Action
 from memd.errors import MemdError
-from memd.ingest.sources.tending import SourceState
+from memd.ingest.sources.watch import SourceState
 from memd.notes import GivenNote
 from memd.recall.explained import FoundChunk
 from memd.recall.neutralising import neutralised

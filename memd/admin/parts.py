@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.ingest.erasing import Retention
     from memd.ingest.redaction.redactor import Redactor
     from memd.ingest.sources.documents import DocumentTaker
-    from memd.ingest.sources.tending import SourceTender
+    from memd.ingest.sources.watch import SourceWatch
     from memd.ingest.topics import Topics
     from memd.principals import Principals
     from memd.recall.retrieve import Budget, Retriever
@@ -56,7 +56,7 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     retriever: Retriever
     archiver: Archiver
     taker: DocumentTaker
-    sources: SourceTender
+    sources: SourceWatch
     retention: Retention
     receipts: Receipts
     auditor: Auditor

@@ -33,9 +33,9 @@ from memd.ingest.imports.files import NAMES, STANDARD_INPUT, TITLES, Bad, Import
 from memd.ingest.imports.parts import Sending
 from memd.ingest.imports.threads import Dating
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
-from memd.ingest.sources.looking import Look, Source, is_below, look
-from memd.ingest.sources.tending import SourceState, topic_of
-from memd.ingest.sources.walking import Chosen, Walk, claude_code_folders
+from memd.ingest.sources.look import Look, Source, is_below, look
+from memd.ingest.sources.walk import Chosen, Walk, claude_code_folders
+from memd.ingest.sources.watch import SourceState, topic_of
 from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
 from memd.settings.model import AUTO_TOPIC, Config
 from memd.wording import counted, erased_for_good, name_for_terminal, tallied

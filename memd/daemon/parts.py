@@ -38,7 +38,7 @@ from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.sources.documents import DocumentTaker
-from memd.ingest.sources.tending import SourceTender
+from memd.ingest.sources.watch import SourceWatch
 from memd.ingest.topic import Topic
 from memd.ingest.topics import Topics
 from memd.proxy.addresses import Addresses
@@ -107,7 +107,7 @@ async def make_parts(
     programs = programs_of(config.ingest)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
     uses = topics, taker, encoder.priority, tasks, events
-    stack.push_async_callback((sources := SourceTender(config, *uses)).close)
+    stack.push_async_callback((sources := SourceWatch(config, *uses)).close)
     reader = RequestReader(config, watch.principals, redactor, speech)
     eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
     daemon = Daemon(

@@ -27,8 +27,8 @@ from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embed
 from memd.embedding.local import FINGERPRINT
 from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
-from memd.ingest.sources.tending import topic_of
-from memd.ingest.sources.walking import Chosen, Walk
+from memd.ingest.sources.walk import Chosen, Walk
+from memd.ingest.sources.watch import topic_of
 from memd.proxy.addresses import bound, own_port, tls_of
 from memd.recall.rerank import Reranker
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings

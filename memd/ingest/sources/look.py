@@ -22,7 +22,7 @@ from memd.errors import BadDocument, BadQuestion, BadSource
 from memd.ingest.readers.files import FileReader, checked
 from memd.ingest.readers.text import TEXT_FORMAT
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
-from memd.ingest.sources.walking import Chosen, FoundFile, Walk
+from memd.ingest.sources.walk import Chosen, FoundFile, Walk
 from memd.wording import counted
 
 FILES_MAX = 200_000
@@ -142,17 +142,17 @@ def look(
     told.files = len(files)
     told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
     with FileReader() as reader:
-        looking = _Looking(keeper, reader, told, str(root), own, seen, files, force=force)
+        visit = _Visit(keeper, reader, told, str(root), own, seen, files, force=force)
         for file in files:
             step()
-            looking.at(file)
+            visit.at(file)
             told.done += 1
     for below in seen.keys() - {file.below for file in files}:
         del seen[below]
-    looking.remove_missing([_source(told.name, below) for below, _ in walk.unread])
+    visit.remove_missing([_source(told.name, below) for below, _ in walk.unread])
 
 
-class _Looking:
+class _Visit:
     """One look, once it is known which files and which documents there are."""
 
     def __init__(

@@ -23,8 +23,8 @@ from memd.entries import topic_called
 from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
 from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, known_documents
-from memd.ingest.sources.looking import Look, Seen, Source, is_below, look
-from memd.ingest.sources.walking import Chosen, Exclusions
+from memd.ingest.sources.look import Look, Seen, Source, is_below, look
+from memd.ingest.sources.walk import Chosen, Exclusions
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
 from memd.telemetry.events import Events
@@ -79,7 +79,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the file system tells of changes."""
 
 
-class _Tended:
+class _WatchedSource:
     """One source, and what is known of it."""
 
     def __init__(self, settings: SourceSettings, apart: Path) -> None:
@@ -130,7 +130,7 @@ class _Tended:
         return not Exclusions(self.source.chosen.exclude).have(path, below)
 
 
-class SourceTender:
+class SourceWatch:
     """Keeps the documents of the settings' sources as their files are."""
 
     def __init__(
@@ -142,7 +142,7 @@ class SourceTender:
         tasks: Tasks,
         events: Events,
     ) -> None:
-        self._tended = [_Tended(one, config.data_dir.resolve()) for one in config.sources]
+        self._sources = [_WatchedSource(one, config.data_dir.resolve()) for one in config.sources]
         self._interval_seconds = config.ingest.reindex_seconds
         self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
         self._thread = background_thread("memd-sources")
@@ -151,7 +151,7 @@ class SourceTender:
 
     def states(self) -> tuple[SourceState, ...]:
         """The sources, as they stand."""
-        return tuple(one.state for one in self._tended)
+        return tuple(one.state for one in self._sources)
 
     def ask(self, *, force: bool = False) -> None:
         """Look at all sources soon.
@@ -159,7 +159,7 @@ class SourceTender:
         Args:
             force: read every file again, also those that have not changed.
         """
-        for one in self._tended:
+        for one in self._sources:
             one.is_due, one.is_forced = True, one.is_forced or force
         self._look_later()
 
@@ -167,13 +167,13 @@ class SourceTender:
         """Whether documents of this name would come back, since a source of the settings has them."""
         return any(
             one.topic_id == topic_id and one.told.name and is_below(source, one.told.name) and not one.error
-            for one in self._tended
+            for one in self._sources
             if source not in one.leaving
         )
 
     async def tend(self) -> None:
         """Look at them at the start, when something changes and now and then, until cancelled."""
-        if not self._tended or not self._interval_seconds:
+        if not self._sources or not self._interval_seconds:
             return
         watching = self._tasks.spawn(self._watch(), "watching sources")
         try:
@@ -198,10 +198,10 @@ class SourceTender:
 
     async def _look(self) -> None:
         async with self._working:
-            while not self._turn.has_ended and (due := next((one for one in self._tended if one.is_due), None)):
+            while not self._turn.has_ended and (due := next((one for one in self._sources if one.is_due), None)):
                 await self._look_at(due)
 
-    async def _look_at(self, one: _Tended) -> None:
+    async def _look_at(self, one: _WatchedSource) -> None:
         force, began, before = one.is_forced, time.monotonic(), one.error
         one.is_due, one.is_forced, one.is_looking = False, False, True
         one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
@@ -232,7 +232,7 @@ class SourceTender:
             log.info("looked at a source", extra={**fields, **done})
         self._events.publish("source", {"path": str(one.source.path), "topic_id": one.topic_id})
 
-    def _again(self, one: _Tended) -> None:
+    def _again(self, one: _WatchedSource) -> None:
         if not self._turn.has_ended:
             one.is_due = True
             self._look_later()
@@ -248,7 +248,7 @@ class SourceTender:
                 if str(error) != said:
                     log.warning("sources are not watched, only looked at now and then", extra={"error": error})
                 said = str(error)
-            for one in self._tended:
+            for one in self._sources:
                 one.is_watched = False
             while (now := self._places()) == places:  # noqa: ASYNC110 - nobody else tells of a mount
                 await asyncio.sleep(ROOTS_SECONDS)
@@ -259,7 +259,7 @@ class SourceTender:
         from watchfiles import awatch  # loads a library, which most need not
 
         logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else a line for each change
-        for one in self._tended:
+        for one in self._sources:
             one.is_watched = one.root in places
         async for changes in awatch(
             *places,
@@ -270,7 +270,7 @@ class SourceTender:
             yield_on_timeout=True,
             ignore_permission_denied=True,
         ):
-            changed = [one for one in self._tended if any(one.concerns(path) for _, path in changes)]
+            changed = [one for one in self._sources if any(one.concerns(path) for _, path in changes)]
             for one in changed:
                 one.is_due = True
             if changed:
@@ -281,7 +281,7 @@ class SourceTender:
     def _places(self) -> dict[str, tuple[int, int]]:
         """The folders that are there now, resolved, each with its device and inode."""
         places = {}
-        for one in self._tended:
+        for one in self._sources:
             one.root = os.path.realpath(one.source.path)
             try:
                 status = Path(one.root).stat()
@@ -294,15 +294,15 @@ class SourceTender:
 class _TopicKeeper:
     """The documents of a source's topic, for a look in its thread; see `Keeper`. Made on the event loop."""
 
-    def __init__(self, topics: Topics, taker: DocumentTaker, tended: _Tended) -> None:
+    def __init__(self, topics: Topics, taker: DocumentTaker, source: _WatchedSource) -> None:
         self._loop = asyncio.get_running_loop()
-        self._topics, self._taker, self._tended = topics, taker, tended
+        self._topics, self._taker, self._source = topics, taker, source
 
     def known(self) -> Sequence[KnownDocument]:
         """See `Keeper`."""
 
         async def found() -> Sequence[KnownDocument]:
-            topic = await self._topics.existing(self._tended.topic_id)
+            topic = await self._topics.existing(self._source.topic_id)
             if topic is None:
                 return ()
             with topic.held():
@@ -316,15 +316,15 @@ class _TopicKeeper:
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
         """See `Keeper`."""
-        self._tended.leaving = sources
+        self._source.leaving = sources
         try:
             return self._done(lambda topic: self._taker.remove(topic, sources))
         finally:
-            self._tended.leaving = ()
+            self._source.leaving = ()
 
     def _done(self, work: Callable[[Topic], Awaitable[TakenDocument]]) -> TakenDocument:
         async def done() -> TakenDocument:
-            topic = await self._topics.get(self._tended.topic_id)
+            topic = await self._topics.get(self._source.topic_id)
             with topic.held():
                 return await work(topic)
 
