@@ -18,7 +18,7 @@ from postgres_server import PostgresServer
 from memd.cli.check.data import Server, told_of
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
-from memd.store.shared.postgres import SCHEMA_VERSION
+from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog
 
 pytestmark = pytest.mark.process
 _numbers = itertools.count(1)
@@ -32,7 +32,7 @@ GOOD = Server(
     synchronous_commit="on",
     standby_names="ANY 1 (a, b)",
     clock_ahead=0.1,
-    may_create=True,
+    may_write=True,
     schema=SCHEMA_VERSION,
     standbys=2,
     encoding="UTF8",
@@ -66,7 +66,8 @@ def checked(settings: dict[str, Any], folder: Path) -> list[tuple[str, str, str]
         ({"is_standby": True}, "failed", "is a standby, and nothing can be written there"),
         ({"is_read_only": True}, "failed", "is read-only"),
         ({"schema": None}, "ok", "has no tables yet"),
-        ({"schema": None, "may_create": False}, "failed", "grant it CREATE"),
+        ({"schema": None, "may_write": False}, "failed", "grant it CREATE"),
+        ({"may_write": False}, "failed", "grant it SELECT, INSERT, UPDATE and DELETE"),
         ({"schema": SCHEMA_VERSION + 1}, "failed", "run the same version of memd everywhere"),
         ({"encoding": "LATIN1"}, "warning", "its encoding is LATIN1"),
         ({"round_trip_ms": 30.0}, "warning", "in the same zone"),
@@ -95,6 +96,19 @@ def test_a_cluster_is_checked_before_there_is_anything_in_it(settings: dict[str,
     assert "has no tables yet, memd serve makes them" in found[0][2]
     with psycopg.connect(settings["cluster"]["database"]) as connection:
         assert connection.execute("SELECT to_regclass('memd_topic')").fetchone() == (None,), "nobody has made it"
+
+
+def test_a_user_who_may_only_read_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+    url = settings["cluster"]["database"]
+    with closing(PostgresLog(url)) as kept:
+        kept.connect()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    settings["cluster"]["database"] = url.replace("memd@", "reader@")
+    assert "this user may not write memd's tables" in checked(settings, tmp_path)[0][2]
+    settings["cluster"]["database"] = url
+    assert checked(settings, tmp_path)[0][1] == "ok"
 
 
 def test_nothing_stays_set_on_a_connection_that_a_pooler_gives_to_others(

@@ -313,7 +313,9 @@ _SETTINGS = """SELECT
     current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('synchronous_standby_names') AS standby_names,
     extract(epoch FROM clock_timestamp())::float8 AS clock_ahead,
-    has_schema_privilege(current_schema(), 'CREATE') AS may_create,
+    CASE WHEN to_regclass('memd_log') IS NULL THEN has_schema_privilege(current_schema(), 'CREATE') ELSE (
+        SELECT bool_and(has_table_privilege(to_regclass(name), may)) FROM unnest('{memd_topic, memd_log}'::text[]) name,
+        unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) may) END AS may_write,
     current_setting('server_encoding') AS encoding
 """
 """Its members of `Server`; `clock_ahead` as a time, which becomes one."""
@@ -336,7 +338,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     standby_names: str
     clock_ahead: float
     """Seconds by which its clock is ahead of this machine's."""
-    may_create: bool
+    may_write: bool
+    """All that memd needs; where there are no tables, make them."""
     schema: int | None
     """Of memd's tables; None: there are none yet."""
     standbys: int | None
@@ -397,9 +400,12 @@ def told_of(server: Server) -> Iterator[CheckResult]:
     if server.is_standby or server.is_read_only:
         remedy = "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write"
         yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", remedy)
-    if own is None and not server.may_create:
+    if own is None and not server.may_write:
         told = "has no tables of memd's, and this user may not make any"
         yield failed(DATABASE, told, "grant it CREATE on its schema")
+    elif not server.may_write:
+        told = "this user may not write memd's tables"
+        yield failed(DATABASE, told, "grant it SELECT, INSERT, UPDATE and DELETE on memd_topic and memd_log")
     elif own not in (None, SCHEMA_VERSION):
         told = f"has schema {own}, and this memd knows schema {SCHEMA_VERSION}"
         yield failed(DATABASE, told, "run the same version of memd everywhere")
