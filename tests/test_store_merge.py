@@ -14,6 +14,7 @@ from effort import steps
 
 from memd.entries import Draft, Entry
 from memd.errors import StoreWriteFailed
+from memd.store.log import format as log_format
 from memd.store.snapshot import Snapshot
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
@@ -91,6 +92,25 @@ def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
 
 
 @pytest.mark.thorough
+def test_the_words_of_a_merged_index_may_be_longer_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are of a million chunks: 137 MB, where a record ends at 128."""
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=10)
+    topic = store.topic("talk")
+    for number in range(8):
+        topic.append([draft(f"{number}.{i}") for i in range(10)])
+        seal_all(topic)
+    monkeypatch.setattr(log_format, "PAYLOAD_BYTES_MAX", 2_500)
+    topic.merge(range(1, 9))
+    found = topic.snapshot().places_with("chunk 5.3")
+    assert len(files.read(SEGMENTS / "merged_0001_0008.words")) > 2_500
+    store.close()
+    again = open_store(files, segment_entries_max=10).topic("talk")
+    again.load()
+    assert again.wordless == 0
+    assert again.snapshot().places_with("chunk 5.3") == found != []
+
+
 def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     files = CrashFiles()
     topic, _ = grown(files, 0)

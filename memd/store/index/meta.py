@@ -38,7 +38,9 @@ from memd.store.log.format import (
     Header,
     decode_header,
     encode_header,
+    encode_long,
     encode_record,
+    long_payload,
     payload_at,
 )
 from memd.store.log.segment import SealedSegment
@@ -284,7 +286,7 @@ def encode_words(segments: Sequence[SealedSegment], columns: SealedColumns) -> b
         mean_count=columns.mean_count,
     )
     header = msgspec.structs.replace(segments[0].header, magic=MAGIC_META, version=META_VERSION)
-    return encode_header(header) + encode_record(_words_encoder.encode(stored))
+    return encode_header(header) + encode_long(_words_encoder.encode(stored))
 
 
 def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
@@ -294,7 +296,7 @@ def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) 
     try:
         data = files.read(path)
         decode_header(data, magic=MAGIC_META, name=str(path))
-        payload = payload_at(data, HEADER_BYTES)
+        payload = long_payload(data)
         stored = None if payload is None else _words_decoder.decode(payload)
     except (StoreError, msgspec.MsgspecError):
         return None

@@ -215,6 +215,23 @@ def payload_at(data: bytes, offset: int) -> bytes | None:
     return payload if _checksum(payload) == crc else None
 
 
+def encode_long(payload: bytes) -> bytes:
+    """Frame a payload of any length: as one record where it fits into one, else as several."""
+    steps = range(0, len(payload), PAYLOAD_BYTES_MAX)
+    return b"".join(encode_record(payload[at : at + PAYLOAD_BYTES_MAX]) for at in steps)
+
+
+def long_payload(data: bytes) -> bytes | None:
+    """Return what `encode_long` framed, behind a header and up to the end; None if a record is not intact."""
+    pieces, at = [], HEADER_BYTES
+    while at < len(data):
+        if (piece := payload_at(data, at)) is None:
+            return None
+        pieces.append(piece)
+        at += FRAME_BYTES + len(piece)
+    return b"".join(pieces)
+
+
 def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
     """Find all records from `start` on. After unreadable bytes the scan continues at the next readable record."""
     spans: list[Span] = []
