@@ -24,8 +24,7 @@ from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look, redacted_drafts
 from memd.ingest.redaction.shapes import BUILT_IN
 from memd.messages import Block, Message, ToolCall
-from memd.settings.model import IngestSettings
-from memd.settings.redacted import RedactionName
+from memd.settings.model import IngestSettings, RedactionName
 from memd.telemetry.logging import ConsoleLines
 
 ROOT = Path(__file__).parent.parent

@@ -21,12 +21,16 @@ from memd.errors import ConfigError
 from memd.settings.file import Setting, parse_value, read_settings
 from memd.settings.model import (
     BEGINNING_OF_TOPIC,
+    LISTED_WORD,
+    PATTERN_COUNTRY,
+    PATTERN_NAME,
+    PATTERN_WORD,
     Config,
     IngestSettings,
+    RedactionName,
     SourceSettings,
     Text,
 )
-from memd.settings.redacted import LISTED_WORD, PATTERN_COUNTRY, PATTERN_NAME, PATTERN_WORD, RedactionName
 from memd.settings.sources import read_sources, source_problems
 from memd.settings.tokens import read_tokens, token_problems
 from memd.settings.url import base_of, is_this_machine, place_of, url_problem, without_credentials

@@ -12,9 +12,25 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from memd.settings.redacted import CountryCode, ListedWord, PatternName, PersonName, RedactionName
 from memd.settings.tokens import AuthSettings
 from memd.settings.url import basic_authorization, without_credentials
+
+PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
+PATTERN_COUNTRY = "^[A-Z]{2}$"
+PATTERN_WORD = r"^[^\x00-/:-@\[-`{-\x7f]([^\x00-\x1f\x7f]*[^\x00-/:-@\[-`{-\x7f])?$"
+
+RedactionName = Literal[
+    "private_key", "url_credentials", "jwt", "api_key", "bearer_token", "password", "login", "cookie", "card_number",
+    "iban",
+]  # fmt: skip
+"""The built-in redaction patterns; `assets/redaction.toml` has them."""
+PersonName = Literal["email", "national_id", "phone"]
+"""The opt-in patterns of `redact_persons`; `ingest/redaction/persons.py` has them."""
+LISTED_WORD = "word"
+"""The mark of what `redact_words` lists: `[redacted:word]`."""
+PatternName = Annotated[str, Meta(pattern=PATTERN_NAME)]
+CountryCode = Annotated[str, Meta(pattern=PATTERN_COUNTRY)]
+ListedWord = Annotated[str, Meta(min_length=1, max_length=100, pattern=PATTERN_WORD)]
 
 BucketUrl = Annotated[str, Meta(pattern=r"^(?:s3://[A-Za-z0-9][A-Za-z0-9.-]*(?:/[A-Za-z0-9._-]+)*/?)?$")]
 

@@ -17,8 +17,7 @@ import msgspec
 from memd.errors import ConfigError
 from memd.ingest.redaction.shapes import NAMED, TABLES, Find, Span, apart, in_unescaped
 from memd.patterns import late_pattern
-from memd.settings.model import IngestSettings
-from memd.settings.redacted import LISTED_WORD
+from memd.settings.model import LISTED_WORD, IngestSettings
 
 EXTRA = "pip install 'memd-proxy[persons]'"
 

@@ -17,7 +17,7 @@ import msgspec
 
 from memd.assets import words_of
 from memd.patterns import late_pattern
-from memd.settings.redacted import RedactionName
+from memd.settings.model import RedactionName
 
 Span = tuple[int, int]
 Find = Callable[[str], Iterator[Span]]
