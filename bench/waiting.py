@@ -100,7 +100,7 @@ async def traced(folder: Path, rounds: int) -> list[float]:
             client.upstream.requests.clear()
             gc.collect()
             if tracemalloc.is_tracing():
-                caches = client.daemon.cache_bytes
+                caches = client.daemon.cache_bytes()
                 first = caches if not held else first  # before it was traced
                 held.append((tracemalloc.get_traced_memory()[0] - (caches - first)) / 1e6)
                 print(f"round {number}: {held[-1]:.2f} MB held, {len(client.daemon.topics.opened())} open", flush=True)

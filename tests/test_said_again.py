@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from archiver_stage import DIMENSION, HashEmbedder, Stage, live_entries
 from conftest import MakeDaemon
+from daemon_process import ask
 from histories import said
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
@@ -143,3 +144,41 @@ def test_an_answer_made_anew_does_not_bring_a_corrected_question_back(
     upstream.answer = chat_answer
     memd.chat([user("What is the gate code of the boatyard?")])
     assert "2250" in upstream.prompts[-1] and "7714" not in upstream.prompts[-1]
+
+
+WAYS = {
+    "with the id and the speaker": "[mem:{id}] user: The gate code of the boatyard is 7714.",
+    "in its own words": "The gate code of the boatyard is 7714.",
+    "with a mark of its own": "According to your notes (mem:{id}), the gate code of the boatyard is **7714**.",
+}
+"""Three models' ways of answering out of what they were shown."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_corrected_value_stands_behind_however_the_model_has_quoted_it(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, way: str
+) -> None:
+    memd = make_daemon(upstream.url).start()
+    memd.chat([user("The gate code of the boatyard is 7714.")])
+    memd.wait_stored("7714")
+    [chunk] = [one["id"] for one in memd.export() if "7714" in one["content"]]
+    upstream.answer = lambda request: chat_answer(request, WAYS[way].format(id=chunk))
+    assert memd.chat([user("What is the gate code of the boatyard?")]).headers["X-Memory-Injected"] == chunk
+    memd.wait_stored("What is the gate code")
+    upstream.answer = chat_answer
+    correction = {
+        "chunk_ids": [chunk],
+        "action": "Update",
+        "reason": "",
+        "content": "The gate code of the boatyard is 2250.",
+    }
+    memd.chat([user("It was changed.")], memory_in={"corrections": [correction]})
+    memd.wait_stored("2250")
+    memd.chat([user("Tell me the gate code of the boatyard, please.")], memory_in={})
+    url = f"{memd.own_url}/memd/search?q=What+is+the+gate+code+of+the+boatyard%3F"
+    found = ask(url).json["chunks"]
+    places = {
+        code: next((at for at, one in enumerate(found) if code in one["content"]), 99) for code in ("2250", "7714")
+    }
+    assert places["2250"] < places["7714"], found
+    assert "2250" in upstream.prompts[-1]
