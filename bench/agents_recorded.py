@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]  # the daemon's process and the model servers are shared with the tests
 
 from agents_replay import stored  # noqa: E402  # needs the path above
-from daemon_process import DaemonProcess, wait_until  # noqa: E402
+from daemon_process import DaemonProcess  # noqa: E402
 from llama_server import running_llama  # noqa: E402
 from recording_upstream import Request, Response, recording_upstream  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -52,7 +52,6 @@ READ_MAX = 1.2
 SLOTS = 2
 """Prompts that the server keeps: an agent's own, and that of a side request."""
 CHARACTERS_PER_TOKEN, PART_TOKENS = 4, 4
-SETTLED_SECONDS_MAX = 120.0
 _COUNT = re.compile(rb'"(prompt_tokens|input_tokens)": \d+')
 
 
@@ -418,10 +417,11 @@ def _daemon(player: Player) -> Iterator[DaemonProcess]:
 
 
 def settled(daemon: DaemonProcess) -> None:
-    """Wait until nothing more is stored."""
-    seen: list[int] = []
+    """Wait until all that was said is stored, however busy the machine is."""
+    daemon.export()
 
-    def holds() -> bool:
+
+def holds() -> bool:
         seen.append(len(daemon.export(settled=False)))
         return len(seen) > 8 and len(set(seen[-8:])) == 1
 
