@@ -421,13 +421,6 @@ def settled(daemon: DaemonProcess) -> None:
     daemon.export()
 
 
-def holds() -> bool:
-        seen.append(len(daemon.export(settled=False)))
-        return len(seen) > 8 and len(set(seen[-8:])) == 1
-
-    wait_until(holds, lambda: f"storing went on: {seen}", SETTLED_SECONDS_MAX)
-
-
 def processor_seconds(daemon: DaemonProcess) -> float:
     """The processor time that a daemon has taken since it started."""
     fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
