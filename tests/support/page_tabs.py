@@ -49,7 +49,7 @@ def opened_pages(browser: Browser, kept: Watched) -> Iterator[OpenPage]:
         context.__exit__(None, None, None)
     if not free:
         empty(kept)
-    assert wrong == []
+    assert wrong == [], wrong
 
 
 def empty(kept: Watched) -> None:

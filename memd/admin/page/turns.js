@@ -12,12 +12,12 @@ const STEP_CHARACTERS = 60; // of the question, which its turn has in full
 
 /** The list; `id` opens that turn. The returned function takes events. */
 export async function show(main, context) {
-  const { id, topic, query } = context;
+  const { id, topic, query, topics } = context;
   const withSteps = query.get("steps") === "1"; // whether the later steps of tool loops have rows of their own
   const asking = { topic, limit: 50, steps: Number(withSteps) };
   const toggle = () => (location.hash = hashOf("turns", { topic, steps: withSteps ? null : 1 }));
   const steps = el("div", { class: "buttons" }, el("button", { type: "button", click: toggle }, withSteps ? "Hide tool steps" : "Show tool steps"));
-  const [told, remembering] = await Promise.all([get("/memd/turns", asking), remembered(topic)]);
+  const [told, remembering] = await Promise.all([get("/memd/turns", asking), remembered(topic, topics())]);
   let { turns } = told;
   const charts = el("div", { class: "charts" });
   const figures = el("details", { class: "why" }, el("summary", {}, "Times and tokens of these turns"), charts);
@@ -62,7 +62,8 @@ export async function show(main, context) {
 }
 
 /** A question to memory, and how much was remembered today; nothing where nothing is remembered. */
-async function remembered(topic) {
+async function remembered(topic, topics) {
+  if (topic && !topics.some((one) => one.topic_id === topic)) return [];
   const { days } = await get("/memd/days", { topic });
   if (!days.length) return [];
   const today = days.find((one) => one.day === new Date().toLocaleDateString("en-CA")); // as 2026-11-28
