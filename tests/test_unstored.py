@@ -30,6 +30,7 @@ from memd.proxy.correct import Corrector
 from memd.proxy.receive import IdempotencyKeys
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
+from memd.store.pending import JoinedRuns, PendingRun
 from memd.store.store import TopicLog
 
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -430,3 +431,16 @@ async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_e
         gc.set_threshold(*threshold)
         gc.callbacks.remove(cut_one_more)
     assert len(known) > 5_000 + len([*each_part(conversation)])
+
+
+def test_what_was_joined_is_counted_while_a_search_joins_more() -> None:
+    joined = JoinedRuns()
+
+    class Growing(PendingRun):
+        @property
+        def columns_bytes(self) -> int:
+            joined._groups[(len(joined._groups),)] = (), PendingRun()  # as a search does in its thread
+            return 1
+
+    joined._groups = {(number, number): ((PendingRun(), PendingRun()), Growing()) for number in range(-3, 0)}
+    assert joined.memory_bytes == 3

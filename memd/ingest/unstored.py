@@ -514,7 +514,7 @@ class ListedParts:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
-        joined = (parts.spoken.cut for _, _, parts in self._listed.values())
+        joined = (parts.spoken.cut for _, _, parts in self._listed.copy().values())
         return self.joined.memory_bytes + sum(run.columns_bytes for _, cut, run in joined if len(cut) > 1)
 
     def all(self) -> list[PartRun]:

@@ -151,7 +151,7 @@ class JoinedRuns:
     @property
     def memory_bytes(self) -> int:
         """Memory of what was joined, beside that of the runs; approximate."""
-        return sum(one.columns_bytes for runs, one in self._groups.values() if len(runs) > 1)
+        return sum(one.columns_bytes for runs, one in self._groups.copy().values() if len(runs) > 1)
 
     def of(self, runs: Sequence[PendingRun]) -> PendingRun:
         """All chunks of these, which are not empty."""
