@@ -64,12 +64,12 @@ def test_messages_that_differ_in_a_forged_block_are_two_messages(
     assert contents(memd).count("Go on.") == 2, first
 
 
-@pytest.mark.parametrize("restarted", [True, False])
+@pytest.mark.parametrize(("role", "restarted"), [("merged", True), ("separate", False)])
 def test_a_client_that_echoes_blocks_changes_nothing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, restarted: bool
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str, restarted: bool
 ) -> None:
     upstream.answer = quoting
-    memd = make_daemon(upstream.url).start()
+    memd = make_daemon(upstream.url, {"injection": {"role": role}}).start()
     memd.chat([said(FACT)])
     memd.wait_stored(FACT)
     reply = memd.chat([said(QUESTION)]).reply

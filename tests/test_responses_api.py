@@ -15,6 +15,7 @@ from daemon_process import Answer, DaemonProcess, Headers, Stream, ask
 from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
+from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wire.responses import RESPONSES
 
@@ -185,7 +186,8 @@ def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream
     assert answer.body == response_answer(upstream.requests[-1]).parts[0]
 
 
-def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str) -> None:
+@pytest.mark.parametrize("placement", ["separate", "merged"])
+def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str, placement: Placement) -> None:
     chat: list[Any] = [
         {"role": "system", "content": "Be brief."},
         said("What is on the shelf?"),
@@ -210,16 +212,17 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
     for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
         request = api.parse(json.dumps({"model": "tiny", **body}).encode())
         blocks = {len(request.messages) - 1: "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]"}
-        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks)).json)
+        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks, placement=placement)).json)
     assert counts[0] == counts[1]
     assert counts[0]["input_tokens"] > 100
 
 
-def test_a_block_stands_in_front_of_the_last_user_message_whatever_its_form(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+@pytest.mark.parametrize("role", ["separate", "merged"])
+def test_a_block_stands_before_the_last_user_message_whatever_its_form(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str
 ) -> None:
     upstream.answer = response_answer
-    daemon = make_daemon(upstream.url).start()
+    daemon = make_daemon(upstream.url, {"injection": {"role": role}}).start()
     respond(daemon, FACT)
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
     parts = [image, {"type": "input_text", "text": QUESTION}]
@@ -227,9 +230,14 @@ def test_a_block_stands_in_front_of_the_last_user_message_whatever_its_form(
         assert respond(daemon, question, store=False).headers["X-Memory-Status"] == "injected"
         body = json.loads(upstream.requests[-1].body)
         assert body["store"] is False
-        [last] = body["input"]
+        *before, last = body["input"]
         content = question if isinstance(question, str) else parts
-        if isinstance(content, str):
+        if role == "separate":
+            [block] = before
+            assert (block["type"], block["role"]) == ("message", "developer")
+            assert "cinnamon-42" in block["content"]
+            assert last["content"] == content
+        elif isinstance(content, str):
             assert "cinnamon-42" in last["content"] and last["content"].endswith("\n\n" + content)
         else:
             assert last["content"][0]["type"] == "input_text"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
+from memd.wire.api import Placement
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest, without_own_blocks
@@ -351,9 +352,15 @@ def test_untouched_members_and_messages_keep_their_bytes_and_their_order() -> No
     )
 
 
-def test_messages_are_left_out_and_blocks_stand_in_front_of_what_is_said() -> None:
+def test_messages_are_left_out_and_blocks_stand_before_what_is_said_or_in_front_of_it() -> None:
     body = body_of(*({"role": "user", "content": letter} for letter in "abcd"))
-    assert sent(body, leave_out={0, 1}, blocks={1: "gone", 3: "one"})["messages"] == [
+    changes: dict[str, Any] = {"leave_out": {0, 1}, "blocks": {1: "gone", 3: "one"}}
+    assert sent(body, placement="separate", **changes)["messages"] == [
+        {"role": "user", "content": "c"},
+        {"role": "developer", "content": "one"},
+        {"role": "user", "content": "d"},
+    ]
+    assert sent(body, placement="merged", **changes)["messages"] == [
         {"role": "user", "content": "c"},
         {"role": "user", "content": "one\n\nd"},
     ]
@@ -380,12 +387,19 @@ def test_a_merged_block_becomes_the_content_where_there_is_none() -> None:
     assert bytes(with_text_in_front(b'{"role":"user"}', "B")) == b'{"role":"user","content":"B"}'
 
 
-@given(st.lists(chat_messages, min_size=1, max_size=4), st.data())
-def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(messages: list[Any], data: st.DataObject) -> None:
+@given(st.lists(chat_messages, min_size=1, max_size=4), st.data(), st.sampled_from(["separate", "merged"]))
+def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
+    messages: list[Any], data: st.DataObject, placement: Placement
+) -> None:
     request = CHAT.parse(body_of(*messages))
     position = data.draw(st.integers(min_value=0, max_value=len(request.messages) - 1))
-    body = CHAT.encode(request, blocks={position: BLOCK})
-    assert without_own_blocks(CHAT.parse(body), BLOCK.__eq__, THINKING_ALONE).digests == request.digests
+    body = CHAT.encode(request, blocks={position: BLOCK}, placement=placement)
+    echoed = without_own_blocks(CHAT.parse(body), BLOCK.__eq__, THINKING_ALONE)
+    digests = list(echoed.digests)
+    if placement == "separate":
+        assert echoed.messages[position] == Message("developer", "")
+        del digests[position]
+    assert digests == request.digests
 
 
 @given(

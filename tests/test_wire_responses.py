@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.speech import THINKING_ALONE
+from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
 from memd.wire.request import without_own_blocks
@@ -170,8 +171,9 @@ def test_the_items_of_one_reply_are_one_message_and_keep_their_bytes() -> None:
     assert [message.role for message in request.messages] == ["user", "assistant", "tool"]
     assert bytes(request.raw_messages[1]) == text + b"," + call
     assert request.messages[1] == Message("assistant", "bé", (ToolCall("", "f", ""),))
-    assert RESPONSES.encode(request, leave_out={0}) == (
-        b'{"input":[%b,%b,{"type":"function_call_output","output":"c"}]}' % (text, call)
+    assert RESPONSES.encode(request, leave_out={0}, blocks={2: "B"}, placement="separate") == (
+        b'{"input":[%b,%b,{"type":"message","role":"developer","content":"B"},'
+        b'{"type":"function_call_output","output":"c"}]}' % (text, call)
     )
 
 
@@ -227,13 +229,14 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_error(body: bytes) -> No
         pass
 
 
-@given(json_values | st.lists(odd_items(json_values), max_size=4))
-def test_arbitrary_json_raises_nothing_but_the_declared_error(given: Any) -> None:
+@given(json_values | st.lists(odd_items(json_values), max_size=4), st.sampled_from(["separate", "merged"]))
+def test_arbitrary_json_raises_nothing_but_the_declared_error(given: Any, placement: Placement) -> None:
     try:
         request = RESPONSES.parse(body_of(given), MessageCache())
     except BadRequestBody:
         return
-    RESPONSES.encode(request, blocks={0: BLOCK} if [one.role for one in request.messages[:1]] == ["user"] else {})
+    blocks = {0: BLOCK} if [one.role for one in request.messages[:1]] == ["user"] else {}
+    RESPONSES.encode(request, blocks=blocks, placement=placement)
 
 
 @given(st.lists(odd_items(plain_values), max_size=4))
@@ -253,6 +256,10 @@ def test_a_string_stays_one_until_something_is_placed_beside_it() -> None:
     body = b'{"input":"h\\u00e9", "memory_in":{},"x":1.0}'
     request = RESPONSES.parse(body)
     assert RESPONSES.encode(request) == b'{"input":"h\\u00e9","x":1.0}'
+    assert RESPONSES.encode(request, blocks={0: "B"}, placement="separate") == (
+        b'{"input":[{"type":"message","role":"developer","content":"B"},'
+        b'{"type":"message","role":"user","content":"h\\u00e9"}],"x":1.0}'
+    )
     assert RESPONSES.encode(request, blocks={0: "B"}) == (
         b'{"input":[{"type":"message","role":"user","content":"B\\n\\nh\\u00e9"}],"x":1.0}'
     )
@@ -272,14 +279,20 @@ users = st.builds(said, valid_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
 
 
-@given(turns, users, st.data())
+@given(turns, users, st.data(), st.sampled_from(["separate", "merged"]))
 def test_a_prompt_echoed_with_its_block_holds_the_same_conversation(
-    items: list[Any], user: Any, data: st.DataObject
+    items: list[Any], user: Any, data: st.DataObject, placement: Placement
 ) -> None:
     request = RESPONSES.parse(body_of([*items, user]))
     said = [position for position, message in enumerate(request.messages) if message.role == "user"]
-    body = RESPONSES.encode(request, blocks={data.draw(st.sampled_from(said)): BLOCK})
-    assert without_own_blocks(RESPONSES.parse(body), BLOCK.__eq__, THINKING_ALONE).digests == request.digests
+    position = data.draw(st.sampled_from(said))
+    body = RESPONSES.encode(request, blocks={position: BLOCK}, placement=placement)
+    echoed = without_own_blocks(RESPONSES.parse(body), BLOCK.__eq__, THINKING_ALONE)
+    digests = list(echoed.digests)
+    if placement == "separate":
+        assert echoed.messages[position] == Message("developer", "")
+        del digests[position]
+    assert digests == request.digests
 
 
 @given(turns, st.data())

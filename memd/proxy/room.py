@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from functools import partial
 
 import msgspec
 
@@ -211,7 +212,8 @@ class RoomMaker:
         if estimate + doubt <= hard + standing or (drift.is_known(model) and estimate - doubt > hard + standing):
             return estimate - standing
         asked, server = received.asked, received.assignment.server
-        exact = await server.count_tokens(asked.api.count_path, prompt.body, asked.credentials)
+        body = partial(prompt.body, server.placement)
+        exact = await server.count_tokens(asked.api.count_path, body, asked.credentials)
         if exact is None:
             return estimate - standing
         count(drift, prompt.conversation, Counted(model, prompt.tokens(), exact, prompt.attachments()))

@@ -65,7 +65,6 @@ REMOVED = {
     "utility.max_helpful_steps": "more than 10 steps of Helpful change nothing",
     "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
-    "injection.role": "memory stands in front of the user's message; as a message of its own it cost more",
     "buffer.soft_tokens": "what leaves after a reply is an eighth less than what has to leave before a request",
     "buffer.hard_tokens": "the window decides when old turns leave: set upstream.window to a smaller one",
     "buffer.store_after_seconds": "turns are stored a second after their reply",

@@ -358,6 +358,7 @@ class AnthropicApi(Api):
     path = "/messages"
     count_path = "/v1/messages/count_tokens"
     capture = AnthropicCapture
+    block_role = ""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""

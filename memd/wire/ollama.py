@@ -149,6 +149,7 @@ class OllamaApi(ChatApi):
     stream_type = "application/x-ndjson"
     capture = OllamaCapture
     parser = LineParser
+    block_role = "system"
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""

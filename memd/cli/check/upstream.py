@@ -31,7 +31,7 @@ from memd.cli.running import RunningDaemon
 from memd.daemon.app import running
 from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
-from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, REFUSALS, WANTS_KEY, Upstream
+from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_KEY, Upstream
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
 from memd.settings.loading import variable_of
@@ -39,6 +39,7 @@ from memd.settings.model import AdminSettings, Config, ConversationSettings, Lis
 from memd.settings.tokens import AuthSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
+from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wording import counted
 
@@ -59,7 +60,7 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
     {"role": "user", "content": "And what is new?"},
 )
 Rendering = Literal["shown", "dropped", "refused", "unknown"]
-"""How the chat template treats a block in front of a question; unknown: the server cannot render."""
+"""How the chat template treats a block in its placement; unknown: the server cannot render."""
 
 
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Where it comes from: an address of the server, or `upstream.window`."""
     counts_exactly: bool = False
     """Whether it counts the tokens of a prompt."""
+    placement: Placement = "merged"
     block: Rendering = "unknown"
 
 
@@ -120,6 +122,7 @@ async def probed(config: Config) -> UpstreamProbe:
             window=window.tokens,
             window_source=window.source,
             counts_exactly=count is not None,
+            placement=upstream.placement,
             block=await _render(upstream, config.injection.header, body),
         )
     finally:
@@ -137,11 +140,12 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
     """Have the server render a conversation with a block in it, as for a model."""
     opening, closing = block.frame(header).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
-    prompt = CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})
-    answer = await upstream.ask("POST", "/apply-template", prompt, upstream.with_key(None))
-    if answer.status == 200 and isinstance(answer.value, dict):
-        return "shown" if _MARKER in str(answer.value.get("prompt", "")) else "dropped"
-    return "refused" if answer.status in REFUSALS else "unknown"
+    blocks = {len(_CONVERSATION) - 1: shown}
+    asked = CHAT.encode(CHAT.parse(body), blocks=blocks, placement=upstream.placement)
+    prompt = await upstream.rendered(asked, upstream.with_key(None))
+    if not prompt:
+        return "unknown" if prompt is None else "refused"
+    return "shown" if _MARKER in prompt else "dropped"
 
 
 def _first_name(models: Any) -> str:
@@ -235,7 +239,7 @@ def _server(
         _window(config, probe),
         *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
         *_counts(probe),
-        _placement(probe),
+        _placement(config, probe),
     ]
 
 
@@ -286,13 +290,18 @@ def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
         yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
 
 
-def _placement(probe: UpstreamProbe) -> CheckResult:
-    chosen = "memory stands in front of the user's message"
+def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
+    chosen = "memory stands in front of the user's message (injection.role)"
+    if probe.placement == "separate":
+        chosen = "memory is a developer message of its own (injection.role: separate)"
     if probe.block == "unknown":
         return ok(PLACEMENT, f"{chosen}; this server does not say what its chat template does with it")
     if probe.block != "shown":
         said = f"the model's chat template has {probe.block} a plain conversation"
         return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
+    if config.injection.role == "separate" and probe.placement == "merged":
+        said = "the model's chat template does not show a developer message in its place: memory is merged"
+        return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
 
 

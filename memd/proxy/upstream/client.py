@@ -7,6 +7,9 @@ rise to it, else `upstream.api_key`; neither is kept.
 What is wrong with a request says nothing about a server: only a server that does not answer is left out at once, one
 that answers every request with an error after a few. To be left out is to come last, never to be refused: where no
 server is well, all are tried.
+
+A template shows a separate memory message in place only if the prompt with the block is the prompt without it, plus the
+block before its question and nothing else. Where the server renders nothing, there is no verdict.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os.path
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -36,6 +40,7 @@ from memd.proxy.upstream.windows import KnownWindows, ModelWindow, ask_windows, 
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
+from memd.wire.api import Placement
 from memd.wire.lenient_json import UNREADABLE
 from memd.wording import counted
 
@@ -115,8 +120,15 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     is_slow: bool = False
     """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
     model: str = ""
-    lacks_template: bool = False
-    """Whether the model has no chat template of its own; False if the server does not tell."""
+    template: str = ""
+    """The digest of the chat template."""
+    shows_separate: bool | None = None
+    """Whether this model's template renders a separate memory message in its place; None if not probed."""
+
+    @property
+    def lacks_template(self) -> bool:
+        """Whether the model has no chat template of its own; False if the server does not tell."""
+        return self.template == _STAND_IN
 
 
 def window_unknown(facts: UpstreamFacts) -> str:
@@ -136,8 +148,50 @@ def facts_from(props: dict[str, Any]) -> UpstreamFacts:
     return UpstreamFacts(
         reachable=True,
         model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
-        lacks_template=hashlib.blake2b(template.encode(), digest_size=16).hexdigest() == _STAND_IN,
+        template=hashlib.blake2b(template.encode(), digest_size=16).hexdigest(),
     )
+
+
+Messages = Sequence[Mapping[str, str]]
+_BLOCKS = (
+    {"role": "developer", "content": "memd asks for the first block."},
+    {"role": "developer", "content": "memd asks for the second block."},
+)
+_ASKED_FIRST = {"role": "user", "content": "memd asks first."}
+_ANSWERED = {"role": "assistant", "content": "memd was answered."}
+_ASKED_LAST = {"role": "user", "content": "memd asks last."}
+_LEADS: tuple[Messages, ...] = (({"role": "system", "content": "memd is being told."},), ())
+
+
+async def shows_in_place(render: Callable[[Messages], Awaitable[str | None]]) -> bool | None:
+    """Whether the blocks of two turns are rendered in place, with and without a system message; None: unknown.
+
+    `render`: see `Upstream.rendered`.
+    """
+    for lead in _LEADS:
+        plain = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
+        one_block = [*lead, _BLOCKS[0], _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
+        two_blocks = [*one_block[:-1], _BLOCKS[1], _ASKED_LAST]
+        prompt, shown = await render(plain), await render(one_block)
+        if not prompt or shown is None:  # a template that refuses even this proves nothing about blocks
+            return None
+        if not _is_inserted(prompt, shown, [*lead, _BLOCKS[0], _ASKED_FIRST]):
+            return False
+        both = await render(two_blocks)
+        if both is None:
+            return None
+        if not _is_inserted(shown, both, [_ANSWERED, _BLOCKS[1], _ASKED_LAST]):
+            return False
+    return True
+
+
+def _is_inserted(plain: str, shown: str, messages: Messages) -> bool:
+    """Whether `shown` is `plain` and a block more, and has these messages once each and in this order."""
+    texts = [message["content"] for message in messages]
+    places = [shown.find(text) for text in texts]
+    head = os.path.commonprefix([plain, shown])  # noqa: RUF071 - by characters is what is meant, these are no paths
+    is_there_once = all(shown.count(text) == 1 for text in texts)
+    return is_there_once and places == sorted(places) and shown.endswith(plain[len(head) :])
 
 
 PROBE_SECONDS = 30.0
@@ -214,6 +268,7 @@ class Upstream:
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
         self.windows = KnownWindows(config.upstream.window)
         self._api_key = config.upstream.api_key
+        self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._uncounted_until: dict[str, float] = {}  # by path
         self._asked_at: OrderedDict[str, float] = OrderedDict()
@@ -228,6 +283,16 @@ class Upstream:
     def facts(self) -> UpstreamFacts:
         """All that is known now; the window is that of the model that was used last."""
         return msgspec.structs.replace(self._facts, window=self.windows.of(self._latest_model).tokens)
+
+    @property
+    def placement(self) -> Placement:
+        """How a block is placed before the user's message: merged, unless the settings want it separate and that works.
+
+        Measured (bench/NOTES.md): with full attention both cost the same; with a sliding window llama.cpp reads the
+        whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
+        one does. Every chat template takes a merged block, but many drop, move or refuse a separate one.
+        """
+        return "separate" if self._wants_separate and self._facts.shows_separate is not False else "merged"
 
     @property
     def is_up(self) -> bool:
@@ -358,6 +423,14 @@ class Upstream:
         self._uncounted_until[path] = time.monotonic() + RETRY_SECONDS  # most never do, and the body may be large
         return None
 
+    async def rendered(self, body: bytes, headers: CIMultiDict[str]) -> str | None:
+        """The prompt that the chat template makes of a chat request: empty if it refuses it, None without an answer."""
+        told = await self.ask("POST", "/apply-template", body, headers)
+        if told.status in REFUSALS:
+            return ""
+        prompt = told.json.get("prompt") if isinstance(told.json, dict) else None
+        return prompt if isinstance(prompt, str) else None
+
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
     ) -> ServerAnswer:
@@ -412,6 +485,11 @@ class Upstream:
                     self.windows.told(windows)
                 self._is_settled = bool(windows) or not facts.wants_key
             self._facts = facts
+            if self._wants_separate and self._is_settled and facts.shows_separate is None:
+                shows = await shows_in_place(
+                    lambda messages: self.rendered(msgspec.json.encode({"messages": messages}), headers)
+                )
+                self._facts = msgspec.structs.replace(self._facts, shows_separate=shows)
         finally:
             self._asked_at[model] = time.monotonic()
             self._asked_at.move_to_end(model)
@@ -440,7 +518,10 @@ class Upstream:
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told.json if isinstance(told.json, dict) else {}
-        return facts_from(props), props
+        facts = facts_from(props)
+        if (facts.model, facts.template) == (self._facts.model, self._facts.template):  # then what was probed holds
+            facts = msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate)
+        return facts, props
 
     def _tell_away(self, reason: str) -> None:
         if self._on_away is not None:
