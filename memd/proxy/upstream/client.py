@@ -153,14 +153,15 @@ def facts_from(props: dict[str, Any]) -> UpstreamFacts:
 
 
 Messages = Sequence[Mapping[str, str]]
-_BLOCKS = (
-    {"role": "developer", "content": "memd asks for the first block."},
-    {"role": "developer", "content": "memd asks for the second block."},
-)
+_TOLD = {"role": "system", "content": "memd is being told."}
 _ASKED_FIRST = {"role": "user", "content": "memd asks first."}
 _ANSWERED = {"role": "assistant", "content": "memd was answered."}
 _ASKED_LAST = {"role": "user", "content": "memd asks last."}
-_LEADS: tuple[Messages, ...] = (({"role": "system", "content": "memd is being told."},), ())
+_BLOCKS = (
+    ({"role": "developer", "content": "memd asks for the first block."}, _ASKED_FIRST),
+    ({"role": "developer", "content": "memd asks for the second block."}, _ASKED_LAST),
+)
+"""With the question that each stands before."""
 
 
 async def shows_in_place(render: Callable[[Messages], Awaitable[str | None]]) -> bool | None:
@@ -168,20 +169,19 @@ async def shows_in_place(render: Callable[[Messages], Awaitable[str | None]]) ->
 
     `render`: see `Upstream.rendered`.
     """
-    for lead in _LEADS:
-        plain = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
-        one_block = [*lead, _BLOCKS[0], _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
-        two_blocks = [*one_block[:-1], _BLOCKS[1], _ASKED_LAST]
-        prompt, shown = await render(plain), await render(one_block)
-        if not prompt or shown is None:  # a template that refuses even this proves nothing about blocks
+    for lead in ([_TOLD], []):
+        messages = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
+        shown = await render(messages)
+        if not shown:  # a template that refuses even this proves nothing about blocks
             return None
-        if not _is_inserted(prompt, shown, [*lead, _BLOCKS[0], _ASKED_FIRST]):
-            return False
-        both = await render(two_blocks)
-        if both is None:
-            return None
-        if not _is_inserted(shown, both, [_ANSWERED, _BLOCKS[1], _ASKED_LAST]):
-            return False
+        for block, asked in _BLOCKS:
+            place = messages.index(asked)
+            messages.insert(place, block)
+            plain, shown = shown, await render(messages)
+            if shown is None:
+                return None
+            if not _is_inserted(plain, shown, messages[max(0, place - 1) : place + 2]):
+                return False
     return True
 
 
