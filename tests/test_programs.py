@@ -18,7 +18,11 @@ from memd.proxy.reading import SideRequests
 from memd.settings.model import Config, IngestSettings
 from memd.settings.programs import Kind, Programs, programs_of, rules
 from memd.speech import Speech
+from memd.wire.anthropic import ANTHROPIC
+from memd.wire.api import Api
 from memd.wire.chat import CHAT
+from memd.wire.ollama import OLLAMA
+from memd.wire.responses import RESPONSES
 
 PROGRAMS = programs_of(Config().ingest)
 SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply, PROGRAMS.result)
@@ -246,6 +250,24 @@ def test_what_a_user_says_to_a_result_opens_a_turn() -> None:
     asked = f"{READ_FILE}\n<feedback>\nNot this file.\n</feedback>"
     assert SPEECH.heard(Message("user", asked)).opens_turn
     assert SPEECH.heard(Message("user", f"{FILES}\nWhich limit is it?")).opens_turn
+
+
+@pytest.mark.parametrize(
+    ("api", "list_name", "content"),
+    [
+        (CHAT, "messages", READ_FILE),
+        (OLLAMA, "messages", READ_FILE),
+        (ANTHROPIC, "messages", [{"type": "text", "text": READ_FILE}]),
+        (RESPONSES, "input", [{"type": "input_text", "text": READ_FILE}]),
+    ],
+)
+def test_a_line_takes_the_place_of_a_result_in_the_users_name_in_each_dialect(
+    api: Api, list_name: str, content: object
+) -> None:
+    told = [{"role": "user", "content": "Which limit is it?"}, {"role": "user", "content": content}]
+    body = api.encode(api.parse(json.dumps({"model": "m", list_name: told}).encode()), replaced={1: "[memd: a line]"})
+    messages = [(message.role, message.text) for message in api.parse(body).messages]
+    assert messages == [("user", "Which limit is it?"), ("user", "[memd: a line]")]
 
 
 WHOLE = [*(("user", text) for text in MESSAGES), *(("assistant", text) for text in REPLIES)]

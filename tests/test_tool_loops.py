@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -163,12 +163,20 @@ def test_nothing_of_a_turn_that_outgrew_the_window_is_lost_when_the_daemon_is_ki
     assert json.loads(upstream.prompts[-1])[1:] == before[1:], "the same messages and lines as before"
 
 
+def written_step(number: int, result: str) -> list[dict[str, Any]]:
+    """The same of a program that has calls and results as text, as Cline does."""
+    call = f"<read_file>\n<path>log/{number}.txt</path>\n</read_file>"
+    told = f"[read_file for 'log/{number}.txt'] Result:\n{result}"
+    return [{"role": "assistant", "content": call}, {"role": "user", "content": told}]
+
+
+@pytest.mark.parametrize("made", [step, written_step])
 def test_a_result_longer_than_the_window_is_recalled_from_in_the_same_step(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, made: Callable[[int, str], list[dict[str, Any]]]
 ) -> None:
     daemon = make_daemon(upstream.url, UNHURRIED).start()
     result = "\n".join(map(log_of, range(STEPS)))
-    answer = daemon.chat([{"role": "user", "content": TASK}, *step(0, result)], max_tokens=REPLY_TOKENS)
+    answer = daemon.chat([{"role": "user", "content": TASK}, *made(0, result)], max_tokens=REPLY_TOKENS)
     asked, _, line = (message["content"] for message in json.loads(upstream.prompts[-1]))
     assert answer.status == 200 and line.startswith("[memd: ")
     assert SECRET in asked

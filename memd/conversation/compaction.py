@@ -388,7 +388,7 @@ class _Chosen:
     def _is_long_result(self, position: int, longer_than: int) -> bool:
         item = self._conversation.messages[position]
         is_shown = self._conversation.is_visible(position) and position not in self._conversation.lines
-        is_result = item.message is not None and item.message.role in RESULT_ROLES
+        is_result = item.message is not None and (item.message.role in RESULT_ROLES or bool(item.message.is_result))
         return is_shown and is_result and item.tokens > longer_than
 
     def tokens_of(self, positions: Iterable[int]) -> int:

@@ -389,7 +389,11 @@ class AnthropicApi(Api):
         elements: list[Raw] = []
         for element in _elements(request.continues):
             shown = [position for position in element if position not in changes.left_out]
-            raw = [with_result(raws[p], replaced[p]) if p in replaced else raws[p] for p in shown]
+            raw = [raws[p] for p in shown]
+            for place, p in enumerate(shown):
+                if p in replaced:
+                    is_tools = request.messages[p].role == "tool"
+                    raw[place] = (with_result if is_tools else with_content)(raws[p], replaced[p])
             if len(element) > 1 and shown:
                 elements.append(joined(raw, [texts.get(position, "") for position in shown]))
             elif shown:

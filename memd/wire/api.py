@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import Message
+from memd.messages import RESULT_ROLES, Message
 from memd.wire.lenient_json import with_content, with_stand_ins
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import Capture, Reply, ReplyStream
@@ -77,9 +77,9 @@ class Api:
     ) -> bytes:
         """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `blocks`.
 
-        `replaced`: by the index of a tool's result the text that takes the place of its content; it stays the answer to
-        its call. `blocks`: by the index of a user's message the text that `placement` puts before or into it; where the
-        message is left out, the text is too.
+        `replaced`: by the index of a result, a tool's or one in the user's name, the text that takes the place of its
+        content; it stays the answer to its call. `blocks`: by the index of a user's message the text that `placement`
+        puts before or into it; where the message is left out, the text is too.
         """
         if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
@@ -101,7 +101,8 @@ class Api:
             elif position in changes.blocks:
                 raw = self.in_front(raw, changes.blocks[position])
             elif position in changes.replaced:
-                raw = with_content(raw, changes.replaced[position], self.result_member)
+                is_tools = request.messages[position].role in RESULT_ROLES
+                raw = with_content(raw, changes.replaced[position], self.result_member if is_tools else "content")
             elements.append(raw)
         return elements + request.raw_messages[begin:]
 
