@@ -157,7 +157,7 @@ def nginx_serving(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     conf = folder / "nginx.conf"
     conf.write_text(
         f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; events {{}}"
-        f" http {{ access_log off; client_max_body_size 200m; client_body_buffer_size 4m;"
+        f" http {{ access_log off; keepalive_requests 1000000; client_max_body_size 200m; client_body_buffer_size 4m;"
         f" client_body_temp_path {folder}; proxy_temp_path {folder};"
         f" fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};"
         f" upstream model {{ server {upstream.removeprefix('http://')}; keepalive 64; }}"
