@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from memd.errors import BadNote
-from memd.wanted import since
+from memd.selection import since
 
 CHARACTERS_MAX = 1_000_000
 """Of a note's content: a book. It is cut into chunks like everything else."""

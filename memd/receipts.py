@@ -22,10 +22,10 @@ from memd.ingest.erasing import Concern
 from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal
 from memd.recall.explained import INJECTED, ScoredChunk
+from memd.selection import EVERYTHING, Selection
 from memd.store.disk import Wiper
 from memd.store.receipts import ReceiptRing, rewrite_receipts
 from memd.telemetry.events import Events
-from memd.wanted import EVERYTHING, Wanted
 from memd.wire.lenient_json import decode_or_none
 
 log = logging.getLogger("memd")
@@ -74,7 +74,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     """The question to memory; None if there was none."""
     step: str = ""
     """The model's latest step, where a turn recalled anew: it asks beside the question."""
-    filter: Wanted = EVERYTHING
+    filter: Selection = EVERYTHING
     """The choice of `memory_in.filter`."""
     note: str | None = None
     """The limits of the search, and why nothing was shown, in sentences for people."""

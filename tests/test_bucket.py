@@ -14,6 +14,7 @@ from bucket_server import Clock, S3Server, Source, contents, s3_server, writer_f
 from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
+from memd.selection import until as time_of
 from memd.settings.model import EncryptionSettings
 from memd.store.bucket.catalog import FILES, ROUNDS
 from memd.store.bucket.changes import NotingDisk
@@ -23,7 +24,6 @@ from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.encryption.opening import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.tools.verify import verify
-from memd.wanted import until as time_of
 
 DISK = LocalDisk()
 DAY_US = 86_400_000_000

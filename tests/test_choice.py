@@ -19,6 +19,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry, Moment, WallTime, multiplier_of
 from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
+from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
@@ -26,7 +27,6 @@ from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
-from memd.wanted import EVERYTHING, Wanted
 
 pytestmark = pytest.mark.thorough  # 20,000 chunks are appended before the first
 
@@ -37,7 +37,7 @@ START = 1_700_000_000_000_000
 MINUTE_US = 60_000_000
 QUESTION = "Which bicycle did the mayor buy at the market?"
 IN_WEEK = frozenset(range(7_000, 22_000, 500)) & frozenset(range(CHUNKS)) | {11, 4_999, 19_999, 5_000}
-WEEK = Wanted(since=1, until=100)
+WEEK = Selection(since=1, until=100)
 
 
 class OneVector(Embedder):
@@ -102,15 +102,15 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicLog]:
 
 CHOICES = {
     "the week": WEEK,
-    "the week, by role": Wanted(since=1, until=100, roles=("assistant",)),
-    "a kind that half have": Wanted(kinds=("note",)),
-    "a kind of its own": Wanted(kinds=("document",)),
-    "a role of its own": Wanted(roles=("narrator",)),
-    "two sources": Wanted(sources=("folder/3.md", "folder/7.md")),
-    "words": Wanted(contains="OF PLUM"),
-    "words of a source": Wanted(sources=("folder/3.md",), contains="plum"),
-    "nearly all": Wanted(since=START),
-    "nothing": Wanted(since=5 * START),
+    "the week, by role": Selection(since=1, until=100, roles=("assistant",)),
+    "a kind that half have": Selection(kinds=("note",)),
+    "a kind of its own": Selection(kinds=("document",)),
+    "a role of its own": Selection(roles=("narrator",)),
+    "two sources": Selection(sources=("folder/3.md", "folder/7.md")),
+    "words": Selection(contains="OF PLUM"),
+    "words of a source": Selection(sources=("folder/3.md",), contains="plum"),
+    "nearly all": Selection(since=START),
+    "nothing": Selection(since=5 * START),
 }
 
 
@@ -121,7 +121,7 @@ def entries(topic: TopicLog) -> list[Entry]:
     return list(snapshot.read_many(place for place in snapshot.latest_places() if snapshot.is_live(place)).values())
 
 
-def admitted(entries: list[Entry], wanted: Wanted) -> dict[bytes, float]:
+def admitted(entries: list[Entry], wanted: Selection) -> dict[bytes, float]:
     """The chunks that a choice admits, with their scores, by looking at all."""
     question = unit_vector("question", DIMENSION)
     found = [entry for entry in entries if wanted.admits_entry(entry)]
@@ -202,7 +202,7 @@ def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path
     _, before = read_segment_meta(LocalDisk(), layout, 1)
     assert before.is_of_version_1 and verify(tmp_path / "old", LocalDisk()).ok
     store = opened(tmp_path / "old")
-    assert chosen(store.topic(TOPIC).snapshot(), Wanted(kinds=("note",))).live_count == 1
+    assert chosen(store.topic(TOPIC).snapshot(), Selection(kinds=("note",))).live_count == 1
     store.close()
     for number in (1, 2):
         _, after = read_segment_meta(LocalDisk(), layout, number)
@@ -220,7 +220,7 @@ def test_an_old_log_on_a_disk_that_refuses_is_read_all_the_same(
     store = opened(tmp_path / "old")
     topic = store.topic(TOPIC)
     assert topic.findings == [] and topic.unsealed() == []
-    assert chosen(topic.snapshot(), Wanted(until=Moment(2**60))).live_count == topic.snapshot().live_count
+    assert chosen(topic.snapshot(), Selection(until=Moment(2**60))).live_count == topic.snapshot().live_count
     store.close()
     assert layout.meta(1).read_bytes() == old
 

@@ -18,7 +18,7 @@ from memd.admin.queries import (
     decode_query,
 )
 from memd.errors import BadQuestion
-from memd.wanted import Wanted, moment, since, until
+from memd.selection import Selection, moment, since, until
 
 HOW = "write it like 2026-11-20 or 2026-11-20T14:30"
 
@@ -65,7 +65,7 @@ def test_what_is_asked_for_begins_with_the_beginning_of_a_day_and_ends_with_the_
     assert since("2026-11-20") == datetime(2026, 11, 20).timestamp() * 1e6
     query = decoded("q=x&from=2026-11-20&to=2026-11-20&role=user&kind=turn&kind=note&tag=b&contains=A", SearchQuery)
     begin, end = (int(datetime(2026, 11, day).timestamp() * 1e6) for day in (20, 21))
-    assert query.wanted == Wanted(begin, end, ("user",), ("turn", "note"), (), ("b",), "A")
+    assert query.wanted == Selection(begin, end, ("user",), ("turn", "note"), (), ("b",), "A")
     tags = ("a", "b")
     assert query.wanted.admits(begin, ("user",), "note", None, tags, "banana")
     assert not query.wanted.admits(end, ("user",), "note", None, tags, "banana")

@@ -20,9 +20,9 @@ from memd.errors import EmbeddingError
 from memd.recall.block import line_of
 from memd.recall.question import PARTS_MAX, parts_of
 from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever, Verdict
+from memd.selection import Selection
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog
-from memd.wanted import Wanted
 
 BUDGET = Budget(2000)
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -467,7 +467,7 @@ async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_pat
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
     topic.merge([number for view in topic.snapshot().indexes for number in view.index.segment_ids])
-    found = await asked(topic, question, Filters(wanted=Wanted(sources=("wanted.md",)), everything=True))
+    found = await asked(topic, question, Filters(wanted=Selection(sources=("wanted.md",)), everything=True))
     assert "Behind a bicycle." in by_content(found)
     store.close()
 
@@ -575,16 +575,16 @@ async def test_what_is_of_another_source_is_no_neighbour(tmp_path: Path, embedde
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(kinds=("document",)), {FACTS[0]}),
-        (Wanted(contains="mill lane"), {FACTS[1]}),
-        (Wanted(since=500), {FACTS[1]}),
-        (Wanted(until=500), {FACTS[0]}),
-        (Wanted(sources=("nowhere.md",)), set()),
+        (Selection(kinds=("document",)), {FACTS[0]}),
+        (Selection(contains="mill lane"), {FACTS[1]}),
+        (Selection(since=500), {FACTS[1]}),
+        (Selection(until=500), {FACTS[0]}),
+        (Selection(sources=("nowhere.md",)), set()),
     ],
 )
 @pytest.mark.parametrize("entries_max", [100, 2])
 async def test_only_what_is_wanted_is_a_candidate(
-    tmp_path: Path, embedder: Embedder, wanted: Wanted, expected: set[str], entries_max: int
+    tmp_path: Path, embedder: Embedder, wanted: Selection, expected: set[str], entries_max: int
 ) -> None:
     store = _store(tmp_path, embedder, entries_max=entries_max)
     topic = store.topic("default")

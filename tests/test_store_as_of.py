@@ -13,13 +13,13 @@ from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, search, 
 
 from memd.entries import Entry, Status, WallTime, multiplier_of
 from memd.recall.columns import TopicColumns
+from memd.selection import EVERYTHING
 from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import LocalDisk
 from memd.store.pending import PendingRun
 from memd.store.snapshot import id_before, id_upto
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import decode_line, export
-from memd.wanted import EVERYTHING
 
 QUERIES = np.stack([unit_vector("a question")])
 

@@ -13,13 +13,13 @@ from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 
 from memd.entries import Draft, Entry, Erased
 from memd.recall.columns import TopicColumns
+from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.postings import ChunkTerms
 from memd.store.pending import PendingRun
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
-from memd.wanted import EVERYTHING
 
 IDENTIFIERS = {
     "error": "The importer stopped with ERR_7421 and nothing else.",

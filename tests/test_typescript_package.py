@@ -19,7 +19,7 @@ from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
 from memd.entries import Correction
 from memd.notes import Note
-from memd.wanted import Wanted
+from memd.selection import Selection
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, decode_memory_in, encode_memory_out
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
@@ -107,7 +107,9 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
         Correction(("b2e1",), "Helpful", "it answered the question", steps=10),
     )
     assert memory_in.notes == (Note("Lamps are in the attic.", "Lamps", ("ops",), MOMENT + 3, "wiki"),)
-    assert memory_in.filter == Wanted(MOMENT + 1, MOMENT + 2, kinds=("turn",), sources=("handbook.md",), tags=("ops",))
+    assert memory_in.filter == Selection(
+        MOMENT + 1, MOMENT + 2, kinds=("turn",), sources=("handbook.md",), tags=("ops",)
+    )
     assert len(memory_in.__struct_fields__) == 5
 
 

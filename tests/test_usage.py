@@ -14,7 +14,7 @@ from recording_upstream import RecordingUpstream
 from memd.admin.queries import PeriodQuery
 from memd.admin.usage import usage_of
 from memd.receipts import Receipt
-from memd.wanted import Since, Until
+from memd.selection import Since, Until
 
 NOON = int(datetime(2026, 11, 20, 12).timestamp() * 1e6)
 DAY = 86_400_000_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memd.entries import Correction
 from memd.errors import BadMemoryIn
-from memd.wanted import Wanted
+from memd.selection import Selection
 from memd.wire.sideband import (
     InjectedChunk,
     MemoryIn,
@@ -239,7 +239,7 @@ def test_injected_ids_are_cut_at_a_whole_id() -> None:
 
 def test_a_filter_is_read_with_its_times() -> None:
     raw = b'{"filter":{"from":"2026-11-20T00:00:00Z","to":1795185000000000,"kinds":["note"],"sources":["a.md"]}}'
-    wanted = Wanted(1795132800000000, 1795185000000000, kinds=("note",), sources=("a.md",))
+    wanted = Selection(1795132800000000, 1795185000000000, kinds=("note",), sources=("a.md",))
     assert decode_memory_in(raw).filter == wanted
     assert decode_memory_in(b'{"filter":null}').filter is None
 

@@ -32,6 +32,7 @@ from memd.recall.days import day_of
 from memd.recall.explained import INJECTED, origin_fields
 from memd.recall.instructions import instructing_chunk
 from memd.receipts import Receipt
+from memd.selection import EVERYTHING, Selection
 from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
@@ -39,7 +40,6 @@ from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import Place, id_before
 from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.conversations import PAUSE_US
-from memd.wanted import EVERYTHING, Wanted
 from memd.wire.lenient_json import decode_or_none
 from memd.wording import day_and_time
 
@@ -152,7 +152,7 @@ def chunks_page(
     *,
     before: int | None,
     limit: int,
-    wanted: Wanted = EVERYTHING,
+    wanted: Selection = EVERYTHING,
     gone_too: bool = False,
 ) -> LogPage:
     """Return the present state of chunks, latest first.
@@ -175,7 +175,7 @@ def chunks_page(
     return LogPage(events=tuple(events), next=None)
 
 
-def read_in_order(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limit: int) -> Transcript:
+def read_in_order(snapshots: Sequence[Snapshot], wanted: Selection, skip: int, limit: int) -> Transcript:
     """Return the live chunks of a choice in the order in which they were said, without the first `skip`."""
     parts = []
     for number, snapshot in enumerate(snapshots):
@@ -189,7 +189,7 @@ def read_in_order(snapshots: Sequence[Snapshot], wanted: Wanted, skip: int, limi
     return Transcript(tuple(one for one in events if _is_wanted(one, wanted)), table.shape[1])
 
 
-def said_days(snapshots: Sequence[Snapshot], wanted: Wanted) -> tuple[SaidDay, ...]:
+def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay, ...]:
     """Count the live chunks of a choice by the day on which they were said, earliest first."""
     counts: Counter[date] = Counter()
     for view in (view for one in snapshots for view in chosen(one, wanted).views.values()):
@@ -297,7 +297,7 @@ def _pending_story(topic_id: str, uuid: bytes, run: PendingRun) -> ChunkStory:
     )
 
 
-def _is_wanted(one: LogEvent, wanted: Wanted) -> bool:
+def _is_wanted(one: LogEvent, wanted: Selection) -> bool:
     return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
 
 
@@ -421,7 +421,9 @@ def _fingerprint(snapshot: Snapshot, place: Place) -> str:
     return snapshot.views[place[0]].segment.header.fingerprint
 
 
-def _ids(snapshot: Snapshot, before: int | None, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, Snapshot, Place]]:
+def _ids(
+    snapshot: Snapshot, before: int | None, wanted: Selection = EVERYTHING
+) -> Iterator[tuple[int, Snapshot, Place]]:
     """The entries that may be wanted, newest first."""
     bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
     for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
@@ -706,7 +708,7 @@ def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[Conversa
     source of turns, and what was said before the receipts begin."""
     parts = []
     for number, view in snapshot.views.items():
-        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(kinds=("turn",))))
+        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(kinds=("turn",))))
         said, source = (view.rows[name][rows].astype(np.int64) for name in ("said_at", "source_hash"))
         parts.append(np.stack([source, said, np.full(len(rows), number), rows.astype(np.int64)]))
     table = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), dtype=np.int64)

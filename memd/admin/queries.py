@@ -19,8 +19,8 @@ from multidict import MultiMapping
 from memd.entries import CHUNK_ID_PATTERN, DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, Moment
 from memd.errors import BadQuestion
 from memd.principals import OWNER_NAME
+from memd.selection import Selection, Since, Until, moment, since, until
 from memd.store.audit import ActKind
-from memd.wanted import Since, Until, Wanted, moment, since, until
 
 IDS_MAX = 100
 TOPICS_MAX = 64
@@ -169,7 +169,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
     contains: Annotated[str, Meta(description="Only chunks whose text has this, in any case.")] = ""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Selection:
         """The choice.
 
         Raises:
@@ -178,7 +178,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
         try:
             authors = tuple("" if name == OWNER_NAME else name for name in self.author)
             chosen = self.role, self.kind, self.source, self.tag, self.contains, authors
-            return Wanted(self.since, self.to, *chosen)
+            return Selection(self.since, self.to, *chosen)
         except ValueError as error:
             raise BadQuestion(str(error)) from None
 

@@ -47,11 +47,11 @@ from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
+from memd.selection import since
 from memd.store.snapshot import asked_by
 from memd.store.store import TopicLog
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
-from memd.wanted import since
 from memd.wording import counted, erased_for_good
 
 MODE_HEADER = "X-Memory-Mode"

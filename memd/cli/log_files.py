@@ -20,6 +20,7 @@ from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
 from memd.ingest.topic import waiting_in
+from memd.selection import until as time_of
 from memd.settings.model import Config, EncryptionSettings
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
@@ -34,7 +35,6 @@ from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics
 from memd.store.tools.verify import verify as verify_log
 from memd.store.tools.verify import with_audit
-from memd.wanted import until as time_of
 from memd.wording import counted, day_and_time, sized
 
 

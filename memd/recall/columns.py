@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from memd.entries import Entry
 from memd.errors import StoreError
 from memd.recall.times import Span
+from memd.selection import EVERYTHING, Selection
 from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers, products
 from memd.store.lexical.analyzer import is_stopword
@@ -36,7 +37,6 @@ from memd.store.log.columns import Records, digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PendingRun, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
-from memd.wanted import EVERYTHING, Wanted
 
 log = logging.getLogger("memd")
 
@@ -305,7 +305,7 @@ class TopicColumns:
         topic: Searchable,
         parts: Sequence[str],
         pending: PendingRun,
-        wanted: Wanted,
+        wanted: Selection,
         visible_digests: Collection[bytes],
         spans: Sequence[Span],
     ) -> None:
@@ -321,7 +321,7 @@ class TopicColumns:
         self.topic_id = self.snapshot.topic_id
         self._parts = parts
         now = chosen(self.snapshot, wanted)
-        then = [chosen(now, Wanted(since=since, until=until)) for since, until in spans]
+        then = [chosen(now, Selection(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = pending
         self._sources = sources_of(now, then, visible)

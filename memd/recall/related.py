@@ -15,11 +15,11 @@ import msgspec
 
 from memd.entries import Entry
 from memd.recall.columns import sources_of
+from memd.selection import Selection
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.entities import entities_of, key_of
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
-from memd.wanted import Wanted
 
 COSINE_MIN = 0.35
 """Less is no nearness: any two chunks of one talk have 0.2 or so."""
@@ -104,7 +104,7 @@ def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:
     """The canonical_ids of what was said within half an hour of a chunk."""
     if not _has_time(entry):
         return []
-    span = Wanted(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
+    span = Selection(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
     return list(live_ids(chosen(snapshot, span)))
 
 

@@ -39,10 +39,10 @@ from memd.recall.question import PART_TOKENS, parts_of
 from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
 from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
+from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
 from memd.store.choice import TopicAsOf
 from memd.store.store import TopicLog
-from memd.wanted import EVERYTHING, Wanted
 from memd.wording import unsearched
 
 log = logging.getLogger("memd")
@@ -111,7 +111,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of the messages in the prompt: a chunk that came from these alone is not shown."""
     shown_uuids: Collection[bytes] = ()
     """Chunks that blocks in the prompt show already: they take their place in the budget and are not shown again."""
-    wanted: Wanted = EVERYTHING
+    wanted: Selection = EVERYTHING
     """The choice of who asks: other chunks are no candidates."""
     asked_at: int | None = None
     """Microseconds since the epoch at which it is asked, for "yesterday" and the day that is today; None: now."""

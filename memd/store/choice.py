@@ -15,16 +15,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from memd.entries import Entry
+from memd.selection import EVERYTHING, Selection
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
 from memd.store.topic import TopicLog
-from memd.wanted import EVERYTHING, Wanted
 
 READ_AT_ONCE = 1_000
 
 
-def chosen(snapshot: Snapshot, wanted: Wanted) -> Snapshot:
+def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
     """Return the snapshot in which only wanted chunks count, for searching it.
 
     Reads columns alone, unless words, tags or authors are wanted: then the contents too of what the rest admits.
@@ -59,7 +59,7 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int
     newest: dict[int, tuple[int, Place]] = {}
     counts: Counter[int] = Counter()
     for number, view in snapshot.views.items():
-        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(kinds=(kind,))))
+        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(kinds=(kind,))))
         columns = (view.rows[name][rows].tolist() for name in ("source_hash", "canonical_id"))
         for row, source, canonical_id in zip(rows.tolist(), *columns, strict=True):
             counts[source] += 1
@@ -71,7 +71,7 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int
             yield entries.get(place) or snapshot.read(place), count
 
 
-def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Wanted) -> Bits:
+def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Selection) -> Bits:
     bits: Bits = ~view.dead & may_be_wanted(view.rows, wanted)
     if wanted.reads_entries:
         rows = np.flatnonzero(bits)

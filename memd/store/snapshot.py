@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
+from memd.selection import Selection
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import SealedIndex
@@ -39,7 +40,6 @@ from memd.store.log.columns import (
 from memd.store.log.format import Span
 from memd.store.log.recovery import LogExtent
 from memd.store.log.segment import GrowingSegment, SealedSegment
-from memd.wanted import Wanted
 
 SINCE_MAX = 256
 """Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
@@ -459,7 +459,7 @@ class Snapshot:
             StoreError: an entry cannot be read.
         """
         for segment_id, view in self.views.items():
-            rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Wanted(sources=(source,))))
+            rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(sources=(source,))))
             entries = (self.read((segment_id, row)) for row in rows.tolist())
             yield from (entry for entry in entries if entry.source == source)
 
@@ -713,7 +713,7 @@ def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] |
     for segment_id, rows in reversed(list(snapshot.rows_after(copy.origin_id))):
         view = snapshot.views[segment_id]
         records, dead = view.rows[rows.start :], view.dead[rows.start :]
-        is_since = (records["origin_id"] > copy.origin_id) & may_be_wanted(records, Wanted(kinds=(copy.kind,)))
+        is_since = (records["origin_id"] > copy.origin_id) & may_be_wanted(records, Selection(kinds=(copy.kind,)))
         newest = np.flatnonzero(is_since & ~dead)[::-1][: SINCE_MAX - len(places)]
         places += [(segment_id, rows.start + row) for row in newest.tolist()]
     near = [one for one, nearness in snapshot.cosines_at(copy.embedding, places).items() if nearness >= cosine]

@@ -14,8 +14,8 @@ from msgspec import Raw
 
 from memd.errors import BadMemoryIn, BadRequestBody
 from memd.messages import BLOCK_OPENING, Message, leading_count
+from memd.selection import EVERYTHING, Selection
 from memd.speech import Speech
-from memd.wanted import EVERYTHING, Wanted
 from memd.wire.lenient_json import (
     UNREADABLE,
     decode_or_none,
@@ -92,7 +92,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
         return decode_or_none(_text_decoder, self.fields.get("user", _NULL)) or ""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Selection:
         """The choice of chunks that may be recalled into it."""
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 

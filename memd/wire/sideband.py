@@ -17,7 +17,7 @@ from msgspec import Meta, Raw
 from memd.entries import CORRECTION_STEPS_MAX, TOPIC_ID_RULE, Action, Correction, Moment, checked_topic_id
 from memd.errors import BadMemoryIn, BadNote, BadTopicId
 from memd.notes import GivenNote, Note, checked_notes
-from memd.wanted import Wanted, since, until
+from memd.selection import Selection, since, until
 from memd.wire.lenient_json import decode_or_none, without_surrogates
 
 PROBLEM_HEADER_CHARACTERS_MAX = 1_000
@@ -50,7 +50,7 @@ class MemoryIn(msgspec.Struct, frozen=True):
     related_topic_ids: tuple[str, ...] = ()
     corrections: tuple[Correction, ...] = ()
     notes: tuple[Note, ...] = ()
-    filter: Wanted | None = None
+    filter: Selection | None = None
     """The choice of what may be recalled; None: everything."""
 
 
@@ -227,11 +227,11 @@ def _checked_correction(correction: _WireCorrection, position: int) -> Correctio
     return Correction(correction.chunk_ids, action, correction.reason, correction.content or None, correction.steps)
 
 
-def _checked_filter(given: _WireFilter) -> Wanted:
+def _checked_filter(given: _WireFilter) -> Selection:
     begin = None if given.since is None else _time(given.since, since, "from")
     end = None if given.to is None else _time(given.to, until, "to")
     try:
-        return Wanted(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
+        return Selection(begin, end, kinds=given.kinds or (), sources=given.sources or (), tags=given.tags or ())
     except ValueError as error:
         raise BadMemoryIn(f"memory_in.filter: {error}") from None
 

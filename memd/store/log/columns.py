@@ -18,8 +18,8 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry, Status
+from memd.selection import Selection
 from memd.store.log.format import Span
-from memd.wanted import Wanted
 
 ROW_OF_VERSION_1 = np.dtype(
     [
@@ -102,7 +102,7 @@ def as_version_1(records: Records) -> Records:
     return records[list(ROW_OF_VERSION_1.names or ())].astype(ROW_OF_VERSION_1)
 
 
-def may_be_wanted(records: Records, wanted: Wanted) -> Bits:
+def may_be_wanted(records: Records, wanted: Selection) -> Bits:
     """Return a bit per row: False where the columns tell that the chunk is none of those wanted.
 
     What they cannot tell (words, unusual kinds and roles, two sources with one hash) is told by the entry itself.

@@ -29,7 +29,7 @@ class Until(Moment):
     """The end of it: of a date its last one."""
 
 
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
     """The chunks that a caller wants; an empty field admits all."""
 
     since: int | None = None
@@ -88,7 +88,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-EVERYTHING = Wanted()
+EVERYTHING = Selection()
 
 
 def moment(text: str) -> Moment:
