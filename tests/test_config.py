@@ -21,6 +21,7 @@ from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_
 from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
+DEFAULTS = SHIPPED.parent / "memd" / "settings" / "defaults.yaml"
 
 
 @pytest.fixture
@@ -45,20 +46,26 @@ def complaint(path: Path, text: str, **env: str) -> str:
 # What is shipped
 
 
-def test_the_shipped_file_gives_the_defaults() -> None:
-    config = load_config(SHIPPED, {}, {})
-    assert config == msgspec.structs.replace(Config(), data_dir=SHIPPED.parent / "memory")
+@pytest.mark.parametrize("file", [SHIPPED, DEFAULTS])
+def test_the_shipped_files_give_the_defaults(file: Path) -> None:
+    config = load_config(file, {}, {})
+    assert config == msgspec.structs.replace(Config(), data_dir=file.parent / "memory")
 
 
-def test_the_shipped_file_has_every_setting_once_in_the_order_of_the_structs() -> None:
-    assert [setting.key for setting in read_settings(SHIPPED)] == list(known_keys())
+def test_all_settings_stand_once_in_the_order_of_the_structs_and_those_that_people_set_in_config_yaml() -> None:
+    assert [setting.key for setting in read_settings(DEFAULTS)] == list(known_keys())
+    kept = [setting.key for setting in read_settings(SHIPPED)]
+    assert len(kept) == 10 and kept == [key for key in known_keys() if key in kept]
 
 
-def test_every_setting_of_the_shipped_file_has_a_comment_above_it() -> None:
-    lines = SHIPPED.read_text().splitlines()
-    for setting in read_settings(SHIPPED):
+@pytest.mark.parametrize("file", [SHIPPED, DEFAULTS])
+def test_every_setting_has_a_comment_above_it_and_the_same_in_both_files(file: Path) -> None:
+    lines, known = file.read_text().splitlines(), DEFAULTS.read_text()
+    for setting in read_settings(file):
         number = int(setting.place.rpartition(" ")[2])
-        assert lines[number - 2].lstrip().startswith("# "), f"{setting.key} in line {number} has no comment above it"
+        told = "\n".join(lines[number - 2 : number])
+        assert told.lstrip().startswith("# "), f"{setting.key} in line {number} has no comment above it"
+        assert told in known
 
 
 def test_no_two_settings_share_an_environment_variable() -> None:
@@ -385,7 +392,7 @@ def test_any_file_is_loaded_or_refused_with_a_config_error(
 
 def test_the_command_prints_the_settings_file_with_all_defaults(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["config"])
-    assert (result.exit_code, result.stdout) == (0, (Path(__file__).parent.parent / "config.yaml").read_text())
+    assert (result.exit_code, result.stdout) == (0, DEFAULTS.read_text())
     file = tmp_path / "config.yaml"
     file.write_text(result.stdout)
     assert load_config(file, {}, {"data_dir": "/memory"}) == load_config(None, {}, {"data_dir": "/memory"})

@@ -33,10 +33,10 @@ def settings_table() -> dict[str, str]:
 
 
 def shipped_values() -> dict[str, str]:
-    """Setting → the words behind it in config.yaml."""
+    """Setting → the words behind it in defaults.yaml."""
     values = {}
     group = ""
-    for line in (ROOT / "config.yaml").read_text().splitlines():
+    for line in (ROOT / "memd/settings/defaults.yaml").read_text().splitlines():
         found = re.match(r"( *)([a-z_]+):\s*(.*)", line)
         if found is None:
             continue
@@ -52,7 +52,7 @@ def test_every_setting_is_on_the_settings_page_and_no_other() -> None:
     assert list(settings_table()) == list(known_keys())
 
 
-def test_the_settings_page_has_the_defaults_of_config_yaml() -> None:
+def test_the_settings_page_has_the_defaults() -> None:
     shipped = shipped_values()
     table = settings_table()
     assert table == shipped

@@ -1,7 +1,7 @@
 """`memd serve`, `demo`, `mcp` and `config`: the daemon, its tools, and the settings to begin with.
 
 Rule: flags are checked before the daemon is imported, which takes a second. Standard output of `memd mcp` belongs to
-the protocol. What `memd config` prints is the config.yaml of this version, word for word.
+the protocol. What `memd config` prints is the file of all settings, word for word.
 """
 
 from __future__ import annotations

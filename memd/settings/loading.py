@@ -97,7 +97,7 @@ FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" 
 
 
 def known_keys() -> dict[str, Any]:
-    """Return the dotted key of every setting with its type, in the order of `config.yaml`."""
+    """Return the dotted key of every setting with its type, in the order of `defaults.yaml`."""
     return {key: kind for key, kind in _fields().items() if key not in REMOVED}
 
 

@@ -1,6 +1,6 @@
 """The settings: their names, defaults and bounds.
 
-Rule: defaults stand here and, with comments, in `config.yaml`; a test keeps both the same. `loading.py` reads and
+Rule: defaults stand here and, with comments, in `defaults.yaml`; a test keeps both the same. `loading.py` reads and
 checks the settings that users wrote.
 """
 
