@@ -57,7 +57,7 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: this is not a YAML file: {str(error).splitlines()[0]}; correct it") from None
     except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply for a settings file; `memd config` shows the format") from None
+        raise ConfigError(f"{path}: nested too deeply; `memd config` shows the format of a settings file") from None
 
 
 def parse_value(text: str, place: str) -> Any:
@@ -126,12 +126,12 @@ def _settings(
     """Yield the settings of the whole file (`group` is empty) or of one group in it."""
     if not isinstance(mapping, yaml.MappingNode):
         line = mapping.start_mark.line + 1
-        raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; `memd config` shows them")
+        raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; see `memd config`")
     lines: dict[str, int] = {}
     for name_node, value_node in mapping.value:
         line = name_node.start_mark.line + 1
         if not isinstance(name_node, yaml.ScalarNode):
-            raise ConfigError(f"{path}, line {line}: a key must be a word; `memd config` shows them")
+            raise ConfigError(f"{path}, line {line}: a key must be a word; see `memd config`")
         key = group + name_node.value
         if key in lines:
             raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
