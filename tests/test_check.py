@@ -243,6 +243,16 @@ def test_a_model_that_is_not_here_is_not_fetched(place: Place) -> None:
     place.config.write_text(f"{place.config.read_text()}embedding:\n  model: BAAI/bge-small-en-v1.5\n")
     failures = place.failures()
     assert set(failures) == {"embedding model"} and "not on this machine" in failures["embedding model"]
+    assert "→ `memd serve` fetches it once" in failures["embedding model"]
+
+
+def test_a_model_of_fastembeds_is_not_said_to_be_fetched_where_fastembed_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastembed", None)
+    place.config.write_text(f"{place.config.read_text()}embedding:\n  model: BAAI/bge-small-en-v1.5\n")
+    failure = place.failures()["embedding model"]
+    assert "pip install 'memd-proxy[fastembed]'" in failure.partition(" → ")[2] and "fetches" not in failure
 
 
 # Settings and address

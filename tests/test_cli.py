@@ -20,6 +20,7 @@ from daemon_process import DaemonProcess
 from memd import __version__
 from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main
 from memd.entries import Draft
+from memd.settings.loading import CONSTANTS_VARIABLE
 from memd.store.store import Store
 
 DIMENSION = 8
@@ -172,6 +173,20 @@ def test_a_wrong_setting_is_exit_code_2_and_one_line(command: str, tmp_path: Pat
     result = memd(command, "--config", config)
     assert result.exit_code == 2
     assert one_line(result) == f"memd: {config}, line 2: there is no setting listen.prot; did you mean listen.port?\n"
+
+
+def test_settings_of_earlier_versions_are_one_line_of_a_command_and_a_line_each_of_check(
+    log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CONSTANTS_VARIABLE, raising=False)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"data_dir: {log_dir}\ninjection:\n  pressure_ratio: 0.7\n  freeze_seconds: 60\n")
+    assert memd("stats", "--config", config).stderr == (
+        f"memd: 2 settings have no effect any more, from {config}, line 3 on; `memd check` says why, and what to do\n"
+    )
+    checks = json.loads(memd("check", "--config", config, "--json").stdout)["checks"]
+    told = {check["said"].split()[3]: check["remedy"] for check in checks if "no effect any more" in check["said"]}
+    assert told == {"injection.pressure_ratio": "remove it", "injection.freeze_seconds": "remove it"}
 
 
 def test_an_embedding_model_that_there_is_not_is_exit_code_2(tmp_path: Path) -> None:

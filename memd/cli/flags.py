@@ -158,14 +158,23 @@ def origin_words(chunk: FoundChunk | LogEvent) -> str:
     return "  " + name_for_terminal(", ".join(told)) if told else ""
 
 
-def config_of(path: Path | None, given: dict[str, Any]) -> Config:
+def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:
     """Return the settings, overridden by the flags that were given (None: a flag was not given).
+
+    Settings of earlier versions are told of: each in a line, or of several that there are some.
 
     Raises:
         ConfigError: a setting is wrong.
     """
     flags = {key: value for key, value in given.items() if value is not None}
-    return load_config(path, os.environ, flags, tell=lambda line: click.echo(f"memd: {line}", err=True))
+    told: list[str] = []
+    config = load_config(path, os.environ, flags, tell=told.append)
+    if len(told) > 1 and not tells_each:
+        place = told[0].partition(": ")[0]
+        told = [f"{len(told)} settings have no effect any more, from {place} on; `memd check` says why, and what to do"]
+    for line in told:
+        click.echo(f"memd: {line}", err=True)
+    return config
 
 
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:

@@ -346,7 +346,7 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
     except ImportError:
         near = difflib.get_close_matches(model, OWN_NAMES, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"if it is one that fastembed knows: {_INSTALL}"
-        raise WrongModel(f"embedding.model {model!r} is neither {_KNOWN}; {hint}") from None
+        raise WrongModel(f"embedding.model {model!r} is none of {_KNOWN}; {hint}") from None
 
     known = {str(entry["model"]): entry for entry in TextEmbedding.list_supported_models()}
     name = next((name for name in known if name.lower() == model.lower()), None)
@@ -362,6 +362,10 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
     except EmbeddingError:
         raise
     except Exception as error:  # fetching and loading raise whatever the http client, the hub and onnxruntime raise
+        if not fetch:
+            raise EmbeddingError(
+                f"embedding.model {model!r} is not on this machine, or not whole; `memd serve` fetches it once"
+            ) from error
         raise EmbeddingError(
             f"embedding.model {model!r} could not be loaded: {error}; it is fetched once, which needs the network: "
             "try again online, or set embedding.model to 'bundled'"

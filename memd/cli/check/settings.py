@@ -23,7 +23,7 @@ from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import BUNDLED, HTTP, MULTILINGUAL, PATH, load_embedder
+from memd.embedding.loading import BUNDLED, load_embedder
 from memd.embedding.local import FINGERPRINT
 from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
@@ -214,17 +214,13 @@ def open_files(config: Config) -> CheckResult:
 
 def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
     """Known text has its known vector, and what is stored was embedded with this model."""
-    name = config.embedding.model
     try:
         embedder = load_embedder(
             config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config, files)
         )
         problem = _infidelity(embedder)
     except EmbeddingError as error:
-        if name in (BUNDLED, MULTILINGUAL, HTTP) or name.startswith(PATH):
-            yield failed_with(MODEL, error)
-        else:
-            yield failed(MODEL, f"{name!r} is not on this machine, or unknown", f"memd serve fetches it once: {error}")
+        yield failed_with(MODEL, error)
         return
     if problem:
         yield failed(MODEL, problem, REINSTALL)

@@ -68,7 +68,7 @@ def disk_for(
         check_not_lost(disk, data_dir)
         raise WrongKey(
             f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run `memd encrypt` "
-            "first, while no daemon runs"
+            "first, while no daemon runs, or take the key out of the settings"
         )
     master = master_key(settings)
     if not is_encrypted and creating:
