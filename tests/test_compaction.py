@@ -20,6 +20,7 @@ from memd.conversation.compaction import (
     finished_end,
     is_stored_kind,
     part_starts,
+    return_position,
     surplus_instructions,
     turns,
 )
@@ -250,6 +251,24 @@ def test_instructions_in_mid_conversation_stay_until_they_take_too_much() -> Non
     assert surplus_instructions(conversation, 19) == [1]
     conversation.mark_gone([1], {})
     assert conversation.visible_positions() == [4, 6] and conversation.owed == {1}
+
+
+def test_the_part_that_comes_back_is_found_without_a_count_for_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversation = conversation_of(*["u:the same"] * 2_000)
+    conversation.mark_left_out(1_999)
+    counted: list[int] = []
+    real = Conversation.tokens_between
+
+    def tokens_between(self: Conversation, start: int, end: int) -> int:
+        counted.append(start)
+        return real(self, start, end)
+
+    monkeypatch.setattr(Conversation, "tokens_between", tokens_between)
+    opened = range(len(conversation))
+    assert return_position(conversation, opened, 0, whole_max=100, part_max=95) == 1_991
+    assert return_position(conversation, opened, 0, whole_max=100, part_max=5) is None
+    assert return_position(conversation, opened, 0, whole_max=20_000, part_max=95) == 0
+    assert len(counted) < 50
 
 
 # -- what can be stored while a conversation goes on ------------------------------------------------------------------

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
@@ -299,8 +300,9 @@ def return_position(
     if conversation.tokens_between(first, len(conversation)) <= whole_max:
         start = first
     else:
-        starts = (one for one in opened if conversation.tokens_between(one, len(conversation)) <= part_max)
-        start = next(starts, len(conversation))
+        # Looked for by halves: there may be tens of thousands.
+        at = bisect_left(opened, True, key=lambda one: conversation.tokens_between(one, len(conversation)) <= part_max)
+        start = opened[at] if at < len(opened) else len(conversation)
     returning = conversation.tokens_between(start, len(conversation))
     return start if start < len(conversation) and returning > conversation.visible_tokens() else None
 
