@@ -9,6 +9,7 @@ from archiver_stage import Stage, live_entries
 from histories import talk
 
 from memd.ingest import unstored
+from memd.ingest.archiver import BATCH_CHARACTERS
 from memd.ingest.topics import Topic
 
 TURNS = 200
@@ -39,3 +40,24 @@ async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batc
     assert batches > TURNS / 4 and not topic.unstored()
     assert len(listed) < 3 * TURNS, "once for the searches, and once with the batch that it is stored in"
     assert len({digest for entry in live_entries(topic) for digest in entry.digests}) == len(conversation)
+
+
+async def test_thousands_of_short_messages_are_stored_in_steps_and_each_part_knows_of_its_own_chunks(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [f"u:{chr(0x4E00 + number)}" for number in range(5 * TURNS)]
+    conversation = talk(topic.buffer, *said, "a:So be it.")
+    noted: list[unstored.Batch] = []
+    real = unstored.Batch.done
+
+    def done(batch: unstored.Batch) -> None:
+        real(batch)
+        noted.append(batch)
+
+    monkeypatch.setattr(unstored.Batch, "done", done)
+    while await stage.archiver._store_batch(topic, conversation, len(conversation), closing=True) is None:
+        pass
+    assert len(live_entries(topic)) == len(said)
+    assert max(len(batch.drafts) for batch in noted) <= BATCH_CHARACTERS / 40, "a second's work of the model"
+    cut = [part for batch in noted for part in batch.cut]
+    assert all(part.done == {draft.uuid for draft in part.drafts} for part in cut)

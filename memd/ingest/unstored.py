@@ -43,6 +43,8 @@ _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
 _READ_AT_ONCE = 64
 """Chunks whose vectors the table makes in one call, between two steps."""
+_CHARACTERS_MIN = 50
+"""A shorter text takes the embedding model as long as one of so many."""
 _SPARE_PARTS = 64
 """Parts that are kept although nobody asks for them now: a fork or a retry may."""
 
@@ -149,8 +151,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     def done(self) -> None:
         """Note that it was appended, as far as the log did not have it."""
+        appended = {draft.uuid for draft in self.drafts}
         for part in self.cut:
-            part.done.update(draft.uuid for draft in self.drafts)
+            part.done.update(appended.intersection(draft.uuid for draft in part.drafts))
 
 
 def each_part(
@@ -253,7 +256,7 @@ def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part],
     batch: list[Part] = []
     characters = 0
     for part in parts:
-        characters += part.characters
+        characters += max(part.characters, _CHARACTERS_MIN)
         if batch and characters > characters_max:
             return batch, True
         batch.append(part)
@@ -454,7 +457,7 @@ class PartCutter:
         if named:
             batch = [draft for draft in left if draft.uuid in named]
         else:
-            sizes = itertools.accumulate(len(draft.content) for draft in left)
+            sizes = itertools.accumulate(max(len(draft.content), _CHARACTERS_MIN) for draft in left)
             batch = left[: max(1, sum(1 for _ in itertools.takewhile(characters_max.__ge__, sizes)))]
         is_last = len(batch) == len(left)
         digests = tuple(digest for one in cut for digest in one.digests) if is_last else ()
