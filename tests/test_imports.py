@@ -6,6 +6,7 @@ The files in tests/exports have the shapes of the real ones; each reader's docst
 from __future__ import annotations
 
 import json
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import SECONDS_MAX
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
@@ -279,6 +281,13 @@ def test_messages_in_a_circle_or_with_the_same_id_are_all_kept_and_named(tmp_pat
     assert first.problems == ("3 messages follow each other in a circle, which is opened",)
     assert [message.text for message in second.messages] == ["four", "five"]
     assert second.problems == ("1 ids stand for several messages, such as 'm'",)
+
+
+def test_an_id_that_thousands_of_messages_have_takes_no_more_time_than_one_of_their_own() -> None:
+    nodes = [Node("m", None, (Message("user", f"message {number}"),)) for number in range(8_000)]
+    started = time.thread_time()
+    assert len(thread_of("claude", "x", nodes).messages) == len(nodes)
+    assert time.thread_time() - started < SECONDS_MAX
 
 
 def test_a_message_that_cannot_be_read_is_named_and_the_others_stay(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ machine, is none.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -235,13 +236,13 @@ def thread_of(
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
     """The nodes by unique ids, in their order, and what was wrong with the ids."""
     by_id: dict[str, Node] = {}
-    doubled: dict[str, None] = {}
+    doubled: Counter[str] = Counter()
     for node in nodes:
         name = node.id
         while name in by_id:
-            name += "'"
+            doubled[node.id] += 1
+            name = f"{node.id}'{doubled[node.id]}"
         by_id[name] = node
-        doubled |= {node.id: None} if name != node.id else {}
     if doubled:
         return by_id, [f"{len(doubled):,} ids stand for several messages, such as {next(iter(doubled))[:60]!r}"]
     return by_id, []
