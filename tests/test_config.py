@@ -222,7 +222,8 @@ WRONG = {
     "cluster:\n  database: postgresql://one@h/two\nbackup:\n  bucket: s3://one/two": (
         "backup.bucket backs up a folder, and with cluster.database that is a copy"
     ),
-    "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token, or use 127.0.0.1",
+    "listen:\n  host: 0.0.0.0": "listen.host is '0.0.0.0', which others can reach: set auth.token "
+    "(tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
     "listen:\n  port: true": "listen.port is True; give a whole number",

@@ -381,7 +381,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "backup.access_key", "and backup.secret_key belong together: set both, or neither to use AWS's variables"
     yield from _of_cluster(config)
     if not config.auth.is_closed and not is_this_machine(config.listen.host):
-        yield "listen.host", f"is {config.listen.host!r}, which others can reach: set auth.token, or use 127.0.0.1"
+        wanted = "set auth.token (tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1"
+        yield "listen.host", f"is {config.listen.host!r}, which others can reach: {wanted}"
     for number, problem in token_problems(config.auth.tokens, config.auth.token):
         yield "auth.tokens", f"(item {number + 1}): {problem}"
     if config.admin.port == config.listen.port != 0:
