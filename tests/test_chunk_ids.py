@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import uuid
 from typing import Any
 
@@ -14,7 +15,8 @@ from archiver_stage import Stage
 from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask
-from drafts import draft, open_store, seal_all
+from drafts import draft, open_store, seal_all, uuid_of
+from effort import SECONDS_MAX
 from histories import talk
 from recording_upstream import RecordingUpstream
 
@@ -159,3 +161,15 @@ def test_in_one_topic_digits_of_a_waiting_chunk_and_a_stored_one_change_neither(
     assert refused.status == 400 and "means 2 chunks" in refused.body.decode()
     assert waiting.export(settled=False) == before
     assert ask(f"{waiting.own_url}/memd/corrections", body | {"chunk_ids": [digits[:6]]}).json["failed"] == []
+
+
+def test_ids_of_ten_thousand_chunks_that_wait_take_no_more_time_each_than_those_of_a_few() -> None:
+    topic = open_store(CrashFiles()).topic("talk")
+    one = draft(0)
+    drafts = [msgspec.structs.replace(one, uuid=uuid_of(number)) for number in range(12_000)]
+    started = time.thread_time()
+    ids = [entry.public_id for each in drafts for entry in topic.reserve([each])]
+    assert time.thread_time() - started < SECONDS_MAX
+    assert [entry.public_id for entry in topic.append(drafts[:100])] == ids[:100]
+    assert [entry.public_id for entry in topic.reserve(drafts)] == ids and len(set(ids)) == len(ids)
+    assert topic._order == sorted(topic._reserved) and len(topic._order) == len(drafts) - 100

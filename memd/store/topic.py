@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
@@ -135,6 +136,8 @@ class TopicLog:
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
         self._reserved: dict[bytes, str] = {}
+        self._order: list[bytes] = []
+        """The uuids for which ids are reserved, ascending."""
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
         """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
         event loop, and so is who asks."""
@@ -179,14 +182,13 @@ class TopicLog:
             reserved = list(fresh)
             if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
                 raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
-            public_ids = self._assigned(drafts, fresh)
+            public_ids = self._assigned(drafts, fresh, self._order.copy())
             entries = [
                 self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
             ]
             payloads = [encode_entry(entry) for entry in entries]
             start = self._write(entries, b"".join(map(encode_record, payloads)))
-            for uuid in reserved:
-                del self._reserved[uuid]
+            self._unreserve(reserved)
             spans = []
             for payload in payloads:
                 spans.append(Span(start, len(payload)))
@@ -209,7 +211,7 @@ class TopicLog:
         A draft may name an id, which it gets unless another chunk has it.
         """
         with self._state:
-            public_ids = self._assigned(drafts, self._reserved)
+            public_ids = self._assigned(drafts, self._reserved, self._order)
             return [
                 draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=0)
                 for draft, public_id in zip(drafts, public_ids, strict=True)
@@ -515,12 +517,18 @@ class TopicLog:
             return self._reserved[uuid]
         return uuid.hex()[: self._snapshot.public_digits(uuid)]
 
-    def _assigned(self, drafts: Sequence[Draft], new: dict[bytes, str]) -> list[str]:
+    def _unreserve(self, uuids: Iterable[bytes]) -> None:
+        """Let go of the ids of chunks that the topic has now."""
+        for uuid in uuids:
+            if self._reserved.pop(uuid, None) is not None:
+                del self._order[bisect_left(self._order, uuid)]
+
+    def _assigned(self, drafts: Sequence[Draft], new: dict[bytes, str], others: list[bytes]) -> list[str]:
         """The public id of each draft: a prefix of its uuid's hex digits, which never changes, and with which no other
         chunk begins when it is assigned. An adopted chunk keeps the id it was shown under, unless that is taken. Those
-        of chunks that the topic does not have yet are added to `new`."""
-        ids, found = self._reserved | new, list[str]()
-        others = sorted(ids)
+        of chunks that the topic does not have yet are added to `new`, and to `others`, which has the uuids of all that
+        wait, ascending: there may be tens of thousands."""
+        ids, found = ChainMap({}, new, self._reserved), list[str]()
         for draft, near in zip(drafts, self._snapshot.nearest([draft.uuid for draft in drafts]), strict=True):
             uuid, shown = draft.uuid, draft.public_id
             if uuid in near and uuid not in new:

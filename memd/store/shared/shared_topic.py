@@ -230,8 +230,7 @@ class SharedTopicLog(TopicLog):
             at += span.end - span.offset
         entries = [entry for entry, _ in new]
         fresh = {one.uuid for one in entries if not self._snapshot.knows(one.uuid)}
-        for uuid in fresh:
-            self._reserved.pop(uuid, None)
+        self._unreserve(fresh)
         self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
         if active.count >= self._shared.segment_entries_max:
             self._rotate(active)
