@@ -285,9 +285,17 @@ class Field:
                 uuids.append(shown)
         return np.concatenate(owners), np.concatenate(uuids)
 
-    def superseded(self) -> NDArray[np.uint64]:
-        """The first halves of the uuids that a correction has taken out, in any of the topics."""
-        return np.concatenate([topic.snapshot.taken_out for topic in self._topics])
+    def in_place_of(self, uuids: NDArray[np.uint64]) -> tuple[Bits, NDArray[np.uint64]]:
+        """Whether a correction has taken these out, in any of the topics, by the first halves of their uuids; and what
+        stands in the place of each, itself where it was not taken out, 0 where nothing does."""
+        gone, new = np.concatenate([topic.snapshot.taken_out for topic in self._topics], axis=1)
+        order = gone.argsort(kind="stable")
+        found, is_gone = uuids.copy(), np.isin(uuids, gone)
+        for _ in range(ECHOES_MAX):  # what took a place may have been corrected itself
+            if not (again := np.isin(found, gone)).any():
+                break
+            found[again] = new[order[np.searchsorted(gone, found[again], "right", sorter=order) - 1]]
+        return is_gone, found
 
     def said_within(self, times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
         """Whether each chunk was said at one of these times."""
@@ -403,7 +411,8 @@ class Scores:
         self._share[then] = 1.0
 
     def weigh_echoes(self, field: Field) -> None:
-        """An answer stands behind what its prompt had shown, and far behind where some of that was superseded since.
+        """An answer stands behind what its prompt had shown, and far behind what has taken the place of that since.
+        Where that was taken out for nothing, the answer is weak by itself.
 
         What it was shown was perhaps an answer itself: once more, until each is held against what is left of those.
         """
@@ -412,14 +421,15 @@ class Scores:
         if not len(owner):
             return
         records = field.records(rows)
-        share = np.ones(len(rows), np.float32)
-        share[owner[np.isin(shown, field.superseded())]] = CORRECTED_SHARE
+        share, score = np.ones(len(rows), np.float32), self.score[rows]
+        is_gone, shown = field.in_place_of(shown)
+        share[owner[is_gone & (shown == 0)]] = CORRECTED_SHARE
         uuids = records["uuid_high"]
         order = uuids.argsort()
         source = order[np.minimum(np.searchsorted(uuids, shown, sorter=order), len(rows) - 1)]
         is_here = (uuids[source] == shown) & (source != owner)
-        owner, source = owner[is_here], source[is_here]
-        score = self.score[rows]
+        owner, source, is_gone = owner[is_here], source[is_here], is_gone[is_here]
+        share[owner[is_gone & (score[source] >= RETOLD_SHARE * score[owner])]] = CORRECTED_SHARE
         left = score * share
         for _ in range(ECHOES_MAX):
             before, most = left, np.zeros(len(rows), np.float32)

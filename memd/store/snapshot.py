@@ -45,6 +45,9 @@ SINCE_MAX = 256
 """Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
 their vectors are read from disk."""
 
+SAME_APPEND_US = 1_000_000
+"""An Update appends what takes the place of chunks with the entries that take them out, some microseconds later."""
+
 
 class UuidIndex:
     """Sorted columns over all sealed entries of a topic: uuid → place, text hash → place, digests.
@@ -154,9 +157,15 @@ class SegmentView:
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """The first halves of the uuids of chunks with a Deprecated entry; one that was erased was not taken out."""
-        gone = (self.rows["status"] == Status.DEPRECATED) & (self.rows["is_erased"] == 0)
-        return np.ascontiguousarray(self.rows["uuid_high"][gone], dtype=np.uint64)
+        """The first halves of the uuids of chunks with a Deprecated entry, and of what took the place of each, (2, n):
+        what was stored behind it within `SAME_APPEND_US`; 0: nothing. One that was erased was not taken out."""
+        rows, ids = self.rows, self.canonical_ids.astype(np.int64)
+        gone = np.flatnonzero((rows["status"] == Status.DEPRECATED) & (rows["is_erased"] == 0))
+        other = np.append(np.flatnonzero(rows["status"] != Status.DEPRECATED), 0)
+        behind = other[other[:-1].searchsorted(gone)]
+        is_of_it = (behind > gone) & (ids[behind] - ids[gone] < SAME_APPEND_US)
+        uuids = rows["uuid_high"]
+        return np.stack([uuids[gone], np.where(is_of_it, uuids[behind], 0)]).astype(np.uint64)
 
     @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:
@@ -372,8 +381,8 @@ class Snapshot:
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """The first halves of the uuids of the chunks that a correction has taken out, here or in a related topic."""
-        return np.concatenate([np.empty(0, np.uint64), *(view.taken_out for view in self.views.values())])
+        """Those of all segments; see `SegmentView.taken_out`."""
+        return np.concatenate([np.empty((2, 0), np.uint64), *(view.taken_out for view in self.views.values())], axis=1)
 
     def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
         """Return the live chunks stored just before and just after a chunk, by origin_id."""
