@@ -297,7 +297,7 @@ async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_tha
 async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another_one(
     tmp_path: Path, embedder: Embedder
 ) -> None:
-    """As said in a turn whose block had the former text of something else: a tenth of the facts of a soak were missed."""
+    """As said in a turn whose block had the former text of something else: a soak missed a tenth of its facts."""
     store = _store(tmp_path, embedder)
     topic = store.topic("default")
     [told] = topic.append([_draft(embedder, 1, ECHOES[0])])
