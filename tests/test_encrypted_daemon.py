@@ -208,8 +208,8 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     store.topic("talk").append([draft("wren", dimension=384)])
     store.close()
     (folder / "memd.receipts").write_bytes(b'{"asked":"zanzibar"}\n')
-    told = memd("stats", *where, **with_old).output
-    assert "run `memd encrypt` first" in told and "or take the key out of the settings" in told
+    refused = memd("stats", *where, **with_old).output
+    assert "run `memd encrypt` first" in refused and "or take the key out of the settings" in refused
     assert memd("backup", tmp_path / "plain", *where).exit_code == 0
     checked = memd("verify", tmp_path / "plain", **with_old)
     assert checked.exit_code == 0 and "backup is in plain text" in checked.output and "all whole" in checked.output
