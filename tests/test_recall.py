@@ -311,6 +311,22 @@ async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another
     assert by_content(found)[other].parts.echo == 1
 
 
+async def test_a_fact_told_beside_a_question_that_is_like_the_one_asked_goes_first(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
+    [question] = topic.append([_draft(embedder, 1, "What does ERR_5000 mean?")])
+    others = ("The garden shed needs red paint.", "My sister forgot the summer holiday.", "The train leaves at noon.")
+    topic.append([_draft(embedder, 10 + number, text) for number, text in enumerate(others)])
+    told = "On the staging server ERR_7421 means that the disk is full."
+    topic.append([_answer(embedder, 50, told, [question])])
+    found = await asked(topic, "Which machine says ERR_7421?", EVERYTHING)
+    store.close()
+    assert contents(found)[0] == told
+    assert by_content(found)[told].parts.echo == 1
+
+
 async def test_no_later_text_takes_an_earlier_one_out(tmp_path: Path, embedder: Embedder) -> None:
     store = _store(tmp_path, embedder)
     topic = store.topic("default")
