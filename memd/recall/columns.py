@@ -288,7 +288,7 @@ class PendingSource(ChunkSource):
 def sources_of(
     now: Snapshot, then: Sequence[Snapshot] = (), visible: frozenset[int] = frozenset()
 ) -> list[ChunkSource]:
-    """The sources of a topic's log; `then` and `visible` as they want them."""
+    """The sources of a topic's log. `then`: it at each time that is spoken of; `visible`: see `GrowingSource`."""
     growing: list[ChunkSource] = [
         GrowingSource(view, [one.views[number] for one in then], visible)
         for number, view in now.views.items()
