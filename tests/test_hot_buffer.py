@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -29,7 +30,7 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
 from memd.conversation.events import BufferEvent, Marked, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
-from memd.ingest.unstored import ListedParts, each_part, owed_parts
+from memd.ingest.unstored import ListedParts, Part, each_part, owed_parts
 from memd.messages import BlockChunk, chain_all
 
 LONG = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
@@ -355,7 +356,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
     def begin(self) -> Client:
         self.names = (str(number) for number in itertools.count(1))
         self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
-        self.listed = ListedParts(self.buffer)
+        self._list()
         self.journal: list[BufferEvent] = []
         self.said: set[bytes] = set()
         self.gone: set[bytes] = set()  # in the log, or given up and closed
@@ -494,8 +495,8 @@ class ClientsAndRestarts(RuleBasedStateMachine):
             self.journal = self.buffer.retelling()()
         before = state(self.buffer)
         self.buffer = HotBuffer(lambda: next(self.names), WINDOW_TURNS)
-        self.listed = ListedParts(self.buffer)
         self.buffer.replay(self.journal)
+        self._list()
         assert state(self.buffer) == before
 
     @rule(data=st.data())
@@ -541,12 +542,23 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         owed = [owed_parts(one) for one in self.buffer.conversations() if one.owed]
         listed = sorted((part.key, part.end) for parts in self.listed.all() for part in parts)
         assert listed == sorted((part.key, part.end) for parts in (*waiting, *owed) for part in parts)
+        assert self.waiting == Counter(key for parts in (*waiting, *owed) for key in {part.key for part in parts})
 
     @invariant()
     def the_journal_gives_back_the_buffer(self) -> None:
         self._save()
         assert state(replayed(self.journal)) == state(self.buffer)
         assert state(replayed(self.buffer.retelling()())) == state(self.buffer)
+
+    def _list(self) -> None:
+        self.waiting: Counter[tuple[bytes, ...]] = Counter()
+
+        def told(gone: Sequence[Part], new: Sequence[Part]) -> None:
+            self.waiting.update(part.key for part in new)
+            self.waiting.subtract(part.key for part in gone)
+            self.waiting = +self.waiting
+
+        self.listed = ListedParts(self.buffer, told)
 
     def _save(self) -> None:
         self.journal += self.buffer.take_unsaved()

@@ -16,7 +16,7 @@ from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import LocalDisk
-from memd.store.pending import PendingRun
+from memd.store.pending import NOTHING_PENDING
 from memd.store.snapshot import id_before, id_upto
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import decode_line, export
@@ -98,7 +98,7 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     moments = sorted(told.states)
     told.log.load()
     past = TopicAsOf(told.log, moments[10])
-    columns = TopicColumns(past, ["chunk"], PendingRun(), EVERYTHING, (), ())
+    columns = TopicColumns(past, ["chunk"], NOTHING_PENDING, EVERYTHING, (), ())
     found: list[int] = []
     columns.find(np.zeros((0, DIMENSION), np.float32))
     for one in columns.pools(DIMENSION):

@@ -17,7 +17,7 @@ from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze_query
 from memd.store.lexical.postings import ChunkTerms
-from memd.store.pending import PendingRun
+from memd.store.pending import NOTHING_PENDING
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 
@@ -45,7 +45,7 @@ def filled(directory: Path, texts: dict[str, str] | None = None, *, segment_entr
 
 def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
-    columns = TopicColumns(topic, [text], PendingRun(), EVERYTHING, (), ())
+    columns = TopicColumns(topic, [text], NOTHING_PENDING, EVERYTHING, (), ())
     found: dict[str, float] = {}
     columns.find(np.zeros((0, DIMENSION), np.float32))
     for pool in columns.pools(DIMENSION):

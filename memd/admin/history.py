@@ -36,7 +36,7 @@ from memd.selection import EVERYTHING, Selection
 from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
-from memd.store.pending import PendingRun, UnstoredText
+from memd.store.pending import NOTHING_PENDING, PendingView, UnstoredText
 from memd.store.snapshot import Place, id_before
 from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.conversations import PAUSE_US
@@ -109,7 +109,7 @@ class Named(NamedTuple):
 
     snapshot: Snapshot
     uuid: bytes
-    waiting: PendingRun | None = None
+    waiting: PendingView | None = None
     """The chunks that are not in the log yet, if it is one of them."""
 
 
@@ -199,7 +199,7 @@ def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay
     return tuple(SaidDay(one.isoformat(), number) for one, number in sorted(counts.items()))
 
 
-def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingRun | None = None) -> ChunkStory:
+def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None = None) -> ChunkStory:
     """Read the whole history of a chunk of a topic, see `Named`; one that is not in the log yet has one version.
 
     Raises:
@@ -256,11 +256,11 @@ def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Nam
     is_stored = len(digits) == 32 and any(log.snapshot().knows(bytes.fromhex(digits)) for log, _ in topics)
     found: dict[bytes, tuple[bool, Named]] = {}
     for log, unstored in topics:
-        waiting = PendingRun() if is_stored else unstored.chunks()
+        waiting = NOTHING_PENDING if is_stored else unstored.chunks()
         snapshot = log.snapshot()  # taken after that: what is stored between the two looks is in one of them
         for one, is_its in snapshot.named(digits).items():
             found.setdefault(one, (is_its, Named(snapshot, one)))
-        for entry in (chunk.entry for chunk in waiting if chunk.entry.uuid.hex().startswith(digits)):
+        for entry in (one.entry for one in waiting if one.entry.uuid.hex().startswith(digits)):
             found.setdefault(entry.uuid, (entry.public_id == digits, Named(snapshot, entry.uuid, waiting)))
     meant = [one for is_its, one in found.values() if is_its] or [one for _, one in found.values()]
     if not meant:
@@ -281,17 +281,18 @@ def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterabl
     return found
 
 
-def _pending_story(topic_id: str, uuid: bytes, run: PendingRun) -> ChunkStory:
-    [at] = [place for place, chunk in enumerate(run) if chunk.entry.uuid == uuid]
-    event = _pending(topic_id, run[at].entry)
+def _pending_story(topic_id: str, uuid: bytes, pending: PendingView) -> ChunkStory:
+    events = {row: _pending(topic_id, one.entry) for row, one in pending.by_row().items()}
+    [at] = [row for row, event in events.items() if event.uuid == uuid.hex()]
+    event, follows = events[at], pending.columns.follows
     return ChunkStory(
         topic_id=topic_id,
         id=event.id,
         uuid=event.uuid,
         live=True,
         versions=(event,),
-        before=_pending(topic_id, run[at - 1].entry) if run.columns.follows[at] else None,
-        after=_pending(topic_id, run[at + 1].entry) if run.columns.follows[at + 1 : at + 2].any() else None,
+        before=events.get(at - 1) if follows[at] else None,
+        after=events.get(at + 1) if follows[at + 1 : at + 2].any() else None,
         replaces=(),
         replaced_by=(),
     )

@@ -304,8 +304,6 @@ class Archiver:
                 has_closed = has_closed or (closing and not topic.buffer.is_open(conversation))
         if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
-        if not topic.unstored():
-            topic.cutter.forget_but(())
         self._indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------

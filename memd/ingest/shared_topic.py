@@ -24,7 +24,7 @@ from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topic import Ended, Inquiry, Topic, known_events, replayed
-from memd.ingest.unstored import PartCutter
+from memd.ingest.unstored import ListedParts, PartCutter
 from memd.store.disk import Wiper
 from memd.store.erasure import was_erased
 from memd.store.log.format import encode_record
@@ -319,6 +319,7 @@ class SharedTopic(Topic):
         log_, journal, hot, cutter = await self._renew(self)
         self.log, self._journal = log_, journal
         self.cutter = PartCutter(log_, cutter)
+        self.listed_parts = ListedParts(self.buffer, self.cutter.note_waiting)
         log_.unstored = self.unstored
         self._follow_log()
         rebased(self.buffer, hot.kept, None, own)

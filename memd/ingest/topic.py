@@ -141,7 +141,7 @@ class Topic:
         self.being_stored: frozenset[bytes] = frozenset()
         """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
         self.cutter = PartCutter(log_, cutter)
-        self.listed_parts = ListedParts(buffer)
+        self.listed_parts = ListedParts(buffer, self.cutter.note_waiting)
         log_.unstored = self.unstored
         self._journal = journal
         self._redactor = redactor
@@ -193,11 +193,11 @@ class Topic:
     @property
     def buffer_bytes(self) -> int:
         """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
-        return self.buffer.memory_bytes + self.cutter.memory_bytes + self.listed_parts.memory_bytes
+        return self.buffer.memory_bytes + self.cutter.memory_bytes
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.cutter, self.listed_parts)
+        return BufferedText(self.cutter, self.listed_parts.all())
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-import operator
 import sys
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -30,11 +30,12 @@ from memd.ingest.copies import may_return
 from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
-from memd.store.pending import JoinedRuns, PendingChunk, PendingRun, UnstoredText
+from memd.store.pending import PendingChunk, PendingSegment, PendingView, UnstoredText
 from memd.store.store import TopicLog
 
 Key = tuple[bytes, ...]
 """See `unstored.Part.key`."""
+_NOTES = "notes", ""
 
 
 _CHUNK_BYTES = 1_900
@@ -94,37 +95,15 @@ class Part(msgspec.Struct, frozen=True, dict=True):
         return frozenset(digest for digest, message in self.messages if message is not None)
 
 
-class PartRun(tuple[Part, ...]):
-    """Parts that follow each other in a conversation, as they were listed."""
-
-    cut: tuple[int, Sequence[CutPart], PendingRun] = -1, (), PendingRun()
-    """Those of them that were cut when they were joined last, and the chunks of these; in front of them the number of
-    `PartCutter.drops` at that time if they were all, else -1."""
-
-    @cached_property
-    def keys(self) -> list[tuple[bytes, ...]]:
-        """Of each of them."""
-        return [part.key for part in self]
-
-    @cached_property
-    def spoken(self) -> PartRun:
-        """Those that have a text here."""
-        return self.without(())
-
-    @cached_property
-    def said(self) -> frozenset[bytes]:
-        """The digests of all messages that have one."""
-        return frozenset().union(*(part.said for part in self))
-
-    def without(self, digests: Collection[bytes]) -> PartRun:
-        """Those that have others than these messages."""
-        return PartRun(part for part in self if part.has_others_than(digests))
+Parts = tuple[Part, ...]
+"""They follow each other in a conversation."""
 
 
 class CutPart(msgspec.Struct, frozen=True):
     """A part in chunks."""
 
-    chunks: PendingRun
+    part: Part
+    chunks: tuple[PendingChunk, ...]
     digests: tuple[bytes, ...]
     """Of all messages that are remembered with it, those included whose text the log has already."""
     drafts: tuple[Draft, ...] = ()
@@ -264,9 +243,10 @@ def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part],
 
 
 class PartCutter:
-    """Cuts the parts of one topic and keeps them as long as they are pending. Thread-safe.
+    """Cuts the parts of one topic, and has the chunks of those that wait in the columns that questions look into.
+    Thread-safe.
 
-    Nothing here looks at all of them where a few are stored: there may be tens of thousands.
+    Nothing here looks at all of them where a few change: there may be tens of thousands.
     """
 
     def __init__(self, log: TopicLog, cutter: Cutter) -> None:
@@ -275,13 +255,21 @@ class PartCutter:
         self._lock = threading.Lock()
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
+        self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
+        """Parts that wait no more and parts that wait from now on: the event loop says so and waits for no lock."""
+        self._table_lock = threading.Lock()
+        """Held while what follows is changed."""
         self._known: dict[Key, CutPart] = {}
         self._having: dict[bytes, dict[Key, None]] = {}
         """By the digest of a message: the parts that have it, or came from it."""
-        self._table_lock = threading.Lock()
-        """Held while these two are changed."""
-        self.drops = 0
-        """How often parts were dropped: until then what was found here is here."""
+        self._listed: dict[Key, int] = {}
+        """The parts that wait, and how many branches have each."""
+        self._uncut: dict[Key, Part] = {}
+        """Of those that wait the ones that are not cut."""
+        self._spare: OrderedDict[Key, None] = OrderedDict()
+        """Parts that were cut and do not wait."""
+        self._segment = self._new_segment()
+        """The chunks of all that wait and are cut."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
 
@@ -291,9 +279,24 @@ class PartCutter:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        runs = [part.chunks for part in self._known.copy().values()]
-        own = (_CHUNK_BYTES + sys.getsizeof(one.draft.content) + one.vector.nbytes for run in runs for one in run)
-        return sum(own) + sum(run.columns_bytes for run in runs)
+        chunks = [one for part in self._known.copy().values() for one in part.chunks]
+        own = sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + one.vector.nbytes for one in chunks)
+        return own + (self._segment.memory_bytes if chunks else 0)
+
+    def note_waiting(self, gone: Sequence[Part], new: Sequence[Part]) -> None:
+        """Note that some parts of a buffer wait no more and others from now on; of a part that several branches have,
+        each says so."""
+        self._listing.append((gone, new))
+
+    def waiting(self, but: Collection[bytes], until: float | None) -> tuple[PendingView, bool]:
+        """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
+        see `cut`."""
+        with self._table_lock:
+            self._take_listing()
+            lacking = [part for part in self._uncut.values() if part.has_others_than(but)]
+        cut = self.cut(lacking, until)
+        with self._table_lock:
+            return self._segment.view(), len(cut) == len(lacking)
 
     def cut(
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
@@ -309,19 +312,6 @@ class PartCutter:
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
-    def joined(self, parts: PartRun, until: float | None = None) -> tuple[int, Sequence[CutPart], PendingRun]:
-        """The parts in chunks, without those that could not be cut in time (see `cut`), and all these chunks, which are
-        joined anew only where one was cut anew; as `PartRun.cut`."""
-        drops, found = self.drops, parts.cut
-        if found[0] != drops:
-            cut, run = [part for part in map(self._known.get, parts.keys) if part is not None], found[2]
-            if len(cut) < len(parts):
-                cut = self.cut(parts, until)
-            if cut != found[1]:
-                run = PendingRun.joined([one.chunks for one in cut], goes_on=True)
-            found = parts.cut = drops if len(cut) == len(parts) else -1, cut, run
-        return found
-
     def cut_as_shown(
         self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
@@ -335,12 +325,6 @@ class PartCutter:
             step: see `cut`.
         """
         return [cut for part in parts for cut in self._as_shown(part, is_shown, step)]
-
-    def forget_but(self, parts: Sequence[Sequence[Part]]) -> None:
-        """Drop what is no longer pending."""
-        if len(self._known) > sum(map(len, parts)) + _SPARE_PARTS:
-            wanted = {part.key for some in parts for part in some}
-            self._forget(self._known.copy().keys() - wanted)
 
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
@@ -364,23 +348,68 @@ class PartCutter:
         """The keys of the parts with this message, in the order in which they were cut."""
         return [*self._having.get(digest, {}).copy()]
 
-    def _keep(self, key: Key, part: CutPart) -> None:
+    def _new_segment(self) -> PendingSegment:
+        table = table_of(self._log.fingerprint)
+        return PendingSegment(0 if table is None else table.dimension)
+
+    def _take_listing(self) -> None:
+        """Do what `note_waiting` was told; with the lock."""
+        while self._listing:
+            gone, new = self._listing.popleft()
+            for part in new:
+                if (branches := self._listed.get(part.key, 0)) == 0:
+                    self._wait(part)
+                self._listed[part.key] = branches + 1
+            for part in gone:
+                if (branches := self._listed.pop(part.key)) > 1:
+                    self._listed[part.key] = branches - 1
+                elif self._uncut.pop(part.key, None) is None:
+                    self._segment = self._segment.release(self._known[part.key].chunks)
+                    self._set_aside(part.key)
+
+    def _wait(self, part: Part) -> None:
+        if (cut := self._known.get(part.key)) is None:
+            self._uncut[part.key] = part
+        else:
+            self._segment.hold(cut.chunks)
+            self._spare.pop(part.key, None)
+
+    def _set_aside(self, key: Key) -> None:
+        """Keep a part that does not wait a little longer: a fork or a retry may."""
+        self._spare[key] = None
+        if len(self._spare) > _SPARE_PARTS:
+            self._drop(next(iter(self._spare)))
+
+    def _keep(self, part: Part, cut: CutPart) -> None:
         with self._table_lock:
-            self._known[key] = part
-            for digest in {*key, *part.digests} - {b""}:
-                self._having.setdefault(digest, {})[key] = None
+            self._take_listing()
+            self._known[part.key] = cut
+            for digest in {*part.key, *cut.digests} - {b""}:
+                self._having.setdefault(digest, {})[part.key] = None
+            if self._uncut.pop(part.key, None) is None:
+                self._set_aside(part.key)
+            else:
+                self._segment.hold(cut.chunks)
 
     def _forget(self, keys: Iterable[Key]) -> None:
         with self._table_lock:
+            self._take_listing()
             for key in keys:
-                if (part := self._known.pop(key, None)) is None:
-                    continue
-                self.drops += 1
-                for digest in {*key, *part.digests}:
-                    having = self._having.get(digest, {})
-                    having.pop(key, None)
-                    if not having:
-                        self._having.pop(digest, None)
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        """Drop what was cut of a part; if it waits still, it is cut anew when it is asked for. With the lock."""
+        if (cut := self._known.pop(key, None)) is None:
+            return
+        for digest in {*key, *cut.digests}:
+            having = self._having.get(digest, {})
+            having.pop(key, None)
+            if not having:
+                self._having.pop(digest, None)
+        if key in self._listed:
+            self._segment = self._segment.release(cut.chunks)
+            self._uncut[key] = cut.part
+        self._spare.pop(key, None)
 
     def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
         """The part as it is stored: the longest shown of its beginning, or of it with what follows in a branch,
@@ -423,7 +452,7 @@ class PartCutter:
         self._stored_meanwhile[id(meanwhile)] = meanwhile
         try:
             cut = self._new(part, step)
-            self._keep(part.key, cut)
+            self._keep(part, cut)
         finally:
             del self._stored_meanwhile[id(meanwhile)]
         if not meanwhile.isdisjoint(cut.digests):  # a branch has stored some of it
@@ -466,7 +495,7 @@ class PartCutter:
 
     def _new(self, part: Part, step: Callable[[], None]) -> CutPart:
         if part.note is not None:
-            return self._new_note(*part.note, step)
+            return self._new_note(part, *part.note, step)
         runs = unstored_runs(self._log, part.messages, self._cutter.redactor, instructions=part.instructions)
         cut = [under_new_uuid(self._log, draft) for draft in self._cutter.in_steps(step).cut(self._log.topic_id, runs)]
         has_copy = [self._log.has_live_copy(draft) for draft in cut]
@@ -474,17 +503,17 @@ class PartCutter:
         asked = zip(cut, has_copy, may_return(cut), strict=True)
         drafts = tuple(draft for draft, is_copy, may in asked if may or not is_copy)
         digests = (utterance.digest for run in runs for utterance in run if utterance.digest is not None)
-        return CutPart(self._pending(new, step), tuple(digests), drafts)
+        return CutPart(part, self._pending(new, step), tuple(digests), drafts)
 
-    def _new_note(self, note_id: bytes, note: Note, step: Callable[[], None]) -> CutPart:
+    def _new_note(self, part: Part, note_id: bytes, note: Note, step: Callable[[], None]) -> CutPart:
         """A note in the chunks that are to be stored. What an interrupted attempt has stored of it may be corrected
         since, and is not stored again."""
         knows, has_copy = self._log.snapshot().knows, self._log.has_live_copy
         cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note, step)
         drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
-        return CutPart(self._pending(drafts, step), (note_id,), tuple(drafts))
+        return CutPart(part, self._pending(drafts, step), (note_id,), tuple(drafts))
 
-    def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> PendingRun:
+    def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> tuple[PendingChunk, ...]:
         table = table_of(self._log.fingerprint)
 
         def pending() -> Iterator[PendingChunk]:
@@ -497,116 +526,91 @@ class PartCutter:
                     step()
                     yield PendingChunk(draft, self._log.counted(next(entries)), vector)
 
-        return PendingRun(pending())
+        return tuple(pending())
 
 
 class ListedParts:
     """All parts of a buffer that wait to be stored. A request asks for all of them, so only those of conversations that
     have changed are listed anew, and behind the last of them where one has grown: listing takes 20 µs a turn."""
 
-    def __init__(self, buffer: HotBuffer) -> None:
+    def __init__(self, buffer: HotBuffer, told: Callable[[Sequence[Part], Sequence[Part]], None]) -> None:
+        """`told`: see `PartCutter.note_waiting`."""
         self._buffer = buffer
-        self._listed: dict[str, tuple[int, tuple[int, bool], PartRun]] = {}
+        self._told = told
+        self._listed: dict[str, tuple[int, tuple[int, bool], Parts]] = {}
         """By conversation: `changes`, length and whether an answer was awaited at that time, and the parts."""
-        self._waiting: dict[str, PartRun] = {}
-        """Of them those that wait."""
-        self._owed: dict[str, PartRun] = {}
-        self._notes: dict[bytes, PartRun] = {}
-        self.joined = JoinedRuns()
+        self._waiting: dict[tuple[str, str], Parts] = {}
+        """The parts of each conversation, the instructions that each owes, and the notes."""
+        self._touched = [one.id for one in buffer.conversations()]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the chunks that were joined, beside what they have by themselves; approximate."""
-        joined = (parts.spoken.cut for _, _, parts in self._listed.copy().values())
-        return self.joined.memory_bytes + sum(run.columns_bytes for _, cut, run in joined if len(cut) > 1)
-
-    def all(self) -> list[PartRun]:
+    def all(self) -> list[Parts]:
         """Those of each conversation, the instructions that each owes, and the notes, as of now."""
-        for name in self._buffer.take_touched():
+        for name in {*self._touched, *self._buffer.take_touched()}:
             one = self._buffer.of_id(name)
-            self._note(self._waiting, name, None if one is None or one.stored >= one.wanted_end else self.of(one))
-            self._note(self._owed, name, PartRun(owed_parts(one)) if one is not None and one.owed else None)
-            if name not in self._waiting:
+            waits = one is not None and one.stored < one.wanted_end
+            self._change(("said", name), self.of(one) if one is not None and waits else ())
+            self._change(("owed", name), () if one is None else tuple(owed_parts(one)))
+            if not waits:
                 self._listed.pop(name, None)
-        if self._notes.keys() != self._buffer.notes.keys():
-            waiting = zip(self._buffer.notes, note_parts(self._buffer), strict=True)
-            self._notes = {key: self._notes.get(key) or PartRun((part,)) for key, part in waiting}
-        if not (self._waiting or self._owed or self._notes):
-            self.joined = JoinedRuns()  # nobody may ask for long
-        return [*self._waiting.values(), *self._owed.values(), *self._notes.values()]
+        self._touched = []
+        notes = self._waiting.get(_NOTES, ())
+        if len(notes) != len(self._buffer.notes) or [part.note[0] for part in notes if part.note] != [
+            *self._buffer.notes
+        ]:
+            self._change(_NOTES, tuple(note_parts(self._buffer)))
+        return [*self._waiting.values()]
 
-    def of(self, conversation: Conversation) -> PartRun:
+    def of(self, conversation: Conversation) -> Parts:
         """Its parts as of now, without those owed."""
-        changes, end, parts = self._listed.get(conversation.id, (-1, (0, False), PartRun()))
+        changes, end, parts = self._listed.get(conversation.id, (-1, (0, False), ()))
         now = len(conversation), conversation.awaiting > 0
         if changes == conversation.changes:
             left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
-            parts = PartRun(parts[left:]) if left else parts  # without what was stored since
+            parts = parts[left:]  # without what was stored since
         is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
         if is_known and end == now:
             pass
         elif is_known and len(parts) > 1:  # the last one may go on
-            parts = PartRun((*parts[:-1], *each_part(conversation, begin=parts[-2].end)))
+            parts = (*parts[:-1], *each_part(conversation, begin=parts[-2].end))
         else:
-            parts = PartRun(each_part(conversation))
+            parts = tuple(each_part(conversation))
         self._listed[conversation.id] = conversation.changes, now, parts
         return parts
 
-    @staticmethod
-    def _note(table: dict[str, PartRun], name: str, parts: PartRun | None) -> None:
-        if parts is not None:
-            table[name] = parts
-        else:
-            table.pop(name, None)
+    def _change(self, whose: tuple[str, str], parts: Parts) -> None:
+        """Say which of them were not among those before, and the other way round."""
+        before = self._waiting.pop(whose, ())
+        if parts:
+            self._waiting[whose] = parts
+        if before != parts:
+            old, new = ({part.key: part for part in some} for some in (before, parts))
+            self._told([old[key] for key in old.keys() - new.keys()], [new[key] for key in new.keys() - old.keys()])
 
 
 class BufferedText(UnstoredText):
     """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
 
-    def __init__(self, cutter: PartCutter, listed: ListedParts) -> None:
+    def __init__(self, cutter: PartCutter, parts: Sequence[Parts]) -> None:
         self._cutter = cutter
-        self._joined = listed.joined
-        self._parts = listed.all()
+        self._parts = parts
 
     def __bool__(self) -> bool:
-        return any(self._parts)
+        return bool(self._parts)
 
     def has_others_than(self, digests: Collection[bytes]) -> bool:
         """See `UnstoredText.has_others_than`."""
         return any(part.has_others_than(digests) for parts in self._parts for part in parts)
 
-    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingRun:
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
         """See `UnstoredText.chunks`."""
-        self._cutter.forget_but(self._parts)
-        found = []
-        for parts in self._parts:
-            spoken = parts.spoken if parts.said.isdisjoint(but) else parts.without(but)
-            _, cut, run = self._cutter.joined(spoken, until)
-            self.is_partial |= len(cut) < len(spoken)
-            if run:
-                found.append(run)
-        return self._joined.of(_each_once(found))
+        view, is_whole = self._cutter.waiting(but, until)
+        self.is_partial |= not is_whole
+        return view
 
     def part_with(self, uuid: bytes) -> Part | None:
         """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""
-        for parts in self._parts:
-            for part, cut in zip(parts, self._cutter.cut(parts), strict=True):
-                if uuid in cut.chunks.uuids:
+        for part in itertools.chain.from_iterable(self._parts):
+            for cut in self._cutter.cut([part]):
+                if any(one.entry.uuid == uuid for one in cut.chunks):
                     return part
         return None
-
-
-def _each_once(runs: list[PendingRun]) -> list[PendingRun]:
-    """The runs, with a chunk that several have in the first alone: branches share their beginning."""
-    if len(frozenset().union(*map(operator.attrgetter("uuids"), runs))) == sum(map(len, runs)):
-        return runs
-    seen: set[bytes] = set()
-    found = []
-    for run in runs:
-        new: dict[bytes, PendingChunk] = {}
-        for chunk in run:
-            if chunk.entry.uuid not in seen:
-                new.setdefault(chunk.entry.uuid, chunk)
-        found.append(run if len(new) == len(run) else PendingRun(new.values()))
-        seen |= run.uuids
-    return [run for run in found if run]

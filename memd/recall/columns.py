@@ -7,6 +7,7 @@ this module nothing knows where a chunk lies.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import re
@@ -33,9 +34,9 @@ from memd.store.lexical.postings import (
     query_keys,
     rarity,
 )
-from memd.store.log.columns import Records, digest_word
+from memd.store.log.columns import ROW, Records, digest_word
 from memd.store.log.segment import GrowingSegment
-from memd.store.pending import PendingRun, UnstoredText
+from memd.store.pending import PENDING_SEGMENT, PendingView, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
 
 log = logging.getLogger("memd")
@@ -49,8 +50,6 @@ IDENTIFIER_WEIGHT = 3
 """So many words an identifier counts for as a whole; its parts count besides."""
 FEW_CHUNKS = 25
 """The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
-PENDING_SEGMENT = -1
-"""In the places of chunks that are not stored yet."""
 TABLE_COSINE = 0.85
 """Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
@@ -263,28 +262,6 @@ class IndexSource(ChunkSource):
         return self._views[0].multipliers(labels)
 
 
-class PendingSource(ChunkSource):
-    """Chunks that wait to be stored."""
-
-    def __init__(self, run: PendingRun, counts: Bits, visible: frozenset[int]) -> None:
-        super().__init__(run.columns, counts, ())
-        self._run = run
-        self.competes = counts & ~run.said.all_in(visible)
-
-    @property
-    def matrix(self) -> Floats | None:
-        """The table's vectors."""
-        return self._run.matrix
-
-    def places(self, labels: Rows) -> tuple[Rows, Rows]:
-        """See `ChunkSource`."""
-        return np.full(len(labels), PENDING_SEGMENT), labels
-
-    def multipliers(self, labels: Rows) -> Floats:
-        """See `ChunkSource`."""
-        return np.ones(len(labels), np.float32)
-
-
 def sources_of(
     now: Snapshot, then: Sequence[Snapshot] = (), visible: frozenset[int] = frozenset()
 ) -> list[ChunkSource]:
@@ -304,7 +281,7 @@ class TopicColumns:
         self,
         topic: Searchable,
         parts: Sequence[str],
-        pending: PendingRun,
+        pending: PendingView,
         wanted: Selection,
         visible_digests: Collection[bytes],
         spans: Sequence[Span],
@@ -326,15 +303,23 @@ class TopicColumns:
         self.pending = pending
         self._sources = sources_of(now, then, visible)
         if self.pending:
-            known = self.snapshot.known([*pending.uuids])
-            counts = np.ones(len(pending), np.bool_)
-            if known or wanted != EVERYTHING:
-                counts[:] = [one.entry.uuid not in known and wanted.admits_entry(one.entry) for one in pending]
-            self._sources.append(PendingSource(pending, counts, visible))
+            self._sources.append(GrowingSource(self._still_pending(wanted), (), visible))
         self._columns = [one.columns for one in self._sources if one.columns is not None]
         self._total = sum(one.count for one in self._columns)
         self._found: list[list[Rows]] = []
         """Labels, of each source."""
+
+    def _still_pending(self, wanted: Selection) -> SegmentView:
+        """What waits, without what was stored meanwhile and what is not wanted."""
+        waiting = self.pending.by_row()
+        known = self.snapshot.known([one.entry.uuid for one in waiting.values()])
+        view = self.pending.segment
+        if not known and wanted == EVERYTHING:
+            return view
+        dead = view.dead.copy()
+        for row, one in waiting.items():
+            dead[row] = one.entry.uuid in known or not wanted.admits_entry(one.entry)
+        return dataclasses.replace(view, dead=dead)
 
     @property
     def is_empty(self) -> bool:
@@ -462,7 +447,7 @@ class TopicColumns:
             except StoreError as error:
                 told = {"topic": self.topic_id, "error": error}
                 log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
-        waiting = {place: self.pending[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
+        waiting = {place: self.pending.chunks[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
         return {**read, **waiting}
 
     def records(self, segment: Rows, row: Rows) -> Records:
@@ -470,8 +455,8 @@ class TopicColumns:
         waiting = segment == PENDING_SEGMENT
         if not waiting.any():
             return self.snapshot.records_at(segment, row)
-        found = np.empty(len(row), self.pending.records.dtype)
-        found[waiting] = self.pending.records[row[waiting]]
+        found = np.empty(len(row), ROW)
+        found[waiting] = self.pending.segment.rows[row[waiting]]
         found[~waiting] = self.snapshot.records_at(segment[~waiting], row[~waiting])
         return found
 

@@ -158,7 +158,9 @@ class GrowingSegment(LogSegment):
         self._rows[added.start : added.stop] = rows
         vectors = np.frombuffer(b"".join(entry.vector for entry in entries), dtype="<f4")
         is_active = rows["status"] == Status.ACTIVE
-        self._matrix[added.start : added.stop][is_active] = vectors.reshape(-1, self.header.dimension)
+        self._matrix[added.start : added.stop][is_active] = vectors.reshape(
+            np.count_nonzero(is_active), self.header.dimension
+        )
         for row, entry, key in zip(added, entries, rows["text_hash"].tolist(), strict=True):
             self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
             self._by_text[key] = (*self._by_text.get(key, ()), row)
