@@ -353,7 +353,7 @@ class PartCutter:
         return PendingSegment(0 if table is None else table.dimension)
 
     def _take_listing(self) -> None:
-        """Do what `note_waiting` was told; with the lock."""
+        """Take over the parts that `note_waiting` noted; with the lock."""
         while self._listing:
             gone, new = self._listing.popleft()
             for part in new:
@@ -398,7 +398,7 @@ class PartCutter:
                 self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        """Drop what was cut of a part; if it waits still, it is cut anew when it is asked for. With the lock."""
+        """Drop the chunks of a part; if it waits still, it is cut anew when it is asked for. With the lock."""
         if (cut := self._known.pop(key, None)) is None:
             return
         for digest in {*key, *cut.digests}:
