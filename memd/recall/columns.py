@@ -310,7 +310,7 @@ class TopicColumns:
         """Labels, of each source."""
 
     def _still_pending(self, wanted: Selection) -> SegmentView:
-        """What waits, without what was stored meanwhile and what is not wanted."""
+        """The chunks that wait, without those stored meanwhile and those not wanted."""
         waiting = self.pending.by_row()
         known = self.snapshot.known([one.entry.uuid for one in waiting.values()])
         view = self.pending.segment
