@@ -259,15 +259,14 @@ class TopicLog:
             growing = self._snapshot.views[segment_id].segment
             assert isinstance(growing, GrowingSegment), "an unsealed segment"
             gaps = self._gaps.get(segment_id, [])
-            sealed, index = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
+            sealed = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
             segments = {number: view.segment for number, view in self._snapshot.views.items()} | {segment_id: sealed}
             uuid_index = uuid_index_of(segments.values())
             searched = None
             if growing.searchable:
                 file = own_index_file(self._layout, sealed)
                 dead = self._snapshot.views[segment_id].dead
-                searched = SealedIndex(self._files, file, [sealed], dead=dead)
-                searched.use(index)
+                searched = SealedIndex(self._files, file, [sealed], dead=dead, matrix=growing.matrix)
                 self._complete_growing(growing)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
