@@ -582,6 +582,15 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     assert "1 file without conversations passed over; 1 problem, named above" in result.stdout
 
 
+def test_an_export_that_was_cut_off_in_its_first_conversation_is_named_and_is_no_document(tmp_path: Path) -> None:
+    cut = tmp_path / "conversations.json"
+    cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
+    result = CliRunner().invoke(main, ["add", str(cut), "--data-dir", str(tmp_path / "new")])
+    assert result.exit_code == 1
+    assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
+    assert "written" not in result.stdout
+
+
 def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:
     times = ["2024-05-03T10:00:00Z", "2199-01-01", 0, "last week", None]
     told = [{"role": "user", "content": f"The ferry number {n} leaves."} for n in range(len(times))]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports import items as import_items
-from memd.ingest.imports.files import NAMES, Bad, Empty, ExportedEntry, Found, files_of, read
+from memd.ingest.imports.files import NAMES, Found, files_of, read
 from memd.ingest.imports.items import items
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
@@ -34,11 +34,11 @@ def found_at(path: Path, wanted: str | None = None) -> list[Found]:
 
 
 def threads_of(found: Iterable[Found]) -> list[Thread]:
-    return [one[1] for one in found if isinstance(one, tuple)]
+    return [one.thread for one in found if one.thread is not None]
 
 
 def problems_of(found: Iterable[Found]) -> list[str]:
-    return [f"{one.place}: {one.reason}" for one in found if isinstance(one, Bad)]
+    return [f"{one.place}: {one.problem}" for one in found if one.problem]
 
 
 def spoken(thread: Thread) -> list[str]:
@@ -88,7 +88,7 @@ def test_claude() -> None:
         "user: Thanks, and the day after?",
     ]
     assert days(tides)[-1] == "2026-02-15T08:00:00"
-    assert problems_of(found) == [] and isinstance(found[-1], Empty), "a chat that was opened and left"
+    assert problems_of(found) == [] and found[-1].thread is None, "a chat that was opened and left"
 
 
 def test_open_webui() -> None:
@@ -405,4 +405,4 @@ def test_no_more_is_held_than_a_value_and_a_block(tmp_path: Path) -> None:
 def test_an_export_of_memd_is_entries(tmp_path: Path) -> None:
     file = tmp_path / "export.jsonl"
     file.write_text('{"uuid": "00", "canonical_id": 1}\n')
-    assert found_at(file) == [ExportedEntry("line 1", b'{"uuid": "00", "canonical_id": 1}')]
+    assert found_at(file) == [Found("line 1", entry=b'{"uuid": "00", "canonical_id": 1}')]

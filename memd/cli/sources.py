@@ -29,7 +29,16 @@ from memd.cli.running import RunningDaemon, daemon_for
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
-from memd.ingest.imports.files import NAMES, STANDARD_INPUT, TITLES, Bad, ImportedFile, files_of, has_conversation, read
+from memd.ingest.imports.files import (
+    NAMES,
+    STANDARD_INPUT,
+    TITLES,
+    Found,
+    ImportedFile,
+    files_of,
+    has_conversation,
+    read,
+)
 from memd.ingest.imports.parts import Sending
 from memd.ingest.imports.threads import Dating
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
@@ -291,7 +300,7 @@ class _Importing:
         self._files = self._foreign = 0
 
     @property
-    def problems(self) -> list[tuple[str, Bad]]:
+    def problems(self) -> list[tuple[str, Found]]:
         """All that could not be imported, by the name of its file."""
         return self._sending.problems
 
@@ -313,11 +322,13 @@ class _Importing:
         try:
             before, found_any = len(self.problems), False
             for name, found in read(file, self._dating, self._wanted, advance):
-                found_any = found_any or not isinstance(found, Bad)
+                found_any = found_any or not found.problem
                 self._sending.take(name, found)
             self._sending.end()
         except OSError as error:
-            self.problems.append((file.name, Bad("the file", f"it cannot be read ({error.strerror or error})")))
+            self.problems.append(
+                (file.name, Found("the file", problem=f"it cannot be read ({error.strerror or error})"))
+            )
             return
         if not found_any and not file.is_named:  # a folder has other files, too
             self.problems[before:] = [one for one in self.problems[before:] if one[1].is_broken]
@@ -325,7 +336,7 @@ class _Importing:
             return
         self._files += 1
         if not found_any and before == len(self.problems):
-            self.problems.append((file.name, Bad("the file", "there is no conversation in it")))
+            self.problems.append((file.name, Found("the file", problem="there is no conversation in it")))
 
     def said(self) -> str:
         """Say what was done."""
@@ -371,9 +382,9 @@ def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
         raise BadQuestion(f"{error.filename}: cannot be read ({error.strerror})") from None
 
 
-def _show_problems(problems: list[tuple[str, Bad]]) -> None:
-    for name, bad in problems[:PROBLEMS_SHOWN]:
-        click.echo(name_for_terminal(f"{name}, {bad.place}: {bad.reason}"), err=True)
+def _show_problems(problems: list[tuple[str, Found]]) -> None:
+    for name, found in problems[:PROBLEMS_SHOWN]:
+        click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)
     if len(problems) > PROBLEMS_SHOWN:
         click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
 

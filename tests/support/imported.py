@@ -79,4 +79,4 @@ def imported(
 
 def problems_of(sending: Sending) -> list[str]:
     """Each problem as the command writes it, without the path."""
-    return [f"{Path(name).name}, {bad.place}: {bad.reason}" for name, bad in sending.problems]
+    return [f"{Path(name).name}, {one.place}: {one.problem}" for name, one in sending.problems]

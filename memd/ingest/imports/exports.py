@@ -79,6 +79,17 @@ def _is_there(members: Members, told: str) -> bool:
     return name in members and bytes(members[name]).startswith(begin.encode())
 
 
+def names_a_format(text: bytes) -> bool:
+    """Whether the beginning of a JSON text that was cut off has all members of a format that are named like nothing
+    else."""
+    return any(
+        all(f'"{name}"'.encode() in text for name in names)
+        for one in FORMATS
+        for names in one.has
+        if one.messages and one is not OPENAI and not any(":" in name or "!" in name for name in names)
+    )
+
+
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
     """Read a conversation.
 

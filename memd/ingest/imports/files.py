@@ -14,7 +14,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
-from memd.ingest.imports.exports import FORMATS, OPENAI, thread_in, thread_of_elements
+from memd.ingest.imports.exports import FORMATS, OPENAI, names_a_format, thread_in, thread_of_elements
 from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, items
 from memd.ingest.imports.sessions import (
     AIDER_STARTED,
@@ -52,30 +52,18 @@ NAMES = (*(one.name for one in FORMATS), AIDER, MEMD)
 TITLES = {**{one.name: one.title for one in FORMATS}, AIDER: "Aider", MEMD: "memd"}
 
 
-class ExportedEntry(msgspec.Struct, frozen=True):
-    """A line of `memd export`."""
+class Found(msgspec.Struct, frozen=True):
+    """A value of a file: a conversation, an entry of `memd export`, a problem, or a conversation without a word."""
 
     place: str
-    line: bytes
-
-
-class Bad(msgspec.Struct, frozen=True):
-    """A value that cannot be imported, and why."""
-
-    place: str
-    reason: str
+    """Where it stands, for people."""
+    thread: Thread | None = None
+    entry: bytes = b""
+    """A line."""
+    problem: str = ""
+    """Why it cannot be imported."""
     is_broken: bool = False
     """The file itself is damaged, whatever stood in it."""
-
-
-class Empty(msgspec.Struct, frozen=True):
-    """A conversation in which nothing was said."""
-
-    place: str
-
-
-Found = ExportedEntry | Bad | Empty | tuple[str, Thread]
-"""A conversation stands behind its place."""
 
 
 def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) -> Iterator[Found]:
@@ -84,16 +72,64 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
     Args:
         wanted: the name of the only format that is read.
     """
-    file = _FileReading(dating, wanted)
+    sessions: dict[str, ClaudeCodeSession | CodexSession] = {}
+    messages: list[Item] = []  # that stand by themselves, all of one array, or all lines
+    strange: list[Found] = []  # the values in front of the first that is of a conversation
+    is_known = False
     for item in values:
-        yield from file.take(item)
-        if file.is_foreign:
-            break
-    yield from file.end()
+        if messages and item.array != messages[0].array:
+            yield from _conversation_of(messages, dating)
+            messages = []
+        try:
+            item, members = _members(item)
+            export = next((one for one in FORMATS if wanted in (None, one.name) and one.fits(members)), None)
+            is_entry = wanted in (None, MEMD) and "uuid" in members and "canonical_id" in members
+            is_message = wanted in (None, OPENAI.name) and "role" in members and "payload" not in members
+            if not (is_entry or export or sessions or is_message):
+                raise BadImport(_no_conversation(members, wanted))
+        except (*UNREADABLE, BadImport) as error:
+            found = Found(item.place, problem=str(error), is_broken=bool(item.problem))
+            strange += [] if is_known else [found]
+            if is_known:
+                yield found
+            elif len(strange) >= BAD_LINES_MAX:
+                reason = f"{strange[0].place}: {strange[0].problem}"
+                reason = f"there is no conversation in its beginning, and it is not read on; {reason}"
+                yield Found("the file", problem=reason)
+                return
+            continue
+        yield from strange
+        strange, is_known = [], True
+        try:
+            if is_entry:
+                yield Found(item.place, entry=item.data)
+            elif export is not None and export.name not in SESSIONS:
+                yield Found(item.place, thread_in(export, item.data, dating))
+            elif export is not None or sessions:
+                # Without a format it is an event of another kind, or an item from before lines had a frame.
+                name = next(reversed(sessions)) if export is None else export.name
+                sessions.setdefault(name, SESSIONS[name](dating)).add(item.data)
+            else:
+                messages.append(item)
+        except EmptyImport:
+            yield Found(item.place)
+        except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
+            yield Found(item.place, problem=str(error))
+    yield from strange
+    yield from _conversation_of(messages, dating)
+    for session in sessions.values():
+        try:
+            yield Found("session", session.thread())
+        except EmptyImport:
+            continue
+        except (*UNREADABLE, BadImport, BadRequestBody) as error:
+            yield Found("session", problem=str(error))
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
     """The members of a value, and the value in JSON proper, without the NaN that Python's `json` may write."""
+    if item.problem:
+        raise BadImport(item.problem)
     try:
         try:
             return item, _members_decoder.decode(item.data)
@@ -106,89 +142,18 @@ def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
         raise BadImport(f"it is no JSON object: {error}") from None
 
 
-class _FileReading:
-    def __init__(self, dating: Dating, wanted: str | None) -> None:
-        self._dating = dating
-        self._wanted = wanted
-        self._readers: dict[str, ClaudeCodeSession | CodexSession] = {}
-        self._messages: list[Item] = []
-        """Messages that stand by themselves, all of one array, or all lines."""
-        self._is_known = False
-        """Something in it was a conversation, or a part of one."""
-        self._strange: list[Bad] = []
-        """The values in front of the first that is known."""
+def _no_conversation(members: Mapping[str, Raw], wanted: str | None) -> str:
+    has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
+    return f"it is not {'a conversation' if wanted is None else f'of {TITLES[wanted]}'}; its members are {has}"
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is no file of conversations."""
-        return len(self._strange) >= BAD_LINES_MAX
 
-    def take(self, item: Item) -> Iterator[Found]:
-        if self._messages and item.array != self._messages[0].array:
-            yield from self._end_messages()
+def _conversation_of(messages: Sequence[Item], dating: Dating) -> Iterator[Found]:
+    if messages:
+        elements = [("", Raw(one.data)) for one in messages]
         try:
-            if item.problem:
-                raise BadImport(item.problem)
-            found = self._read(item)
-        except EmptyImport:
-            found = [Empty(item.place)]
-        except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
-            found = [Bad(item.place, str(error), is_broken=bool(item.problem))]
-        if self._is_known:
-            yield from (*self._strange, *found)
-            self._strange = []
-        else:
-            self._strange += (one for one in found if isinstance(one, Bad))
-
-    def end(self) -> Iterator[Found]:
-        if self.is_foreign:
-            first = self._strange[0]
-            reason = f"{first.place}: {first.reason}"
-            yield Bad("the file", f"there is no conversation in its beginning, and it is not read on; {reason}")
-        else:
-            yield from self._strange
-        yield from self._end_messages()
-        for reader in self._readers.values():
-            try:
-                yield from (("session", thread) for thread in reader.threads())
-            except (*UNREADABLE, BadImport, BadRequestBody) as error:
-                yield Bad("session", str(error))
-
-    def _read(self, item: Item) -> list[Found]:
-        item, members = _members(item)
-        self._is_known, was_known = True, self._is_known
-        if self._wanted in (None, MEMD) and "uuid" in members and "canonical_id" in members:
-            return [ExportedEntry(item.place, item.data)]
-        for one in FORMATS:
-            if self._wanted in (None, one.name) and one.fits(members):
-                if one.name not in SESSIONS:
-                    return [(item.place, thread_in(one, item.data, self._dating))]
-                if one.name not in self._readers:
-                    self._readers[one.name] = SESSIONS[one.name](self._dating)
-                self._readers[one.name].add(item.data)
-                return []
-        if self._readers:  # an event of another kind, or an item of a session from before its lines had a frame
-            next(reversed(self._readers.values())).add(item.data)
-            return []
-        if self._wanted in (None, OPENAI.name) and "role" in members and "payload" not in members:
-            self._messages.append(item)
-            return []
-        self._is_known = was_known
-        raise BadImport(self._no_conversation(members))
-
-    def _no_conversation(self, members: Mapping[str, Raw]) -> str:
-        has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
-        what = "a conversation" if self._wanted is None else f"of {TITLES[self._wanted]}"
-        return f"it is not {what}; its members are {has}"
-
-    def _end_messages(self) -> Iterator[Found]:
-        messages, self._messages = self._messages, []
-        if messages:
-            elements = [("", Raw(one.data)) for one in messages]
-            try:
-                yield messages[0].place, thread_of_elements(OPENAI, elements, self._dating)
-            except BadImport as error:
-                yield Bad(messages[0].place, str(error))
+            yield Found(messages[0].place, thread_of_elements(OPENAI, elements, dating))
+        except BadImport as error:
+            yield Found(messages[0].place, problem=str(error))
 
 
 BLOCK_BYTES = 1 << 20
@@ -201,7 +166,8 @@ _BEGINNING = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:[{\[]|" + re.escape(AIDER_STARTED.encode()) + rb")|" + re.escape(_ZIP_MAGIC)
 )
 """Of an export, whatever its file is called."""
-_BEGINNING_BYTES = 256
+_CUT_OFF_BYTES = 10_000
+"""Of a file's beginning, in which the members of an export are looked for if its first value has no end."""
 _BROKEN = (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError)
 """Damaged, encrypted, with names that are no text, or packed in a way that this Python does not know."""
 
@@ -241,16 +207,17 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
 
 
 def has_conversation(path: Path, dating: Dating) -> bool:
-    """Whether a file is an export: its first value that can be read is a conversation or an exported entry.
+    """Whether a file is an export: its first value that can be read is a conversation or an exported entry, or it was
+    cut off in the middle of one.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        if not _BEGINNING.match(file.read(_BEGINNING_BYTES)):
+        if not _BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)):
             return False
     found = read(ImportedFile(path, 0), dating, None, lambda _: None)
-    return any(not isinstance(one, Bad) for _, one in found)
+    return any(one.is_broken and names_a_format(beginning) if one.problem else True for _, one in found)
 
 
 def read(
@@ -283,7 +250,10 @@ def _in_zip(
             chosen = [one for one in listed if _IN_ZIP.fullmatch(one.filename)]
             chosen = chosen or [one for one in listed if _ANY_JSON.fullmatch(one.filename)]
             if not chosen:
-                yield file.name, Bad("the file", "there is no conversations.json in this zip, nor another JSON file")
+                yield (
+                    file.name,
+                    Found("the file", problem="there is no conversations.json in this zip, nor another JSON file"),
+                )
             for member in chosen:
                 name = f"{file.name}: {member.filename}"
                 try:
@@ -291,10 +261,10 @@ def _in_zip(
                         for found in _found(_blocks(inner, lambda _: None), Path(), dating, wanted):
                             yield name, found
                 except (*_BROKEN, OSError) as error:  # bz2 says the latter
-                    yield name, Bad("the file", f"it cannot be unpacked: {error}")
+                    yield name, Found("the file", problem=f"it cannot be unpacked: {error}")
                 advanced(member.compress_size)
     except _BROKEN as error:
-        yield file.name, Bad("the file", f"it is no whole zip: {error}")
+        yield file.name, Found("the file", problem=f"it is no whole zip: {error}")
 
 
 def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
@@ -304,9 +274,9 @@ def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | 
     if wanted == AIDER or (wanted is None and is_aider):
         try:
             for thread in aider_threads(bounded_lines(whole, ITEM_BYTES_MAX), str(folder), dating):
-                yield thread.id, thread
+                yield Found(thread.id, thread)
         except BadImport as error:
-            yield Bad("the file", str(error))
+            yield Found("the file", problem=str(error))
         return
     yield from found_in(items(whole), dating, wanted)
 

@@ -22,7 +22,7 @@ from msgspec import UNSET, Meta, Raw
 
 from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, topic_called
 from memd.errors import BadImport, BadQuestion, BadTopicId
-from memd.ingest.imports.files import Bad, Empty, ExportedEntry, Found
+from memd.ingest.imports.files import Found
 from memd.ingest.imports.threads import NO_PARENT, Thread
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
@@ -36,6 +36,8 @@ from memd.store.tools.export import decode_line, state_of
 BEYOND = -1
 """The place of a chunk of which the file has told more than the log had."""
 _VECTORS_MAX = 4096  # the corrections of a chunk repeat its text
+_SAME = ("role", "text", "tool_calls", "tool_call_id", "name")
+"""Fields that a message has as it is sent, too."""
 Hex = Annotated[str, Meta(pattern="^(?:[0-9a-f]{32})$")]
 
 
@@ -55,28 +57,16 @@ class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     @classmethod
     def of(cls, message: Message) -> GivenMessage:
         """A message as it is sent."""
-        return cls(
-            message.role,
-            message.text,
-            message.tool_calls,
-            message.tool_call_id,
-            message.name,
-            tuple(digest.hex() for digest in message.attachments),
-            None if message.said_at is UNSET else message.said_at,
-        )
+        fields = {name: getattr(message, name) for name in _SAME}
+        said_at = None if message.said_at is UNSET else message.said_at
+        return cls(**fields, attachments=tuple(digest.hex() for digest in message.attachments), said_at=said_at)
 
     def message(self, author: str) -> Message:
         """The message that is meant, as one of the principal that imports it."""
-        return Message(
-            self.role,
-            self.text,
-            self.tool_calls,
-            self.tool_call_id,
-            self.name,
-            tuple(bytes.fromhex(digest) for digest in self.attachments),
-            said_at=UNSET if self.said_at is None else self.said_at,
-            author=author or UNSET,
-        )
+        fields = {name: getattr(self, name) for name in _SAME}
+        attachments = tuple(map(bytes.fromhex, self.attachments))
+        said_at = UNSET if self.said_at is None else self.said_at
+        return Message(**fields, attachments=attachments, said_at=said_at, author=author or UNSET)
 
 
 class GivenPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -153,7 +143,7 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, s
         EmbeddingError: the model failed on a text.
         ValueError, BadTopicId: a line is none.
     """
-    redactor = drafter.cutter.redactor
+    redactor, snapshot = drafter.cutter.redactor, topic.snapshot()
     histories: dict[bytes, tuple[list[bytes], int]] = {}
 
     @lru_cache(_VECTORS_MAX)
@@ -169,12 +159,12 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, s
             acted = UNSET if read.action is None else signed_by or UNSET
             read = msgspec.structs.replace(read, author=signed_by or UNSET, action_by=acted)
         draft = redactor.draft(read)  # before it is looked up: the log has it redacted
-        states, place = histories.get(draft.uuid) or (
-            [state_of(entry) for entry in topic.snapshot().history(draft.uuid)],
-            given.place,
-        )
-        place = _place_of(states, place, draft)
-        is_known = place != BEYOND or was_erased(topic.snapshot(), draft.uuid)
+        known = histories.get(draft.uuid)
+        states, place = known or ([state_of(entry) for entry in snapshot.history(draft.uuid)], given.place)
+        # A chunk may be in one state several times (praised, blamed, praised): states are compared in order.
+        is_behind = place != BEYOND and state_of(draft) in states[place:]
+        place = states.index(state_of(draft), place) + 1 if is_behind else BEYOND
+        is_known = is_behind or was_erased(snapshot, draft.uuid)
         if is_known and place == len(states) and _belongs_to_the_last(topic, drafts, draft):
             is_known, place = False, BEYOND
         histories[draft.uuid] = states, place
@@ -186,16 +176,6 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, s
             draft = msgspec.structs.replace(draft, vector=vector_of(draft.embedded_text))
         drafts.append(draft)
     return Drafts(drafts, len(lines) - len(drafts), redacted, places=tuple(places))
-
-
-def _place_of(states: Sequence[bytes], place: int, draft: Draft) -> int:
-    """The place in a chunk's history behind this state of it; `BEYOND` if the log has no such state behind `place`.
-
-    A chunk may be in one state several times (praised, blamed, praised): states are compared in order.
-    """
-    if place == BEYOND or (state := state_of(draft)) not in states[place:]:
-        return BEYOND
-    return states.index(state, place) + 1
 
 
 def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft) -> bool:
@@ -270,16 +250,14 @@ class Sending:
         """`topic_id`: where everything goes, or `AUTO_TOPIC`, that of a folder that a coding agent worked in; None:
         entries to the topics they came from, conversations to `default`."""
         self.counts = ImportCounts()
-        self.problems: list[tuple[str, Bad]] = []
+        self.problems: list[tuple[str, Found]] = []
         """All that could not be imported, or not as it stands, by the name of its file."""
         self._post = post
         self._topic_id = topic_id
-        self._lines: list[GivenLine] = []
-        self._uuids: list[bytes] = []
-        self._lines_topic = ""
-        self._lines_from = ("", "")
-        """The file and the place of the first of them."""
-        self._size = 0
+        self._lines: list[tuple[GivenLine, bytes]] = []
+        """Of one topic; each with the uuid of its chunk."""
+        self._lines_from = ("", "", "")
+        """Their topic, and the file and place of the first of them."""
         self._places: dict[tuple[str, bytes], int] = {}
 
     def take(self, name: str, found: Found) -> None:
@@ -288,51 +266,49 @@ class Sending:
         Raises:
             DaemonError, StoreError, EmbeddingError: nothing more can be imported now.
         """
+        if found.problem:
+            self.problems.append((name, found))
+            return
         try:
-            if isinstance(found, Bad):
-                self.problems.append((name, found))
-            elif isinstance(found, Empty):
-                self.counts.empty += 1
-            elif isinstance(found, ExportedEntry):
+            if found.thread is not None:
+                self.problems += [(name, Found(found.place, problem=one)) for one in found.thread.problems]
+                self._thread(found.thread)
+            elif found.entry:
                 self._entry(name, found)
             else:
-                place, thread = found
-                self.problems += [(name, Bad(place, problem)) for problem in thread.problems]
-                self._thread(thread)
+                self.counts.empty += 1
         except (BadQuestion, BadImport, BadTopicId, ValueError, RecursionError) as error:
-            place = found[0] if isinstance(found, tuple) else found.place
-            self.problems.append((name, Bad(place, str(error))))
+            self.problems.append((name, Found(found.place, problem=str(error))))
 
     def end(self) -> None:
         """Send what is left; may be called at any time."""
-        lines, self._lines, self._size = self._lines, [], 0
-        uuids, self._uuids = self._uuids, []
+        lines, self._lines = self._lines, []
         if not lines:
             return
-        topic = self._lines_topic
+        topic, name, place = self._lines_from
         try:
-            told = self._post("/memd/import/entries", {"topic_id": topic, "lines": lines})
+            body = {"topic_id": topic, "lines": [line for line, _ in lines]}
+            taken = msgspec.json.decode(self._post("/memd/import/entries", body), type=LinesTaken)
         except BadQuestion as error:
-            name, place = self._lines_from
-            self.problems.append((name, Bad(place, f"{error}; --topic NAME puts everything into one topic")))
+            problem = f"{error}; --topic NAME puts everything into one topic"
+            self.problems.append((name, Found(place, problem=problem)))
             return
-        taken = msgspec.json.decode(told, type=LinesTaken)
-        self._places.update(zip(((topic, uuid) for uuid in uuids), taken.places, strict=True))
+        self._places.update(zip(((topic, uuid) for _, uuid in lines), taken.places, strict=True))
         self.counts.entries += taken.appended
         self.counts.entries_known += taken.known
         self.counts.redacted.update(taken.redacted)
 
-    def _entry(self, name: str, entry: ExportedEntry) -> None:
-        topic, draft = decode_line(entry.line)
+    def _entry(self, name: str, found: Found) -> None:
+        topic, draft = decode_line(found.entry)
         if self._topic_id not in (None, AUTO_TOPIC):
             topic = self._topic_id or topic
+        size = sum(len(bytes(line.line)) for line, _ in self._lines)
         # Entries of different topics keep the order that they have in the file.
-        if topic != self._lines_topic or len(self._lines) >= GROUP_ENTRIES or self._size >= STRETCH_CHARACTERS:
+        if topic != self._lines_from[0] or len(self._lines) >= GROUP_ENTRIES or size >= STRETCH_CHARACTERS:
             self.end()
-            self._lines_topic, self._lines_from = topic, (name, entry.place)
-        self._lines.append(GivenLine(msgspec.Raw(entry.line), self._places.get((topic, draft.uuid), 0)))
-        self._uuids.append(draft.uuid)
-        self._size += len(entry.line)
+        if not self._lines:
+            self._lines_from = topic, name, found.place
+        self._lines.append((GivenLine(Raw(found.entry), self._places.get((topic, draft.uuid), 0)), draft.uuid))
 
     def _thread(self, thread: Thread) -> None:
         self.end()

@@ -1,47 +1,14 @@
-"""The sessions of coding agents, whose lines are conversations together.
+"""The sessions of coding agents, whose lines are conversations together; `assets/exports.toml` says what the lines are.
 
 Rule: pure. Left out is all that was not said: what a program writes by itself, its commands, events that repeat items.
 Messages are read as the API has them that the agent speaks: those of a session that went through memd are known again.
-
-Claude Code: `~/.claude/projects/*/SESSION.jsonl`, a line for each event.
-
-    {"type": "user" or "assistant", "uuid", "parentUuid", "sessionId", "cwd", "timestamp", "isSidechain", "isMeta",
-     "message": {"role", "id", "content": as in Anthropic's API}}
-
-Not documented by Anthropic beyond docs.claude.com/en/docs/claude-code/sdk/sdk-sessions; the lines are as
-alicoding/claude-parser (JSONL-STRUCTURE.md) and yongkangc/claude-ui (knowledge/example-cc-config-folder.md) found
-them. An answer is written block by block, each on a line with the id of the answer, and each result of its calls names
-the line of its call as its parent: lines of one answer become one message again, and its results follow each other.
-What it writes by itself: `isMeta`, summaries of what is there in full, errors, the output of its own commands. A
-subagent's session (`agent-*.jsonl`) is a conversation of its own.
-
-Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, a line for each item.
-
-    {"timestamp", "type": "session_meta", "payload": {"id", "cwd"}}
-    {"timestamp", "type": "response_item", "payload": an item of the responses API}
-
-As `RolloutLine` and `RolloutItem` in codex-rs/protocol/src/protocol.rs of openai/codex have it; kvsankar/agent-history
-describes it. Files of before September 2025 have the items themselves as lines, behind one with
-`id`, `timestamp` and `instructions`.
-
-Aider: `.aider.chat.history.md`, all chats of a folder in one Markdown file.
-
-    # aider chat started at 2024-05-03 10:00:00
-    #### what the user said, each line with two spaces at its end
-    what the model said
-    > what Aider itself said, each line with two spaces at its end
-
-As aider/io.py of Aider-AI/aider writes it (`append_chat_history`, `user_input`, `ai_output`, `tool_output`) and
-`split_chat_history_markdown` in aider/utils.py reads it; the two spaces are looked at here, too, because a model's
-answer may have headings and quotations of its own. Of a command stays what a user says behind /ask, /code, /architect
-and /context. The only time in it is that of each start, by the machine's clock.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -133,11 +100,12 @@ class ClaudeCodeSession:
         if key is not None and not event.is_sidechain:
             self._leaf = key
 
-    def threads(self) -> Iterator[Thread]:
-        """Yield the conversation, if anything was said.
+    def thread(self) -> Thread:
+        """The conversation.
 
         Raises:
-            BadImport: a message cannot be read.
+            BadImport: nothing of it can be read.
+            EmptyImport: nothing was said.
         """
         problems: list[str] = []
         for element in self._elements.values():
@@ -147,8 +115,7 @@ class ClaudeCodeSession:
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"answer {element.node.id[:60]!r} cannot be read: {error}")
         nodes = [element.node for element in self._elements.values()]
-        if any(node.messages for node in nodes) or problems:
-            yield thread_of("claude-code", self._id, nodes, self._leaf, folder=self._folder, problems=problems)
+        return thread_of("claude-code", self._id, nodes, self._leaf, folder=self._folder, problems=problems)
 
     def _is_own(self, event: _SessionLine, sent: _SentMessage) -> bool:
         """Whether Claude Code wrote a message by itself."""
@@ -247,26 +214,18 @@ class CodexSession:
             self._items.append(Raw(bytes(item)))
             self._times.append(self._dating.first_time([event.timestamp]))
 
-    def threads(self) -> Iterator[Thread]:
-        """Yield the conversation, if anything was said.
-
-        Raises:
-            BadImport: nothing of it can be read.
-        """
+    def thread(self) -> Thread:
+        """The conversation; raises as that of Claude Code."""
         messages: list[Message] = []
         problems: list[str] = []
         times = iter(self._times)
         for group in grouped(self._items):
+            at, *_ = islice(times, len(_list_decoder.decode(b"[%b]" % bytes(group))))
             try:
-                message = parse_items(group)
-                at = next(times)
-                for _ in range(len(msgspec.json.decode(b"[%b]" % bytes(group), type=list[Raw])) - 1):
-                    next(times)
-                messages.append(message if at is None else msgspec.structs.replace(message, said_at=at))
+                messages.append(msgspec.structs.replace(parse_items(group), said_at=UNSET if at is None else at))
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"an item cannot be read: {error}")
-        if messages or problems:
-            yield thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
+        return thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
 
 
 AIDER_STARTED = "# aider chat started at "
