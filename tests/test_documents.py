@@ -319,6 +319,22 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert said(daemon, "verify")
 
 
+def test_one_file_is_one_document_however_it_is_added_and_text_without_a_suffix_is_read(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    root = written(tmp_path / "house", "a.md", "b.md", "Notes on the boiler")
+    (root / "tool").write_bytes(b"\x7fELF\0\0 not a text")
+    daemon = make_daemon(upstream.url).start()
+    assert "1 chunk written" in said(daemon, "add", str(root / "a.md"))
+    assert "3 files looked at" in (told := said(daemon, "add", str(root))) and "3 chunks written, 1 taken out" in told
+    listed = said(daemon, "sources")
+    assert "house/a.md" in listed and "house/Notes on the boiler" in listed and "3 documents, 3 chunks" in listed
+    assert "1 of them unchanged; 0 chunks written" in said(daemon, "add", str(root / "b.md"))
+    (root / "b.md").write_text("another text")
+    assert "1 chunk written, 1 taken out" in said(daemon, "add", str(root / "b.md"))
+    assert "3 documents, 3 chunks" in said(daemon, "sources")
+
+
 def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:

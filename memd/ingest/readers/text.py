@@ -71,14 +71,12 @@ TEXTS = frozenset(
         *(".proto", ".tf", ".gradle", ".cmake", ".mk"),
     }
 )
-NAMES = frozenset({"readme", "license", "changelog", "makefile", "dockerfile", "notes", "todo", "contributing"})
-"""Files without a suffix that are text."""
 
 
 def is_readable(name: str) -> bool:
-    """Whether a file of this name is read, or named with the reason, where a whole folder is added."""
-    suffix = suffix_of(name)
-    return suffix in MARKDOWN | TEXTS | FOREIGN.keys() | UNREADABLE.keys() or name.lower() in NAMES
+    """Whether a file of this name is read, or named with the reason, where a whole folder is added. One without a
+    suffix is, if it is text."""
+    return suffix_of(name) in MARKDOWN | TEXTS | FOREIGN.keys() | UNREADABLE.keys() | {""}
 
 
 def format_of(name: str) -> FileFormat:

@@ -130,9 +130,8 @@ def look(
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadSource(f"{source.path}: cannot be read ({reason}); what is known of it stays") from None
-    digits = root_digits(root)
     documents = keeper.known()
-    told.name = _name(source, root, digits, documents)
+    told.name, digits = _place(source, root, documents)
     own = {one.source: one for one in documents if one.root in (digits, "") and is_below(one.source, told.name)}
     if own and not files:
         raise BadSource(
@@ -141,8 +140,9 @@ def look(
         )
     told.files = len(files)
     told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
-    with FileReader() as reader:
-        visit = _Visit(keeper, reader, told, str(root), own, seen, files, force=force)
+    visit = _Visit(keeper, told, str(root), digits, seen, force=force)
+    visit.know(documents, own, files)
+    with FileReader() as visit.reader:
         for file in files:
             step()
             visit.at(file)
@@ -155,27 +155,29 @@ def look(
 class _Visit:
     """One look, once it is known which files and which documents there are."""
 
+    reader: FileReader
+
     def __init__(
-        self,
-        keeper: Keeper,
-        reader: FileReader,
-        told: Look,
-        root: str,
-        own: Mapping[str, KnownDocument],
-        seen: dict[str, Seen],
-        files: Sequence[FoundFile],
-        *,
-        force: bool,
+        self, keeper: Keeper, told: Look, root: str, digits: str, seen: dict[str, Seen], *, force: bool
     ) -> None:
-        self._keeper, self._told, self._root, self._own, self._seen = keeper, told, root, own, seen
-        self._digits = root_digits(root)
-        self._reader = reader
-        self._force = force
-        present = {_source(told.name, file.below) for file in files}
-        present |= {seen[file.below].kept_as for file in files if file.below in seen}  # where it is redacted
+        """`digits`: the root's; see `root_digits`."""
+        self._keeper, self._told, self._root, self._digits = keeper, told, root, digits
+        self._seen, self._force = seen, force
+
+    def know(
+        self, documents: Sequence[KnownDocument], own: Mapping[str, KnownDocument], files: Sequence[FoundFile]
+    ) -> None:
+        """Compare the files with the documents; `own`: those of this source."""
+        self._own = own
+        present = {_source(self._told.name, file.below) for file in files}
+        present |= {
+            self._seen[file.below].kept_as for file in files if file.below in self._seen
+        }  # where it is redacted
         self._missing = {source: one for source, one in own.items() if source not in present}
         """The documents that have no file any more: one of those may be what a new file was called."""
         self._formers = {one.hash: source for source, one in self._missing.items()}
+        self._alone = {one.root: one.source for one in documents if one.root not in ("", self._digits)}
+        """Files that were added by themselves are sources whose root is the file."""
 
     def at(self, file: FoundFile) -> None:
         """Hand a file over if it changed."""
@@ -221,13 +223,16 @@ class _Visit:
         if known is not None and known.hash == digest and not self._force:
             self._told.unchanged += 1
             return Seen(stamp, digest, named)
-        former = self._formers.get(digest) if known is None else None
+        former = None
+        if known is None:
+            alone = self._alone.get(root_digits(file.path))
+            former = alone if alone == file.name else self._formers.get(digest)
         try:
             named.encode()
             if content is not None:
-                sections = self._reader.sections_of(file.name, content)
+                sections = self.reader.sections_of(file.name, content)
             else:
-                sections = self._reader.sections(Path(file.path), file.name)
+                sections = self.reader.sections(Path(file.path), file.name)
                 if read_at_one_moment(file, self._root)[0] != digest:
                     return Seen(NO_STAMP, "", named, "it changed while it was read; it is read the next time")
             document = GivenDocument(
@@ -243,7 +248,7 @@ class _Visit:
         self._told.count(taken)
         self._told.unchanged += not (taken.written or taken.taken_out)
         if former is not None:
-            del self._formers[digest]
+            self._formers.pop(digest, None)
             self._missing.pop(former, None)
         return Seen(stamp, digest, taken.source if sections else "")
 
@@ -306,27 +311,40 @@ def _bounded(files: Iterator[FoundFile], path: Path) -> Iterator[FoundFile]:
         yield file
 
 
-def _name(source: Source, root: Path, digits: str, documents: Sequence[KnownDocument]) -> str:
-    """The source's name: its folder's, and where another one has that, with the name of a folder around it.
+def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tuple[str, str]:
+    """The source's name and the digits of its root. The name is its folder's, and where another one has that, with the
+    name of a folder around it. A file of a folder that was added is what it is called there.
 
     Raises:
         BadSource: another one has the name that it was given.
     """
+    digits = root_digits(root)
+    by_name: dict[str, set[str]] = {}  # the roots of documents by their source and all folders around it
+    for one in documents:
+        parts = one.source.split("/")
+        for end in range(1, len(parts) + 1):
+            by_name.setdefault("/".join(parts[:end]), set()).add(one.root)
 
-    def roots(name: str) -> set[str]:
-        return {one.root for one in documents if is_below(one.source, name)}
+    def is_others(name: str) -> bool:
+        return bool(by_name.get(name, set()) - {digits, ""})
 
     if source.name:
-        if roots(source.name) - {digits, ""}:
+        if is_others(source.name):
             raise BadSource(
                 f"{source.path}: another folder is called {source.name}: give it another name (--as), or take that "
                 f"one out first (memd sources --remove {source.name})"
             )
-        return source.name
+        return source.name, digits
+    folders = (
+        {root_digits(one): f"/{root.relative_to(one).as_posix()}" for one in root.parents} if root.is_file() else {}
+    )
+    for one in documents:
+        if one.source.endswith(folders.get(one.root, "/")) and one.root in folders:
+            return one.source, one.root
     own = root.name or "root"
     names = [own, *(f"{own}@{parent.name}" for parent in root.parents if parent.name), f"{own}@{digits}"]
-    free = [name for name in names if not roots(name) - {digits, ""}]
-    return next((name for name in free if digits in roots(name)), free[0])
+    free = [name for name in names if not is_others(name)]
+    return next((name for name in free if digits in by_name.get(name, ())), free[0]), digits
 
 
 def _source(name: str, below: str) -> str:

@@ -14,6 +14,7 @@ the folder (`*.jsonl`) say in `cwd` where they were; what cannot be read is take
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fnmatch
 import os
@@ -25,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memd.ingest.readers.text import is_readable
+from memd.ingest.readers.text import is_readable, suffix_of
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 GITIGNORE = ".gitignore"
 DEPTH_MAX = 200
+HEAD_BYTES = 4_096
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """Also links that lead out of the folder."""
 
     def wants(self, name: str) -> bool:
-        """Whether a file of this name is wanted where a whole folder is."""
+        """Whether a file of this name is wanted where a whole folder is; without a suffix, if it is text."""
         return name.lower().rpartition(".")[2] in self.formats if self.formats else is_readable(name)
 
 
@@ -115,7 +117,9 @@ class Walk:
             if any(rules.match_file(matched[len(base) :]) for base, rules in ignored):
                 continue
             if not is_folder:
-                yield FoundFile(os.path.realpath(entry.path) if entry.is_symlink() else entry.path, name)
+                path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                if suffix_of(entry.name) or begins_with_text(path):
+                    yield FoundFile(path, name)
             elif self._is_first_time_in(inner := os.path.realpath(entry.path)):
                 yield from self._below(inner, name + "/", ignored)
 
@@ -133,6 +137,20 @@ class Walk:
         if self._excluded.have(target, below):
             return False
         return not is_folder if is_within else self._chosen.follow_links  # a folder is seen where it is
+
+
+def begins_with_text(path: str) -> bool:
+    """Whether a file has the beginning of a text; one that cannot be opened is named where it is read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return True
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(head) and b"\0" not in head
 
 
 def _leads_to(is_one: Callable[[], bool]) -> bool:
