@@ -7,6 +7,7 @@ the log its ids.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 # It counts the time in which the machine slept, too. Linux has a clock of its own for that.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -27,9 +28,33 @@ def steady_now() -> float:
     return _BEGUN + _ticks()
 
 
-def pause_before_retry(failures: int, first_seconds: float, most_seconds: float) -> float:
-    """Return the pause after so many failures in a row: doubled after each, up to `most_seconds`."""
-    return min(most_seconds, first_seconds * 2.0 ** min(failures - 1, 64))
+class Retries:
+    """Works that have failed, and when each is tried again: the pause doubles with each failure in a row."""
+
+    def __init__(self, first_seconds: float, most_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`first_seconds`, `most_seconds`: the pauses; `clock`: seconds."""
+        self._first_seconds, self._most_seconds, self._clock = first_seconds, most_seconds, clock
+        self._failures: dict[str, tuple[int, float]] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """Of the works whose last attempt failed."""
+        return {*self._failures}
+
+    def is_early(self, name: str) -> bool:
+        """Whether it is too early to try a work again."""
+        return self._clock() < self._failures.get(name, (0, 0.0))[1]
+
+    def failed(self, name: str) -> float:
+        """Note that an attempt failed; return the seconds until the next one."""
+        failures = self._failures.get(name, (0, 0.0))[0] + 1
+        pause = min(self._most_seconds, self._first_seconds * 2.0 ** min(failures - 1, 64))
+        self._failures[name] = failures, self._clock() + pause
+        return pause
+
+    def succeeded(self, name: str) -> None:
+        """Note that an attempt succeeded: the next failure is the first again."""
+        self._failures.pop(name, None)
 
 
 def shown_time(steady: float) -> float:

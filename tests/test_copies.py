@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Entry
 from memd.ingest.chunking import Utterance
-from memd.ingest.copies import ALIKE_COSINE, BatchDraft, may_return, standing_for, words_of
-from memd.ingest.pipeline import Drafter
+from memd.ingest.pipeline import ALIKE_COSINE, BatchDraft, Drafter, may_return, standing_for, words_of
 from memd.settings.model import Config, EmbeddingSettings
 from memd.store.store import Store, TopicLog
 

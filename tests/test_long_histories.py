@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk
 
+from memd.entries import Draft, Entry
 from memd.ingest import unstored
-from memd.ingest.archiver import BATCH_CHARACTERS
 from memd.ingest.topics import Topic
 
 TURNS = 200
+STEP_CHARACTERS = 8_000
 
 
 def long_history() -> list[str]:
@@ -33,31 +36,28 @@ async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batc
         return real(*args, **more)
 
     monkeypatch.setattr(unstored, "Part", counted)
-    batches = 1
-    while await stage.archiver._store_batch(topic, conversation, len(conversation), closing=True) is None:
-        assert topic.unstored()
-        batches += 1
-    assert batches > TURNS / 4 and not topic.unstored()
-    assert len(listed) < 3 * TURNS, "once for the searches, and once with the batch that it is stored in"
+    storing = asyncio.ensure_future(stage.archiver.store(topic, conversation, len(conversation)))
+    while not storing.done():
+        topic.unstored()
+        await asyncio.wait([storing], timeout=0.01)
+    assert await storing and not topic.unstored()
+    assert len(listed) < 2 * TURNS, "once, for searches and for the log"
     assert len({digest for entry in live_entries(topic) for digest in entry.digests}) == len(conversation)
 
 
-async def test_thousands_of_short_messages_are_stored_in_steps_and_each_part_knows_of_its_own_chunks(
+async def test_thousands_of_short_messages_are_stored_in_steps(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = [f"u:{chr(0x4E00 + number)}" for number in range(5 * TURNS)]
     conversation = talk(topic.buffer, *said, "a:So be it.")
-    noted: list[unstored.Batch] = []
-    real = unstored.Batch.done
+    steps: list[int] = []
+    real = topic.log.append
 
-    def done(batch: unstored.Batch) -> None:
-        real(batch)
-        noted.append(batch)
+    def append(drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
+        steps.append(len(drafts))
+        return real(drafts, made_at)
 
-    monkeypatch.setattr(unstored.Batch, "done", done)
-    while await stage.archiver._store_batch(topic, conversation, len(conversation), closing=True) is None:
-        pass
+    monkeypatch.setattr(topic.log, "append", append)
+    assert await stage.archiver.store(topic, conversation, len(conversation))
     assert len(live_entries(topic)) == len(said)
-    assert max(len(batch.drafts) for batch in noted) <= BATCH_CHARACTERS / 40, "a second's work of the model"
-    cut = [part for batch in noted for part in batch.cut]
-    assert all(part.done == {draft.uuid for draft in part.drafts} for part in cut)
+    assert max(steps) <= STEP_CHARACTERS / 40, "a second's work of the model"

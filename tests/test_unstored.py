@@ -118,14 +118,14 @@ async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_reque
 async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
     topic: Topic,
 ) -> None:
-    [longer] = each_part(talk(topic.buffer, *LAMP, *FERRY), 2)
+    longer, _ = each_part(talk(topic.buffer, *LAMP, *FERRY))
     [shown] = topic.cutter.cut([Part(longer.messages[:1], 1)])
     [shown_chunk] = shown.chunks
-    first, second = topic.cutter.cut_as_shown([longer], lambda uuid: uuid == shown_chunk.draft.uuid)
+    first, second = topic.cutter.cut_as_shown(longer, lambda uuid: uuid == shown_chunk.draft.uuid)
     assert first.chunks == shown.chunks
     assert [LAMP[1][2:] in chunk.draft.content for chunk in second.chunks] == [True]
     assert first.digests + second.digests == tuple(digest for digest, _ in longer.messages)
-    [whole] = topic.cutter.cut_as_shown([longer], lambda uuid: False)
+    [whole] = topic.cutter.cut_as_shown(longer, lambda uuid: False)
     assert whole.digests == first.digests + second.digests
 
 

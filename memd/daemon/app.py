@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import msgspec
@@ -429,6 +429,7 @@ def _opened(
     files: LocalDisk,
     kept: SharedLog | None,
 ) -> Store:
+    count = lru_cache(maxsize=256)(counter.count)  # what is pending is counted for questions, and then for the log
     erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
     return Store.open(
         config.data_dir,
@@ -436,7 +437,7 @@ def _opened(
         fingerprint=embedder.fingerprint,
         segment_entries_max=config.segment.max_entries,
         draft_filter=last_look(redactor),
-        line_tokens=lambda entry: counter.count(line_of(entry)),
+        line_tokens=lambda entry: count(line_of(entry)),
         files=files,
         kept=kept,
         erasures=erasures,

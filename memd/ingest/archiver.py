@@ -12,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import cache, partial
 from weakref import WeakSet
 
 import msgspec
 
-from memd.clock import pause_before_retry, steady_now
+from memd.clock import Retries, steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
@@ -28,22 +27,11 @@ from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError, ErasedForGood, MadeAnew, MemdError, StoreError
-from memd.ingest.indexer import Indexer
+from memd.ingest.indexer import Indexer, Jobs
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
-from memd.ingest.unstored import (
-    Batch,
-    Part,
-    each_part,
-    first_batch,
-    has_changed,
-    lacks,
-    newly_said,
-    note_parts,
-    owed_parts,
-    repeated,
-)
+from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
 from memd.settings.model import Config
 from memd.shares import Held, by_turns, surplus
 from memd.store.store import TopicLog
@@ -55,8 +43,6 @@ from memd.wording import erased_for_good, tallied
 log = logging.getLogger("memd")
 
 MADE_TRIES = 5
-BATCH_CHARACTERS = 8_000
-"""Text that is embedded and appended at once, if a part is not longer: about a second's work."""
 BACKOFF_SECONDS_MAX = 30.0
 """The longest pause after a failure."""
 FRACTION = 0.5
@@ -101,8 +87,9 @@ class Archiver:
         self._turn = encoder.priority.for_background(
             lambda: StoreError("memd ends; what was being cut is in the journal")
         )  # of that thread: a book takes a minute
-        self._under_way: set[str] = set()
-        self._attempts = Attempts(config.compaction.retry_seconds, encoder, metrics, clock)
+        self._jobs = Jobs(tasks)
+        self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, clock)
+        self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
 
     def close(self) -> None:
         """End the thread; what is or waits to be cut is cut when it is asked for."""
@@ -159,7 +146,7 @@ class Archiver:
 
     def tend_later(self, topic: Topic) -> None:
         """Store what is due in the topic in the background, unless that is under way; what fails is tried again."""
-        self._once("tending", topic.id, topic, partial(self.tend_topic, topic))
+        self._jobs.begin(f"tending {topic.id}", topic, partial(self.tend_topic, topic))
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
         """Store all messages before `upto` now, part by part; False if that failed and is to be tried again later.
@@ -168,7 +155,7 @@ class Archiver:
         """
         closing, is_stored = upto >= conversation.wanted_end, None
         while is_stored is None:
-            is_stored = await self._store_batch(topic, conversation, upto, closing=closing)
+            is_stored = await self._store_some(topic, conversation, upto, closing=closing)
         return is_stored
 
     async def store_named(self, topic: Topic, uuids: Iterable[bytes], *, whole: bool = False) -> None:
@@ -183,20 +170,19 @@ class Archiver:
         """
         wanted = frozenset(uuids)
         for uuid in wanted:
-            while (
-                await self._part_with(topic, uuid, whole=whole) is not None
-            ):  # without waiting for what is being stored
-                async with topic.storing.first():
+            # Looked for twice, so that what the log has already does not wait for what is being stored.
+            while await self._part_with(topic, uuid, whole=whole) is not None:
+                async with topic.storing:
                     part = await self._part_with(topic, uuid, whole=whole)
                     named = () if whole else wanted
                     # The marks follow when its conversation is stored.
-                    if part is None or await self._append_parts(topic, [part], named=named) or not whole:
+                    if part is None or (await self._append_parts(topic, [part], named=named)).is_last or not whole:
                         break
 
     def store_notes_later(self, topic: Topic) -> None:
         """Store the topic's notes in the background; where that fails, `tend` tries again."""
         if topic.buffer.notes:
-            self._once("storing notes", topic.id, topic, lambda: self._store_notes(topic))
+            self._jobs.begin(f"storing notes {topic.id}", topic, partial(self._store_notes, topic))
 
     def cut_later(self, topic: Topic, conversation: Conversation) -> None:
         """Cut in the background what was said in a conversation, so that no search has to wait for that."""
@@ -220,7 +206,7 @@ class Archiver:
             EmbeddingError, StoreError: nothing was written.
         """
         with topic.used():
-            async with topic.storing:
+            async with topic.storing_in_turn():
                 entries = await self._append(topic, partial(make, self._drafter))
         self._indexer.look_after(topic)
         return entries
@@ -245,7 +231,8 @@ class Archiver:
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
         """Compact in the background, unless a compaction of this conversation is waiting or running already."""
-        self._once("compaction", conversation.id, topic, lambda: self._compact_in_background(topic, conversation))
+        work = partial(self._compact_in_background, topic, conversation)
+        self._jobs.begin(f"compaction {conversation.id}", topic, work)
 
     # -- periodically -------------------------------------------------------------------------------------------
 
@@ -295,7 +282,7 @@ class Archiver:
                         is_stored = await self._settle(topic, conversation)
                 elif conversation.stored < end or conversation.owed:
                     whole = end >= conversation.wanted_end
-                    is_stored = await self._store_batch(topic, conversation, end, closing=whole)
+                    is_stored = await self._store_some(topic, conversation, end, closing=whole)
                 has_others = has_others or is_stored is None
                 if is_stored is False:
                     failed.add(conversation)
@@ -344,62 +331,76 @@ class Archiver:
         if left := compaction.left_since(shown, conversation):
             log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
 
-    async def _store_batch(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
-        """Store the first parts before `upto` (see `each_part`); None if there are others, False if that failed."""
-        async with topic.storing:
+    async def _store_some(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
+        """Store the next parts before `upto`; None if there are others, False if that failed.
+
+        `closing`: what is behind the last part is one too, although it may go on.
+        """
+        waiting = partial(topic.listed_parts.before, conversation, upto, closing=closing)
+        async with topic.storing_in_turn():
             if not topic.buffer.is_open(conversation):
                 return True  # it was settled meanwhile, and its marks do not move any more
-            parts = each_part(conversation, upto, closing=closing)  # of thousands as many as this batch has
-            batch, has_others = first_batch(parts, BATCH_CHARACTERS)
-            owed, begun = sorted(conversation.owed), conversation.stored
-            if not batch and not owed:
+            parts, owed = [*waiting()], sorted(conversation.owed)
+            if not parts and not owed:
                 return True
-            is_whole = await self._appended(topic, [*batch, *owed_parts(conversation)], conversation)
-            if is_whole is None and batch:
-                behind = each_part(conversation, upto, begin=batch[-1].end, closing=closing)
-                short = (one for one in behind if one.characters <= BATCH_CHARACTERS and lacks(topic.log, one))
-                if await self._appended(topic, first_batch(short, BATCH_CHARACTERS)[0], conversation) is False:
-                    return False
-            if not is_whole or has_changed(conversation, begun, batch):
-                # There are others, or the client has sent again what the log had lost.
-                return False if is_whole is False else None
-            settled = conversation.settled
-            end = batch[-1].end if batch else begun
+            begun, settled = conversation.stored, conversation.settled
+            batch = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
+            if batch is None:
+                return False
+            done = parts[: batch.complete]
+            if has_changed(conversation, begun, done):
+                return None  # the client has sent again what the log had lost
+            end = done[-1].end if done else begun
             repeats = repeated(topic.log, conversation, range(begun, end))
-            topic.buffer.mark(conversation, stored=end, instructions=owed, repeats=repeats)
-        if has_others:
-            return None
+            if done or batch.is_last:
+                topic.buffer.mark(conversation, stored=end, instructions=owed if batch.is_last else (), repeats=repeats)
+            if not batch.is_last or next(waiting(), None) is not None:
+                return None
         # What left the prompt and is in the log now need not be in the journal.
         await (topic.rewrite_journal() if conversation.settled > settled else topic.save())
         self._indexer.look_after(topic)
         return True
 
+    async def _settle(self, topic: Topic, conversation: Conversation) -> bool | None:
+        """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
+        `_store_some`."""
+        async with topic.storing_in_turn():
+            lives_on, end = topic.buffer.lives_on, conversation.wanted_end
+            parts = each_part(conversation, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
+            batch = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
+            if batch is None:
+                return False
+            is_as_it_was = conversation.abandoned and end == conversation.wanted_end
+            if batch.is_last and is_as_it_was and topic.buffer.is_open(conversation):
+                topic.buffer.close(conversation)
+        return batch.is_last or None
+
     async def _store_notes(self, topic: Topic) -> None:
-        for part in note_parts(topic.buffer):
-            is_stored: bool | None = None
-            if part.note is None or topic.is_others(part.note[0]):
-                continue
-            while is_stored is None:  # a long one bit by bit, so that others come in between
-                async with topic.storing:
-                    is_stored = await self._appended(topic, [part])
-            if not is_stored:
-                return
+        while parts := [one for one in note_parts(topic.buffer) if not topic.is_others(one.key[0])]:
+            async with topic.storing_in_turn():
+                if await self._appended(topic, parts) is None:
+                    return
         await topic.rewrite_journal()  # without their texts
         self._indexer.look_after(topic)
 
     async def _appended(
         self, topic: Topic, parts: Sequence[Part], conversation: Conversation | None = None
-    ) -> bool | None:
-        """Append as `_append_parts`; None if there are others, False if that failed or it is too early to try again."""
-        if self._attempts.are_waiting(topic):
-            return False
+    ) -> Batch | None:
+        """Append as `_append_parts`; None if that failed, or it is too early to try again: a failure of the embedding
+        model ends its pause with the first question that can be embedded again."""
+        is_early = self._retries.is_early(topic.id)
+        if is_early and not (topic.id in self._unembedded and self._encoder.works):
+            return None
         try:
-            is_last = await self._append_parts(topic, parts, conversation)
+            batch = await self._append_parts(topic, parts, conversation)
         except MemdError as error:
-            self._attempts.failed(topic, error)
-            return False
-        self._attempts.succeeded(topic)
-        return is_last or None
+            (self._unembedded.add if isinstance(error, EmbeddingError) else self._unembedded.discard)(topic.id)
+            fields = {"topic": topic.id, "retry_seconds": self._retries.failed(topic.id), "error": error}
+            self._metrics.errors.add("store")
+            log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)
+            return None
+        self._retries.succeeded(topic.id)
+        return batch
 
     async def _append_parts(
         self,
@@ -407,12 +408,11 @@ class Archiver:
         parts: Sequence[Part],
         conversation: Conversation | None = None,
         named: Collection[bytes] = (),
-    ) -> bool:
-        """Append the next chunks of parts of a conversation, of a part of any, or of a note; True if that was the last.
+    ) -> Batch:
+        """Append the next chunks of parts of a conversation, of a part of any, or of notes.
 
-        `named`: the uuids of chunks that go before all others of a long part.
+        `named`: the uuids of chunks that go before all others of a part.
         """
-        named = named if sum(part.characters for part in parts) > BATCH_CHARACTERS else ()
         shown = topic.buffer.injected_uuids()
         talks = topic.buffer.conversations()
         lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
@@ -431,23 +431,20 @@ class Archiver:
 
         def made() -> list[Draft]:
             nonlocal batch
-            give_way = self._encoder.give_way
-            batch = topic.cutter.next_batch(parts, is_shown, BATCH_CHARACTERS, named, give_way)
-            digests = batch.digests if batch.is_whole else ()
-            drafts = self._drafter.embedded(topic.log, batch.drafts, digests, is_shown=is_shown, is_new=is_new)
-            return batch.completing(drafts)
+            batch = topic.cutter.next_batch(parts, is_shown, named, self._encoder.give_way)
+            topic.being_stored = frozenset(digest for one in batch.cut for digest in one.digests)
+            digests = (*batch.digests,)
+            return self._drafter.embedded(topic.log, batch.drafts, digests, is_shown=is_shown, is_new=is_new)
 
-        topic.being_stored = frozenset(digest for part in parts for digest, _ in part.messages)
         try:
             topic.note_chunks(await self._append(topic, made))
         finally:
             topic.being_stored = frozenset()
         assert batch is not None, "it was made"
         batch.done()
-        if batch.is_last:
-            for note_id, _ in (part.note for part in parts if part.note is not None):
-                topic.buffer.settle_note(note_id)
-        return batch.is_last
+        for note_id in topic.buffer.notes.keys() & batch.digests.keys():
+            topic.buffer.settle_note(note_id)
+        return batch
 
     async def _append(self, topic: Topic, make: Callable[[], Sequence[Draft]]) -> list[Entry]:
         """Append the drafts that `make` returns; it is called in the ingesting thread."""
@@ -489,22 +486,6 @@ class Archiver:
 
         return await asyncio.get_running_loop().run_in_executor(None, found)
 
-    def _once(self, kind: str, whose: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` in the background, unless the same is under way; meanwhile the topic stays open."""
-        name = f"{kind} {whose}"
-        if name in self._under_way:
-            return
-        self._under_way.add(name)
-        ending = ExitStack()
-        ending.callback(self._under_way.discard, name)
-        ending.enter_context(topic.held())
-
-        async def done() -> None:
-            with ending:
-                await work()
-
-        self._tasks.spawn(done(), kind)
-
     def _due_end(self, topic: Topic, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
         idle_seconds = self._now() - conversation.used_at
@@ -519,18 +500,6 @@ class Archiver:
             return conversation.wanted_end
         return max(departed, compaction.finished_end(conversation))
 
-    async def _settle(self, topic: Topic, conversation: Conversation) -> bool | None:
-        """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
-        `_store_batch`."""
-        async with topic.storing:
-            lives_on, end = topic.buffer.lives_on, conversation.wanted_end
-            parts = each_part(conversation, end, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
-            is_whole = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
-            is_as_it_was = conversation.abandoned and end == conversation.wanted_end
-            if is_whole and is_as_it_was and topic.buffer.is_open(conversation):
-                topic.buffer.close(conversation)
-        return is_whole
-
 
 def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:
     """Those of too many open conversations that are to be closed; none whose answer is awaited, which would be lost.
@@ -542,41 +511,3 @@ def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Co
     by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those that are at work go last
     leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
     return frozenset(one for one in leaving if not one.awaiting)
-
-
-class Attempts:
-    """The failures of all topics. The pauses grow with each one, and end early when the embedding model works again, if
-    that was the reason."""
-
-    def __init__(self, retry_seconds: float, encoder: Encoder, metrics: Metrics, clock: Callable[[], float]) -> None:
-        """`retry_seconds`: the first pause; `clock`: seconds."""
-        self._retry_seconds = retry_seconds
-        self._encoder = encoder
-        self._metrics = metrics
-        self._clock = clock
-        self._failures: dict[str, int] = {}
-        self._retry_at: dict[str, float] = {}
-        self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
-
-    def are_waiting(self, topic: Topic) -> bool:
-        """Whether it is too early to try again; the first question that can be embedded again ends the pause."""
-        if topic.id in self._unembedded and self._encoder.works:
-            return False
-        return self._clock() < self._retry_at.get(topic.id, 0.0)
-
-    def succeeded(self, topic: Topic) -> None:
-        """Note that an attempt succeeded: the next failure is the first again."""
-        self._failures.pop(topic.id, None)
-
-    def failed(self, topic: Topic, error: MemdError) -> None:
-        """Note that an attempt failed, and why."""
-        if isinstance(error, EmbeddingError):
-            self._unembedded.add(topic.id)
-        else:
-            self._unembedded.discard(topic.id)
-        failures = self._failures[topic.id] = self._failures.get(topic.id, 0) + 1
-        pause = pause_before_retry(failures, self._retry_seconds, BACKOFF_SECONDS_MAX)
-        self._retry_at[topic.id] = self._clock() + pause
-        self._metrics.errors.add("store")
-        fields = {"topic": topic.id, "retry_seconds": pause, "error": error}
-        log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)

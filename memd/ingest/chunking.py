@@ -34,7 +34,8 @@ from memd.settings.model import ChunkingSettings
 JOINT = "\n"
 WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
-_ESTIMATE_SLACK = 8  # this near to the limit the joined text is counted: the pieces' tokens added up are an estimate
+_ESTIMATE_SLACK = 8  # this near to a limit the joined text is counted: the pieces' tokens added up are an estimate
+_SHARED = 2  # tokens that two neighbours have less together than apart, at most
 
 
 class Utterance(msgspec.Struct, frozen=True):
@@ -83,8 +84,6 @@ class _Piece(msgspec.Struct, frozen=True):
     message: int
     opening: str | None
     """On the first piece of a message: the role shown in front of it ("" without a speaker). None on the others."""
-    tokens: int
-    """Its share in a chunk, a joint and the opening before it included."""
     calls: bool = False
     """It is the end of a message that calls a tool."""
 
@@ -113,50 +112,54 @@ def split(messages: Sequence[Utterance], *, settings: ChunkingSettings, count: C
     return tuple(_chunk(group, messages) for group in _groups(_pieces(messages, settings, count), settings, count))
 
 
-def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Count) -> list[_Piece]:
-    pieces = []
+def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Count) -> Iterator[_Piece]:
+    whole = WHOLE_MINIMA * settings.min_tokens
     for number, message in enumerate(messages):
-        texts = candidate_pieces(
-            message.text,
-            opening=message.opening,
-            whole_tokens=WHOLE_MINIMA * settings.min_tokens,
-            max_tokens=settings.max_tokens,
-            count=count,
+        opening: str | None = message.opening
+        cut = candidate_pieces(
+            message.text, opening=message.opening, whole_tokens=whole, max_tokens=settings.max_tokens, count=count
         )
-        for position, text in enumerate(texts or [""]):
-            opening = message.opening if position == 0 else None
-            pieces.append(_piece(text, number, opening, count))
-        if message.calls:
-            pieces[-1] = msgspec.structs.replace(pieces[-1], calls=True)
-    return pieces
+        for left, text in zip(range(len(cut) - 1, -1, -1), cut, strict=True) if cut else [(0, "")]:
+            yield _Piece(text, number, opening, message.calls and not left)
+            opening = None
 
 
-def _piece(text: str, message: int, opening: str | None, count: Count) -> _Piece:
-    piece = _Piece(text, message, opening, 0)
-    return msgspec.structs.replace(piece, tokens=count(piece.shown))
-
-
-def _groups(pieces: Sequence[_Piece], settings: ChunkingSettings, count: Count) -> list[list[_Piece]]:
+def _groups(pieces: Iterable[_Piece], settings: ChunkingSettings, count: Count) -> list[list[_Piece]]:
     """The pieces of each chunk."""
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
-    tokens = 0
+    tokens = 0  # of its pieces, added up: joined they have a few less, and are counted where a limit is near
+
+    def has_most(joined: Sequence[_Piece], total: int, most: int) -> bool:
+        return total <= most - _ESTIMATE_SLACK or count(_shown(joined)) <= most
+
+    def has_least(total: int) -> bool:
+        slack = max(_ESTIMATE_SLACK, _SHARED * len(group))
+        least = settings.min_tokens
+        return total >= least + slack or (total >= least and count(_shown(group)) >= least)
+
+    def close() -> None:
+        """End the group; one that stayed short is joined to the one before it where the two fit."""
+        if groups and not has_least(tokens) and count(_shown(merged := groups[-1] + group)) <= settings.max_tokens:
+            groups[-1] = merged
+        elif group:
+            groups.append(group)
+
     left = deque(pieces)
     while left:
         piece = left.popleft()
-        joined = _tokens_with(group, tokens, piece, settings.max_tokens, count)
         is_open = bool(group) and group[-1].calls
-        if is_open and joined > settings.max_tokens and (room := settings.max_tokens - tokens) >= settings.min_tokens:
+        fits = has_most([*group, piece], tokens + count(piece.shown), settings.max_tokens)
+        if is_open and not fits and (room := settings.max_tokens - tokens) >= settings.min_tokens:
             piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, count)
             left.extendleft(rest)
-            joined = _tokens_with(group, tokens, piece, settings.max_tokens, count)
-        is_full = not is_open and tokens >= settings.min_tokens and count(_shown(group)) >= settings.min_tokens
-        if joined > settings.max_tokens or is_full:
-            _close(group, groups, settings, count)
-            group, joined = [], piece.tokens
+            fits = has_most([*group, piece], tokens + count(piece.shown), settings.max_tokens)
+        if not fits or (not is_open and has_least(tokens)):
+            close()
+            group, tokens = [], 0
         group.append(piece)
-        tokens = joined
-    _close(group, groups, settings, count)
+        tokens += count(piece.shown)
+    close()
     return groups
 
 
@@ -165,25 +168,7 @@ def _divided(piece: _Piece, room: int, count: Count) -> list[_Piece]:
     first, *others = fitted(piece.text, max(1, room - count(piece.opening or "")), count)
     if not others:
         return [piece]
-    rest = _piece("".join(others), piece.message, None, count)
-    return [_piece(first, piece.message, piece.opening, count), msgspec.structs.replace(rest, calls=piece.calls)]
-
-
-def _close(group: list[_Piece], groups: list[list[_Piece]], settings: ChunkingSettings, count: Count) -> None:
-    """Add a finished group; one that stayed short is joined to the group before it where the two fit."""
-    if groups and count(_shown(group)) < settings.min_tokens:
-        merged = groups[-1] + group
-        if count(_shown(merged)) <= settings.max_tokens:
-            groups[-1] = merged
-            return
-    if group:
-        groups.append(group)
-
-
-def _tokens_with(group: Sequence[_Piece], tokens: int, piece: _Piece, max_tokens: int, count: Count) -> int:
-    """The tokens of `group` (which has `tokens`) and `piece` together, exact where the limit is near."""
-    total = tokens + piece.tokens
-    return total if total <= max_tokens - _ESTIMATE_SLACK else count(_shown([*group, piece]))
+    return [_Piece(first, piece.message, piece.opening), _Piece("".join(others), piece.message, None, piece.calls)]
 
 
 def _shown(group: Sequence[_Piece]) -> str:

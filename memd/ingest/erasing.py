@@ -42,11 +42,23 @@ from memd.store.snapshot import Place, Snapshot
 from memd.store.store import Store
 from memd.telemetry.events import Events
 
+log = logging.getLogger("memd")
+
 WORDS_TOLD = 5
 """Chunks of which a plan tells the first words."""
 CHARACTERS_TOLD = 60
+COMPARED_MAX = 1_000
+"""Chunks whose words are looked for in receipts; of more all receipts of the topic lose their texts."""
+SHORT_CONTENT = 20
+"""A shorter message ("yes, go on") is forbidden in its place alone, and not wherever somebody says it."""
+RUN = 4
+"""Words in a row."""
+LOOK_SECONDS = 1.0
+ABANDONED_US = 60_000_000
+"""An erasure of another daemon that has not ended for so long is finished by another one."""
 _DOCUMENT = 3
 """`columns.KINDS`"""
+_WORDS = re.compile(r"\w+")
 
 
 class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +93,7 @@ def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> 
         visible: see `visible_digests`.
     """
     found: dict[bytes, list[Place]] = {}
-    documents, live = set(), set()
+    documents = set()
     for number, view in snapshot.views.items():
         bits: Bits = (view.rows["said_at"] < max(0, before)) & (view.rows["is_erased"] == 0)
         for row in np.flatnonzero(bits).tolist():
@@ -91,10 +103,8 @@ def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> 
                 documents.add(uuid)
             else:
                 found.setdefault(uuid, []).append((number, row))
-    if visible:
-        live = {uuid for uuid in found if not digests_of(snapshot, [uuid]).isdisjoint(visible)}
-    places = [place for uuid, own in found.items() if uuid not in live for place in own]
-    plan = _planned(snapshot, "age", places)
+    live = {uuid for uuid in found if visible and not digests_of(snapshot, [uuid]).isdisjoint(visible)}
+    plan = _planned(snapshot, "age", [place for uuid, own in found.items() if uuid not in live for place in own])
     kept = msgspec.structs.replace(plan, kept_documents=len(documents), kept_live=len(live))
     return kept, found.keys() - live
 
@@ -108,12 +118,12 @@ def visible_digests(buffer: HotBuffer) -> frozenset[bytes]:
 
 def digests_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> set[bytes]:
     """Return the digests of the messages that chunks came from; those of damaged entries are not known."""
-    return {digest for entry in _entries(snapshot, _places_of(snapshot, uuids)) for digest in entry.digests}
+    return {digest for entry in _entries_of(snapshot, uuids) for digest in entry.digests}
 
 
 def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
     """Yield all texts that these chunks ever had, and the reasons that were given for their corrections."""
-    for entry in _entries(snapshot, _places_of(snapshot, uuids)):
+    for entry in _entries_of(snapshot, uuids):
         yield from (text for text in (entry.content, entry.reason) if text)
 
 
@@ -134,8 +144,8 @@ def repeating(
 
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
     """Return the chunks that these replaced; they are chunks of their own."""
-    entries = _entries(snapshot, _places_of(snapshot, uuids))
-    return {one for entry in entries for one in entry.supersedes if not was_erased(snapshot, one)} - set(uuids)
+    replaced = {one for entry in _entries_of(snapshot, uuids) for one in entry.supersedes} - set(uuids)
+    return {one for one in replaced if not was_erased(snapshot, one)}
 
 
 def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedErasure:
@@ -143,7 +153,6 @@ def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedEras
     said = [int(record["said_at"]) for record in records]
     told = {uuid_bytes(one["uuid_high"], one["uuid_low"]): place for one, place in zip(records, places, strict=True)}
     texts = (" ".join(entry.displayed.split()) for entry in _entries(snapshot, told.values()))
-    first = islice(filter(None, texts), WORDS_TOLD)
     return PlannedErasure(
         topic_id=snapshot.topic_id,
         kind=kind,
@@ -152,13 +161,18 @@ def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedEras
         oldest=min(said, default=None),
         newest=max(said, default=None),
         first_words=tuple(
-            text if len(text) <= CHARACTERS_TOLD else text[:CHARACTERS_TOLD].rstrip() + " …" for text in first
+            text if len(text) <= CHARACTERS_TOLD else text[:CHARACTERS_TOLD].rstrip() + " …"
+            for text in islice(filter(None, texts), WORDS_TOLD)
         ),
     )
 
 
 def _places_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Place]:
     return (place for uuid in uuids for place in snapshot.places(uuid))
+
+
+def _entries_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Entry]:
+    return _entries(snapshot, _places_of(snapshot, uuids))
 
 
 def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
@@ -170,18 +184,23 @@ def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
             continue
 
 
-log = logging.getLogger("memd")
+class Overlap:
+    """The words of some texts. Four in a row, wherever they stand, are theirs; of a shorter text all of it is needed.
+    Single words are everybody's."""
 
-COMPARED_MAX = 1_000
-"""Chunks whose words are looked for in receipts; of more all receipts of the topic lose their texts."""
-SHORT_CONTENT = 20
-"""A shorter message ("yes, go on") is forbidden in its place alone, and not wherever somebody says it."""
-RUN = 4
-"""Words in a row."""
-LOOK_SECONDS = 1.0
-ABANDONED_US = 60_000_000
-"""An erasure of another daemon that has not ended for so long is finished by another one."""
-_WORDS = re.compile(r"\w+")
+    def __init__(self, texts: Iterable[str]) -> None:
+        lists = [_WORDS.findall(text.lower()) for text in texts]
+        self._runs = {run for words in lists for run in _runs(words, min(RUN, len(words)))}
+        self._sizes = {len(run) for run in self._runs}
+
+    def shared(self, text: str) -> int:
+        """How many of the runs and of the short texts `text` has."""
+        words = _WORDS.findall(text.lower())
+        return sum(len(self._runs.intersection(_runs(words, size))) for size in self._sizes)
+
+
+def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
+    return zip(*(words[at:] for at in range(size)), strict=False)
 
 
 class Concern(msgspec.Struct, frozen=True):
@@ -255,9 +274,7 @@ class Eraser:
         self.store.clock.observe(erasure.highest_id)
         if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
             await self.topics.get(erasure.topic_id)  # which drops a copy of before
-        told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
-        log.info("erased here too, as another daemon did", extra={"topic": erasure.topic_id, **told})
-        self._events.publish("erased", {"topic_id": erasure.topic_id, **told})
+        self._tell(erasure, "erased here too, as another daemon did")
 
     async def erase_again(self) -> list[ErasureDone]:
         """Erase what a restored backup has brought back, besides what was interrupted; see `resume`."""
@@ -307,31 +324,30 @@ class Eraser:
     async def _carry_out(self, erasure: Erasure) -> ErasureDone:
         started, wiper = time.perf_counter(), Wiper(self.store.files)
         try:
-            if erasure.kind == "topic":
-                erasure = await self._topic(erasure, wiper)
-            else:
-                erasure = await self._chunks(erasure, wiper)
+            erasure = await (self._topic if erasure.kind == "topic" else self._chunks)(erasure, wiper)
             await self._forget_shown(erasure, wiper)
             done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.clock.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
             fields = {"topic": erasure.topic_id, "erasure": erasure.id, "error": error}
-            log.error(
-                "an erasure is not finished: the next start of memd, or memd erase --resume, goes on", extra=fields
-            )
+            words = "an erasure is not finished: the next start of memd, or memd erase --resume, goes on"
+            log.error(words, extra=fields)
             raise
-        erased = ErasureDone(
+        seconds = round(time.perf_counter() - started, 3)
+        self._tell(erasure, "erased", seconds=seconds)
+        return ErasureDone(
             topic_id=erasure.topic_id,
             kind=erasure.kind,
             chunks=erasure.chunks,
             entries=erasure.entries,
-            seconds=round(time.perf_counter() - started, 3),
+            seconds=seconds,
             not_overwritten=tuple(map(str, wiper.left)),
         )
-        told = {"kind": erased.kind, "chunks": erased.chunks, "by": erasure.by}
-        log.info("erased", extra={"topic": erased.topic_id, **told, "seconds": erased.seconds})
-        self._events.publish("erased", {"topic_id": erased.topic_id, **told})
-        return erased
+
+    def _tell(self, erasure: Erasure, words: str, **more: float) -> None:
+        told = {"kind": erasure.kind, "chunks": erasure.chunks, "by": erasure.by}
+        log.info(words, extra={"topic": erasure.topic_id, **told, **more})
+        self._events.publish("erased", {"topic_id": erasure.topic_id, **told})
 
     # -- chunks ---------------------------------------------------------------------------------------------------
 
@@ -340,7 +356,7 @@ class Eraser:
             if topic is None:
                 return erasure
             uuids = erasure.chunk_uuids
-            async with topic.storing.first():  # what is being stored may be of the same messages
+            async with topic.storing:  # what is being stored may be of the same messages
                 concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
                 await asyncio.to_thread(self._blank_receipts, concern, wiper)
                 if erasure.forbid:
@@ -412,29 +428,6 @@ def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
     is_few = snapshot is not None and len(uuids) <= COMPARED_MAX
     overlap = Overlap(texts_of(snapshot, uuids)) if snapshot is not None and is_few else None
     return Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in uuids), overlap)
-
-
-class Overlap:
-    """The words of some texts. Four in a row, wherever they stand, are theirs; of a shorter text all of it is needed.
-    Single words are everybody's."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        lists = [_words(text) for text in texts]
-        self._runs = {run for words in lists for run in _runs(words, min(RUN, len(words)))}
-        self._sizes = {len(run) for run in self._runs}
-
-    def shared(self, text: str) -> int:
-        """How many of the runs and of the short texts `text` has."""
-        words = _words(text)
-        return sum(len(self._runs.intersection(_runs(words, size))) for size in self._sizes)
-
-
-def _words(text: str) -> list[str]:
-    return _WORDS.findall(text.lower())
-
-
-def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
-    return zip(*(words[at:] for at in range(size)), strict=False)
 
 
 class ErasureFollower:

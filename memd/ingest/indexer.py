@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
 
-from memd.clock import pause_before_retry
+from memd.clock import Retries
 from memd.embedding.priority import GivenUp, Priority, yield_to_others
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
@@ -27,6 +27,31 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 """The pause after a first failure; it is doubled after each further one in a row."""
 
 
+class Jobs:
+    """Works in the background, each by its name: it is not begun once more while it is under way, and its topic stays
+    open."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self.names: set[str] = set()
+        """Of those under way."""
+
+    def begin(self, name: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
+        """Begin a work, unless it is under way."""
+        if name in self.names:
+            return
+        self.names.add(name)
+        ending = ExitStack()
+        ending.callback(self.names.discard, name)
+        ending.enter_context(topic.held())
+
+        async def done() -> None:
+            with ending:
+                await work()
+
+        self._tasks.spawn(done(), name)
+
+
 class Indexer:
     """Seals one segment and merges one group of indexes at a time."""
 
@@ -37,27 +62,25 @@ class Indexer:
         settings: RetrievalSettings,
         metrics: Metrics,
     ) -> None:
-        self._tasks = tasks
+        self._jobs = Jobs(tasks)
         self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
         self._sealer = background_thread("memd-seal")
         self._merger = background_thread("memd-merge")
-        self._under_way: set[str] = set()
-        self._failures: dict[str, int] = {}  # in a row, of each work whose last attempt failed
+        self._retries = Retries(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._metrics = metrics
 
     @property
     def under_way(self) -> int:
-        """The number of tasks that run, wait for their thread or wait for their next attempt."""
-        return len(self._under_way)
+        """The number of tasks that run, wait for their thread or have failed and are tried again."""
+        return len(self._jobs.names | self._retries.names)
 
     def look_after(self, topic: Topic) -> None:
-        """Start the work that the topic's indexes need, unless it is running."""
+        """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
         for segment_id in topic.log.unsealed():
-            name = f"seal {topic.id}/{segment_id}"
-            self._start(name, topic, lambda number=segment_id: self._seal(topic, number))  # type: ignore[misc]  # mypy cannot infer the default's type
+            self._begin(f"seal {topic.id}/{segment_id}", topic, partial(self._seal, topic, segment_id))
         if topic.log.due_merge(self._recall_budget_ms) is not None:
-            self._start(f"merge {topic.id}", topic, lambda: self._merge(topic))
+            self._begin(f"merge {topic.id}", topic, partial(self._merge, topic))
 
     def close(self) -> None:
         """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
@@ -65,36 +88,20 @@ class Indexer:
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
-    def _start(self, name: str, topic: Topic, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if name not in self._under_way:
-            self._under_way.add(name)
-            use = ExitStack()
-            use.enter_context(topic.used())
-            self._tasks.spawn(self._run(name, use, work()), name)
+    def _begin(self, name: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
+        if not self._retries.is_early(name):
+            self._jobs.begin(name, topic, partial(self._tried, name, work))
 
-    async def _run(self, name: str, use: ExitStack, work: Coroutine[Any, Any, None]) -> None:
+    async def _tried(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            try:
-                with use:
-                    await work
-                self._failures.pop(name, None)
-            except StoreError as error:
-                self._note_failure(name, error)
-            except GivenUp:
-                return
-            if name in self._failures:  # nothing is held meanwhile: neither the topic nor what the error's frames name
-                await asyncio.sleep(self._pause_seconds(name))
-        finally:
-            self._under_way.discard(name)
-
-    def _note_failure(self, name: str, error: StoreError) -> None:
-        self._failures[name] = self._failures.get(name, 0) + 1
-        self._metrics.errors.add("index")
-        fields = {"work": name, "retry_seconds": self._pause_seconds(name), "error": error}
-        log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
-
-    def _pause_seconds(self, name: str) -> float:
-        return pause_before_retry(self._failures[name], RETRY_SECONDS, RETRY_SECONDS_MAX)
+            await work()
+            self._retries.succeeded(name)
+        except StoreError as error:
+            self._metrics.errors.add("index")
+            fields = {"work": name, "retry_seconds": self._retries.failed(name), "error": error}
+            log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
+        except GivenUp:
+            pass
 
     async def _seal(self, topic: Topic, segment_id: int) -> None:
         await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)

@@ -1,17 +1,25 @@
-"""From text to drafts that can be appended: the part that a compaction, `memd import` and other sources have in common.
+"""From text to drafts that can be appended: what conversations, `memd import` and other sources have in common.
 
 Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
 their exact text, and of chunks that have the same words within one batch all but the first. Drafts come out redacted.
+
+Words decide. Vectors alone make no two texts one: "the port is 8081" and "the port is 8082", rows of a table, and a
+file that was read again after one number of it had changed are as near to each other (cosine above 0.995) as many a
+text is to itself in other white space.
+
+What was said before is stored once, unless something else has come in its place since: "deploy on Monday", "no, on
+Tuesday", "on Monday after all" are three chunks, or memory would take for the newest what was taken back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -22,10 +30,8 @@ from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
-from memd.entries import SHOWN_MAX, Draft, Section, speaker_name
-from memd.ingest import copies
+from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
 from memd.ingest.chunking import Chunk, Count, Utterance, split
-from memd.ingest.copies import BatchDraft
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
@@ -33,6 +39,16 @@ from memd.settings.model import ChunkingSettings, Config
 from memd.store.erasure import was_erased
 from memd.store.snapshot import alike_since, live_copy
 from memd.store.store import TopicLog
+
+ALIKE_COSINE = 0.7
+"""From here on, as the bundled model measures it, two texts may be about the same thing."""
+AGAIN_CHARACTERS_MIN = 12
+"""Shorter texts ("ok", "thanks") say nothing that could be out of date."""
+AGAIN_CHUNKS_MAX = 4
+"""A message of more chunks is a file or a page: read again and again, it would fill the log."""
+
+_MARK = re.compile(r"(?<=[\w)\]}\"'”’])[.,;:!…]++(?!\S)")
+"""Marks behind a word that change nothing of what is said; a question mark does."""
 
 
 class Cutter:
@@ -167,7 +183,7 @@ class Drafter:
         """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `copies`).
 
         Args:
-            digests: of all messages of the batch.
+            digests: of the messages that the log has whole with this batch.
             is_shown: whether a prompt has shown the chunk with this uuid: then it is kept, for it may be corrected.
             is_new: whether the message with this digest is said now, and not a client's history sent again.
 
@@ -176,8 +192,8 @@ class Drafter:
         """
         batch = self._batch(topic, drafts, is_shown, is_new)
         vectors = self._vectors(batch)
-        cosines = map(self._same_cosine, (self._dedupe_cosine, copies.ALIKE_COSINE))
-        standing = copies.standing_for(batch, vectors, *cosines)
+        cosines = map(self._same_cosine, (self._dedupe_cosine, ALIKE_COSINE))
+        standing = standing_for(batch, vectors, *cosines)
         known: dict[int, dict[bytes, None]] = {}
         for one, stored in zip(batch, standing, strict=True):
             if stored is not None:
@@ -189,7 +205,7 @@ class Drafter:
             )
             for index in known
         ]
-        return _knowing_all(made, digests) if made else []
+        return _completing(made, digests)
 
     def _batch(
         self,
@@ -199,23 +215,23 @@ class Drafter:
         is_new: Callable[[bytes], bool],
     ) -> list[BatchDraft]:
         """Those of a batch's chunks that the topic does not have, and those that may be stored again."""
-        snapshot, alike = topic.snapshot(), self._same_cosine(copies.ALIKE_COSINE)
+        snapshot, alike = topic.snapshot(), self._same_cosine(ALIKE_COSINE)
         batch = []
-        for draft, may_return in zip(drafts, copies.may_return(drafts), strict=True):
+        for draft, may in zip(drafts, may_return(drafts), strict=True):
             if is_shown(draft.uuid):
                 batch.append(BatchDraft(draft, is_kept=True))
                 continue
             if topic.forbidden.has_text(draft.content):
                 continue
             if (copy := live_copy(snapshot, draft)) is None:
-                batch.append(BatchDraft(draft, may_return=may_return))
-            elif may_return and (all(map(is_new, draft.digests)) or draft.said_at == copy.said_at != UNSET):
+                batch.append(BatchDraft(draft, may_return=may))
+            elif may and (all(map(is_new, draft.digests)) or draft.said_at == copy.said_at != UNSET):
                 # What one request brought is stored in batches: a history that nobody knew is new in all its length.
                 since = alike_since(snapshot, copy, alike)
                 # Nobody knows whether an import that tells no times says it before or after those.
                 is_dated = draft.source is None or draft.said_at is not UNSET
                 if since is not None:
-                    batch.append(BatchDraft(draft, may_return=may_return, copy=copy, since=since if is_dated else ()))
+                    batch.append(BatchDraft(draft, may_return=may, copy=copy, since=since if is_dated else ()))
         return batch
 
     def _vectors(self, batch: Sequence[BatchDraft]) -> NDArray[np.float32]:
@@ -244,14 +260,21 @@ def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> D
     )
 
 
-def _knowing_all(drafts: list[Draft], digests: Sequence[bytes]) -> list[Draft]:
-    """Add the digests of messages that were left out, because their text is in the log, to the last draft.
+def _completing(drafts: Sequence[Draft], digests: Sequence[bytes]) -> list[Draft]:
+    """The drafts, as they say which of these messages the log has whole then: each of its own, and the last one also of
+    those of which nothing is stored now, because their text is in the log.
 
     Otherwise those alone would be cut into other chunks the next time, and be stored.
     """
-    known = {digest for draft in drafts for digest in draft.digests}
-    left_out = [digest for digest in digests if digest not in known]
-    return [*drafts[:-1], msgspec.structs.replace(drafts[-1], digests=(*drafts[-1].digests, *left_out))]
+    whole = frozenset(digests)
+    complete = [tuple(one for one in draft.digests if one in whole) for draft in drafts]
+    known = {digest for some in complete for digest in some}
+    if complete:
+        complete[-1] += tuple(digest for digest in digests if digest not in known)
+    return [
+        draft if some == draft.digests else msgspec.structs.replace(draft, completes=some)
+        for draft, some in zip(drafts, complete, strict=True)
+    ]
 
 
 def _derived_uuid(topic_id: str, first_digest: bytes, place: int, draft: Draft) -> bytes:
@@ -312,3 +335,94 @@ def unstored_runs(
     starts = [*compaction.part_starts(message for _, message in messages)]
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
     return [[utterances[position] for position in run] for run in compaction.contiguous(list(utterances), starts)]
+
+
+class BatchDraft(msgspec.Struct, frozen=True):
+    """A chunk of a batch, and what the topic has of it."""
+
+    draft: Draft
+    is_kept: bool = False
+    """It is stored whatever else there is."""
+    may_return: bool = False
+    """It may be stored again; see `may_return`."""
+    copy: Entry | None = None
+    """The topic's newest chunk with the same text."""
+    since: Sequence[Entry] = ()
+    """The topic's chunks that came after the copy and are alike (`ALIKE_COSINE`)."""
+
+
+def words_of(text: str) -> str:
+    """The words of a text in their order, as texts are compared: the same for two that differ in white space, in marks
+    behind words, and in capitals that open words. Numbers, identifiers, paths, signs and questions stay what they are.
+    """
+    words = _MARK.sub("", text).split()
+    return " ".join(word.lower() if word.isalpha() and word[1:].islower() else word for word in words)
+
+
+def may_return(drafts: Sequence[Draft]) -> list[bool]:
+    """For each chunk of a batch whether it may be stored again: not what is short, no part of something long, and of
+    notes and documents nothing."""
+    counts = Counter(digest for draft in drafts for digest in draft.digests)
+    return [
+        draft.kind == "turn"
+        and len(draft.content) >= AGAIN_CHARACTERS_MIN
+        and 0 < max((counts[digest] for digest in draft.digests), default=0) <= AGAIN_CHUNKS_MAX
+        for draft in drafts
+    ]
+
+
+def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState], to_come: Container[str] = ()) -> bool:
+    """Whether a text that is said again is to be stored again: another has come in the place of its copy.
+
+    That is one that is alike, was said between the two in the same stream (kind and source) and by another message than
+    they were. It must not be said again itself behind this: who sends "Monday" and "Tuesday" again, in this order,
+    changes nothing.
+
+    Args:
+        since: what is alike and came after the copy.
+        to_come: the words (see `words_of`) of what follows.
+    """
+    digests, words = {*copy.digests, *again.digests}, words_of(again.embedded_text)
+    between = (
+        words_of(one.embedded_text)
+        for one in since
+        if (one.kind, one.source) == (again.kind, again.source)
+        and copy.said <= one.said <= again.said
+        and digests.isdisjoint(one.digests)
+    )
+    return any(other != words and other not in to_come for other in between)
+
+
+def standing_for(
+    batch: Sequence[BatchDraft], vectors: NDArray[np.float32], same_cosine: float, alike_cosine: float
+) -> list[int | None]:
+    """For each of a batch's chunks the index of the one that is stored for it: its own, or that of an earlier one with
+    the same words; None where the topic's copy stands for it.
+
+    Args:
+        vectors: unit vectors, shape `(n, dimension)`.
+        same_cosine: from which similarity on the same words are the same text; the very same text always is.
+        alike_cosine: `ALIKE_COSINE` by this model.
+    """
+    texts = [one.draft.embedded_text for one in batch]
+    words = [words_of(text) for text in texts]
+    to_come = Counter(words)
+    stored: list[int] = []
+    with_words = defaultdict[str, list[int]](list)
+    standing: list[int | None] = []
+    for index, one in enumerate(batch):
+        to_come[words[index]] -= 1
+        like = reversed(with_words[words[index]])
+        same = (i for i in like if texts[i] == texts[index] or vectors[i] @ vectors[index] >= same_cosine)
+        first = next(same, None)
+        copy, since = (one.copy, one.since) if first is None else (batch[first].draft, ())
+        is_new = copy is None or one.is_kept
+        if copy is not None and one.may_return and not is_new:
+            behind = [i for i in stored if first is None or i > first]
+            alike = [batch[i].draft for i in behind if vectors[i] @ vectors[index] >= alike_cosine]
+            is_new = is_outdated(copy, one.draft, [*since, *alike], {word for word in to_come if to_come[word]})
+        if is_new:
+            stored.append(index)
+            with_words[words[index]].append(index)
+        standing.append(index if is_new else first)
+    return standing

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -62,45 +61,6 @@ class Inquiry(NamedTuple):
     answer: asyncio.Future[Ended]
 
 
-class StoringLock:
-    """A lock, in the order of arrival: `async with lock` in the background, `async with lock.first()` for a request.
-
-    Work in the background is in steps of a second or two, and there may be dozens of them in a row.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._hurried = 0
-        self._is_calm = asyncio.Event()
-        self._is_calm.set()
-
-    async def __aenter__(self) -> None:
-        while True:
-            await self._is_calm.wait()
-            await self._lock.acquire()
-            if not self._hurried:
-                return
-            self._lock.release()  # somebody in a hurry has come meanwhile
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    @asynccontextmanager
-    async def first(self) -> AsyncIterator[None]:
-        """Hold it before all that wait in the background."""
-        self._hurried += 1
-        self._is_calm.clear()
-        try:
-            async with self._lock:
-                yield
-        finally:
-            self._hurried -= 1
-            if not self._hurried:
-                self._is_calm.set()
-
-
 class Topic:
     """One topic while the daemon runs."""
 
@@ -130,8 +90,9 @@ class Topic:
         self.log = log_
         self.buffer = buffer
         self._troubles: dict[str, StoreError] = {}
-        self.storing = StoringLock()
+        self.storing = asyncio.Lock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
+        self._turn_to_store = asyncio.Lock()
         self.noting = asyncio.Lock()
         """Held while a note is taken: of two equal ones the second must see the first."""
         self.correcting = asyncio.Lock()
@@ -174,6 +135,13 @@ class Topic:
             yield
         finally:
             self._holders -= 1
+
+    @asynccontextmanager
+    async def storing_in_turn(self) -> AsyncIterator[None]:
+        """Hold `storing` for a step in the background. Of such works one at a time waits for it, so that a request,
+        which takes `storing` itself, waits for one step at most, and not for dozens in a row."""
+        async with self._turn_to_store, self.storing:
+            yield
 
     @property
     def idle_seconds(self) -> float:

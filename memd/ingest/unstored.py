@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -26,8 +26,7 @@ from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
 from memd.embedding.table import table_of
 from memd.entries import Draft, Entry
-from memd.ingest.copies import may_return
-from memd.ingest.pipeline import Cutter, under_new_uuid, unstored_runs
+from memd.ingest.pipeline import Cutter, may_return, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
 from memd.store.pending import PendingChunk, PendingSegment, PendingView, UnstoredText
@@ -44,6 +43,8 @@ _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
 _READ_AT_ONCE = 64
 """Chunks whose vectors the table makes in one call, between two steps."""
+BATCH_CHARACTERS = 8_000
+"""Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
 """A shorter text takes the embedding model as long as one of so many."""
 _SPARE_PARTS = 64
@@ -114,19 +115,16 @@ class CutPart(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Chunks that are embedded and appended at once."""
+    """Chunks that are embedded and appended at once: those of some parts, of a long one as many as a step takes."""
 
     drafts: list[Draft]
-    digests: tuple[bytes, ...]
-    """Of the messages and notes that the log has whole then; none where there are others of their chunks."""
+    complete: int
+    """So many of the parts, from the first on, have no chunk left then."""
     is_last: bool
-    is_whole: bool
-    """There was none before it, and there is none behind it."""
+    """All of them have none left."""
+    digests: dict[bytes, None]
+    """Of the messages and notes that the log has whole then."""
     cut: list[CutPart]
-
-    def completing(self, drafts: list[Draft]) -> list[Draft]:
-        """Those of the drafts that are appended, as they say of which messages the log has all then."""
-        return drafts if self.is_whole else [msgspec.structs.replace(one, completes=self.digests) for one in drafts]
 
     def done(self) -> None:
         """Note that it was appended, as far as the log did not have it."""
@@ -137,23 +135,21 @@ class Batch(msgspec.Struct, frozen=True):
 
 def each_part(
     conversation: Conversation,
-    upto: int | None = None,
     *,
     begin: int | None = None,
     closing: bool = False,
     is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
 ) -> Iterator[Part]:
-    """Yield the parts from `stored` on that are complete and end at or before `upto`.
-
-    What has left the prompt is complete, whatever follows: it must be found at once.
+    """Yield the parts from `stored` on that are complete. What has left the prompt is complete, whatever follows: it
+    must be found at once.
 
     Args:
         begin: where a part begins: those before it are left out.
-        closing: what is left behind them up to `upto` is a part too, although it may go on.
+        closing: what is left behind them is a part too, although it may go on.
         is_elsewhere: whether another conversation sees to a message.
     """
-    start, end = conversation.stored if begin is None else begin, conversation.wanted_end
-    items = conversation.messages[start : end if upto is None else min(upto, end)]
+    start = conversation.stored if begin is None else begin
+    items = conversation.messages[start : conversation.wanted_end]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
     departed = conversation.departed_end - start
     is_whole = closing or departed >= len(items) or (not behind and not compaction.goes_on(conversation))
@@ -203,11 +199,6 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
     ]
 
 
-def lacks(log: TopicLog, part: Part) -> bool:
-    """Whether the log does not have a message of a part that is to be stored."""
-    return any(compaction.is_stored_kind(said) and not log.has_digest(digest) for digest, said in part.messages)
-
-
 def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
     """The digests of those of a conversation's messages that its client says, and does not only send again.
 
@@ -228,18 +219,6 @@ def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
         if message.said_at not in told:
             new.add(item.identity)
     return new
-
-
-def first_batch(parts: Iterable[Part], characters_max: int) -> tuple[list[Part], bool]:
-    """The first parts, as many as are stored at once, at least one where there is one; and whether others follow."""
-    batch: list[Part] = []
-    characters = 0
-    for part in parts:
-        characters += max(part.characters, _CHARACTERS_MIN)
-        if batch and characters > characters_max:
-            return batch, True
-        batch.append(part)
-    return batch, False
 
 
 class PartCutter:
@@ -313,18 +292,33 @@ class PartCutter:
         return [part for part in cut if part is not None]
 
     def cut_as_shown(
-        self, parts: Iterable[Part], is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
+        self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
-        """The parts in chunks, as they are to be stored.
+        """A part in chunks, as it is to be stored.
 
         Where two branches share the beginning of a part and go on differently, each cuts its own. What a prompt has
-        shown of one of them is stored as it was shown, whichever branch is stored first.
+        shown of one of them is stored as it was shown, whichever branch is stored first: the longest shown of its
+        beginning, or of it with what follows in a branch, and the rest of it. Of what an attempt has stored in part
+        the rest is stored, whatever else was shown.
 
         Args:
             is_shown: whether a prompt has shown the chunk with this uuid.
             step: see `cut`.
         """
-        return [cut for part in parts for cut in self._as_shown(part, is_shown, step)]
+        if part.note is not None or part.instructions or not part.said:
+            return self.cut([part], step=step)
+        digests = [digest for digest, _ in part.messages]
+        shown = {
+            key: cut
+            for key in self._with(digests[0])
+            if (cut := self._known.get(key)) is not None
+            and all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
+            and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
+        }
+        kept = sorted(shown, key=lambda key: (bool(shown[key].done), len(key)))[-1:]
+        behind = part.messages[max(map(len, kept), default=0) :]
+        rest = [msgspec.structs.replace(part, messages=behind)] if behind else []
+        return [*(shown[key] for key in kept), *self.cut(rest, step=step)]
 
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
         """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
@@ -411,24 +405,6 @@ class PartCutter:
             self._uncut[key] = cut.part
         self._spare.pop(key, None)
 
-    def _as_shown(self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None]) -> list[CutPart]:
-        """The part as it is stored: the longest shown of its beginning, or of it with what follows in a branch,
-        and the rest of it. Of what an attempt has stored in part the rest is stored, whatever else was shown."""
-        if part.note is not None or part.instructions or not part.has_others_than(()):
-            return self.cut([part], step=step)
-        digests = [digest for digest, _ in part.messages]
-        shown = {
-            key: cut
-            for key in self._with(digests[0])
-            if (cut := self._known.get(key)) is not None
-            and all(one in (b"", digest) for one, digest in zip(key, digests, strict=False))
-            and any(is_shown(chunk.draft.uuid) for chunk in cut.chunks)
-        }
-        kept = sorted(shown, key=lambda key: (bool(shown[key].done), len(key)))[-1:]
-        behind = part.messages[max(map(len, kept), default=0) :]
-        rest = [msgspec.structs.replace(part, messages=behind)] if behind else []
-        return [*(shown[key] for key in kept), *self.cut(rest, step=step)]
-
     def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
         if (known := self._known.get(part.key)) is not None:
             return known
@@ -465,33 +441,53 @@ class PartCutter:
 
     def next_batch(
         self,
-        parts: Iterable[Part],
+        parts: Sequence[Part],
         is_shown: Callable[[bytes], bool],
-        characters_max: int,
         named: Collection[bytes] = (),
         step: Callable[[], None] = lambda: None,
     ) -> Batch:
         """The next chunks of these parts that are to be stored, at least one if there is one.
+
+        A part that has more than a step's takes further batches. What is said behind it does not wait for those: of
+        the short parts there, each batch has as many chunks again.
 
         Args:
             is_shown: see `cut_as_shown`; what is stored of a part stays as it was cut, too.
             named: the uuids of chunks that go before all others; then none of the others are in the batch.
             step: see `cut`.
         """
-        knows = self._log.snapshot().knows
-        cut = self.cut_as_shown(parts, lambda uuid: is_shown(uuid) or knows(uuid), step)
-        drafts = [draft for one in cut for draft in one.drafts if draft.uuid not in one.done]
-        known = self._log.snapshot().known([draft.uuid for draft in drafts])
-        left = [draft for draft in drafts if draft.uuid not in known]
-        if named:
-            batch = [draft for draft in left if draft.uuid in named]
-        else:
-            sizes = itertools.accumulate(max(len(draft.content), _CHARACTERS_MIN) for draft in left)
-            batch = left[: max(1, sum(1 for _ in itertools.takewhile(characters_max.__ge__, sizes)))]
-        is_last = len(batch) == len(left)
-        digests = tuple(digest for one in cut for digest in one.digests) if is_last else ()
-        is_whole = len(batch) == sum(len(one.drafts) for one in cut)
-        return Batch(batch, digests, is_last, is_whole, cut)
+        knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
+        digests: dict[bytes, None] = {}
+        complete, room = 0, BATCH_CHARACTERS
+        for place, part in enumerate(parts):
+            if complete < place and (part.characters > BATCH_CHARACTERS or not self._is_lacking(part)):
+                continue
+            pieces = self.cut_as_shown(part, lambda uuid: is_shown(uuid) or knows(uuid), step)
+            drafts = [draft for one in pieces for draft in one.drafts if draft.uuid not in one.done]
+            known = self._log.snapshot().known([draft.uuid for draft in drafts])
+            left = [draft for draft in drafts if draft.uuid not in known]
+            sizes = [*itertools.accumulate((max(len(draft.content), _CHARACTERS_MIN) for draft in left), initial=0)]
+            fitting = bisect.bisect_right(sizes, room) - 1
+            if named:
+                some = [draft for draft in left if draft.uuid in named]
+            elif fitting < len(left) and (batch or room <= 0):
+                break
+            else:
+                some = left[: max(fitting, 1)]
+            batch, cut, room = batch + some, cut + pieces, room - sizes[len(some)]
+            if len(some) == len(left):
+                digests |= dict.fromkeys(digest for one in pieces for digest in one.digests)
+                complete += complete == place
+            else:
+                room = BATCH_CHARACTERS
+        return Batch(batch, complete, complete == len(parts), digests, cut)
+
+    def _is_lacking(self, part: Part) -> bool:
+        """Whether the log does not have all of a part that is to be stored."""
+        if part.note is not None:
+            return not self._log.has_digest(part.note[0])
+        stored_kind = partial(compaction.is_stored_kind, instructions=part.instructions)
+        return any(stored_kind(said) and not self._log.has_digest(digest) for digest, said in part.messages)
 
     def _new(self, part: Part, step: Callable[[], None]) -> CutPart:
         if part.note is not None:
@@ -576,6 +572,20 @@ class ListedParts:
             parts = tuple(each_part(conversation))
         self._listed[conversation.id] = conversation.changes, now, parts
         return parts
+
+    def before(self, conversation: Conversation, upto: int, *, closing: bool) -> Iterator[Part]:
+        """Those of its parts that end at or before a position.
+
+        `closing`: and what is behind them, although it may go on.
+        """
+        end = conversation.stored
+        for part in self.of(conversation):
+            if part.end > upto:
+                return
+            end = part.end
+            yield part
+        if closing:
+            yield from each_part(conversation, begin=end, closing=True)
 
     def _change(self, whose: tuple[str, str], parts: Parts) -> None:
         """Say which of them were not among those before, and the other way round."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -155,7 +156,9 @@ def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> 
     """
     tail = data[whole_end:]
     torn = save_torn_copy(files, path, tail)
-    files.cut(path, whole_end)
+    with closing(files.append_to(path)) as appender:
+        appender.truncate(whole_end)
+        appender.sync()
     return Finding(
         "torn",
         str(path),
