@@ -83,7 +83,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     index = CompactIndex.build(sample, made.batches(count), count=count, size=count)
     figures = {"building, making vectors: µs each": 1e6 * (time.thread_time() - started) / count}
     files, path = LocalDisk(), folder / f"{count}.ivf"
-    written, checksum = write_index(files, path, index)
+    written, checksum = write_index(files, path, index.pieces())
     del index
     before, started = _resident(), time.perf_counter()
     index = CompactIndex.load(files, written, checksum, size=count, labels=np.arange(count))

@@ -67,10 +67,10 @@ def test_a_file_reads_as_a_plain_one_whatever_is_appended_cut_and_read_at_any_pl
             elif what < 0.8:
                 for appender in appenders:
                     appender.close()
-                appenders = [plain.append_to(FILE), files.append_to(FILE)]
                 cut = chance.randint(0, size)
-                for appender in appenders:
-                    appender.truncate(cut)
+                for one in (plain, files):
+                    one.cut(FILE, cut)
+                appenders = [plain.append_to(FILE), files.append_to(FILE)]
             offset, length = chance.randint(0, size + 9), chance.choice([0, 1, 80, 5000, 10**6])
             assert files.size(FILE) == plain.size(FILE)
             assert files.read_at(FILE, offset, length) == plain.read_at(FILE, offset, length)
@@ -88,10 +88,10 @@ def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_t
             assert b"chunk %d" % number not in raw
             for form in (vector.tobytes(), vector.astype(np.float16).tobytes()):
                 assert form[:8] not in raw and form[8:] not in raw
-    appender = files.append_to(FILE)
     seen: list[bytes] = []
     for _ in range(3):  # the same place again and again, as after interrupted writes
-        appender.truncate(HEADER_BYTES)
+        files.cut(FILE, HEADER_BYTES)
+        appender = files.append_to(FILE)
         appender.write(b"the same bytes")
         raw = files.raw.read(FILE)
         assert raw != before
@@ -102,7 +102,6 @@ def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_t
             at += frame.bytes
         assert at == len(raw)
         appender.close()
-        appender = files.append_to(FILE)
     assert len({*seen}) >= 4, "the header's frame and one for each time"
 
 
@@ -295,8 +294,8 @@ def test_a_power_cut_at_any_operation_leaves_the_old_file_the_new_one_or_a_tail_
             continue
         found = again.read(FILE)
         assert len(found) == again.size(FILE) and found.rstrip(b"\0") in whole
+        again.cut(FILE, 80)
         with closing(again.append_to(FILE)) as appender:
-            appender.truncate(80)
             appender.write(b"on")
         assert EncryptedCrashFiles(again.raw).read(FILE) == b"h" * 80 + b"on"
 

@@ -35,7 +35,7 @@ class SlowDisk(LocalDisk):
 class _Slow:
     def __init__(self, real: Appender) -> None:
         self._real = real
-        self.write, self.truncate, self.close = real.write, real.truncate, real.close
+        self.write, self.close = real.write, real.close
 
     def sync(self) -> None:
         time.sleep(SYNC_SECONDS)
@@ -59,7 +59,7 @@ class HeldJournal(LocalDisk):
 class _Held:
     def __init__(self, real: Appender, gate: threading.Event) -> None:
         self._real, self._gate = real, gate
-        self.sync, self.truncate, self.close = real.sync, real.truncate, real.close
+        self.sync, self.close = real.sync, real.close
 
     def write(self, data: bytes) -> None:
         self._gate.wait(60)

@@ -13,10 +13,11 @@ trusted. Nothing else is appended until that has succeeded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from memd.errors import Fenced, FileReplaced, StoreWriteFailed
+from memd.errors import Fenced, FileReplaced, StoreError, StoreWriteFailed
 from memd.store.disk import Appender, LocalDisk, Wiper, only_whole, put_in_place
 from memd.store.layout import TopicLayout
 
@@ -47,7 +48,9 @@ class AppendFile:
             if sync:
                 appender.sync()
         except StoreWriteFailed:
-            self._cut_back(appender)
+            self.close()
+            with suppress(StoreError):  # the first error is the one to report; else the next append cuts the file
+                self._open()
             raise
         self.end += len(data)
 
@@ -73,24 +76,11 @@ class AppendFile:
                 f"{self._path}: is shorter than it was ({size or 0} of {self.end} bytes): something else changed it; "
                 "nothing more is appended, restart memd"
             )
-        appender = self._files.append_to(self._path)
         if size > self.end:
-            try:
-                appender.truncate(self.end)
-                appender.sync()
-            except StoreWriteFailed:
-                appender.close()
-                raise
-        self._appender = appender
-        return appender
-
-    def _cut_back(self, appender: Appender) -> None:
-        try:
-            appender.truncate(self.end)
-            appender.sync()
-        except StoreWriteFailed:
-            # The first error is the one to report. The next append cuts the file before it writes.
-            self.close()
+            self._files.cut(self._path, self.end)
+            self._identity = self._files.identity(self._path)
+        self._appender = self._files.append_to(self._path)
+        return self._appender
 
 
 class Claim:

@@ -75,9 +75,6 @@ class Appender(Protocol):
     def sync(self) -> None:
         """Make the contents durable."""
 
-    def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes; not durable before `sync`."""
-
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
 
@@ -156,6 +153,14 @@ class LocalDisk:
     def append_to(self, path: Path) -> Appender:
         """Open an existing file."""
         return self._appender(path, 0)
+
+    def cut(self, path: Path, size: int) -> None:
+        """Cut a file to its first `size` bytes, durably; after an error, it may be cut all the same."""
+        self.confirm_lock()
+        with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
+            os.ftruncate(descriptor, size)
+            self.note(path)
+            sync_descriptor(descriptor)
 
     def _appender(self, path: Path, flags: int) -> _DiskAppender:
         return _DiskAppender(self, path, flags)
@@ -335,13 +340,6 @@ class _DiskAppender:
             with self._opened() as descriptor:
                 sync_descriptor(descriptor)
             self._let_go()
-
-    def truncate(self, size: int) -> None:
-        """See Appender."""
-        self._disk.confirm_lock()
-        with self._opened() as descriptor:
-            os.ftruncate(descriptor, size)
-        self._disk.note(self._path)
 
     def close(self) -> None:
         """See Appender."""

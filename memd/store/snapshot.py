@@ -377,7 +377,15 @@ class Snapshot:
 
     def records_at(self, segment_ids: Rows, rows: Rows) -> Records:
         """Return the columns of the entries at these places."""
-        return self._records_at(np.stack([segment_ids, rows], axis=1))
+        held = set(segment_ids.tolist())
+        if len(held) == 1:
+            only: Records = self.views[held.pop()].rows[rows]
+            return only
+        records: Records = np.empty(len(rows), dtype=ROW)
+        for segment_id in held:
+            own = segment_ids == segment_id
+            records[own] = self.views[segment_id].rows[rows[own]]
+        return records
 
     @functools.cached_property
     def taken_out(self) -> UInts:
@@ -481,19 +489,6 @@ class Snapshot:
         found = [(view.dead, row) for segment, view in self._growing for row in segment.rows_of_digest(word)]
         return bool(found) and all(row < len(dead) and dead[row] for dead, row in found)
 
-    def _records_at(self, places: Rows) -> Records:
-        """The columns of the entries at `places`, shape (n, 2)."""
-        segment_ids, rows = places.T
-        held = set(segment_ids.tolist())
-        if len(held) == 1:
-            only: Records = self.views[held.pop()].rows[rows]
-            return only
-        records: Records = np.empty(len(places), dtype=ROW)
-        for segment_id in held:
-            own = segment_ids == segment_id
-            records[own] = self.views[segment_id].rows[rows[own]]
-        return records
-
     @functools.cached_property
     def _filled(self) -> tuple[list[int], UInts]:
         """The segments that have entries, and the last canonical_id of each, ascending."""
@@ -560,49 +555,30 @@ def after_append(
     return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes)
 
 
-def after_seal(before: Snapshot, sealed: SealedSegment, uuid_index: UuidIndex, index: SealedIndex | None) -> Snapshot:
-    """Return the snapshot with a sealed segment in place of the growing one; `uuid_index` covers all sealed ones."""
-    dead = before.views[sealed.segment_id].dead
-    views = {**before.views, sealed.segment_id: _view(sealed, dead)}
-    indexes = before.indexes
-    if index is not None:
-        index.mark(sealed.segment_id, np.flatnonzero(dead))
-        indexes = _in_order([*indexes, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, views, uuid_index, indexes)
-
-
-def after_merge(before: Snapshot, index: SealedIndex) -> Snapshot:
-    """Return the snapshot with one index in place of those over the same segments."""
-    for segment_id in index.segment_ids:
-        index.mark(segment_id, np.flatnonzero(before.views[segment_id].dead))
-    kept = [view for view in before.indexes if not set(view.index.segment_ids) <= set(index.segment_ids)]
-    indexes = _in_order([*kept, IndexView(index, index.dead)])
-    return Snapshot(before.topic_id, before.views, before.uuid_index, indexes)
-
-
-def after_erasure(
+def after_indexing(
     before: Snapshot,
-    segments: Mapping[int, GrowingSegment],
-    uuid_index: UuidIndex,
     indexes: Sequence[SealedIndex],
+    segments: Mapping[int, GrowingSegment | SealedSegment],
+    uuid_index: UuidIndex | None = None,
 ) -> Snapshot:
-    """Return the snapshot with segments that were read again in place of those of the same numbers.
+    """Return the snapshot with these indexes in place of those over the same segments.
 
     Args:
-        uuid_index: over all segments that are still sealed.
-        indexes: take the place of the merged ones that covered one of these segments, for the others in them.
+        segments: take the place of those of their numbers, sealed or read again after an erasure, and of their indexes.
+        uuid_index: over all that are sealed; None: the same ones as before.
     """
     views = dict(before.views)
     for number, segment in segments.items():
         dead = before.views[number].dead
-        assert segment.count == len(dead), "an erased record keeps its place"
+        assert len(segment.rows) == len(dead), "a record keeps its place, also an erased one"
         views[number] = _view(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
-    kept = [view for view in before.indexes if not segments.keys() & set(view.index.segment_ids)]
     for index in indexes:
-        for segment_id in index.segment_ids:
-            index.mark(segment_id, np.flatnonzero(views[segment_id].dead))
+        for number in index.segment_ids:
+            index.mark(number, np.flatnonzero(views[number].dead))
+    covered = {*segments, *(number for index in indexes for number in index.segment_ids)}
+    kept = [view for view in before.indexes if covered.isdisjoint(view.index.segment_ids)]
     added = [IndexView(index, index.dead) for index in indexes]
-    return Snapshot(before.topic_id, views, uuid_index, _in_order([*kept, *added]))
+    return Snapshot(before.topic_id, views, uuid_index or before.uuid_index, _in_order([*kept, *added]))
 
 
 def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:

@@ -285,19 +285,23 @@ class Store:
             topic.retire()
 
     def put_topic_aside(self, erasure: Erasure, forbidden: ForbiddenText) -> Erasure:
-        """Put the folder of a topic aside that was retired; the next call of `topic` begins another one.
+        """Put the folder of a topic aside that was retired; the next call of `topic` begins another one. Return the
+        erasure as it is now in the ledger.
+
+        Args:
+            forbidden: what the next topic of this name is never to store, beside what the folder says already.
 
         Raises:
-            StoreError: the topic is as it was, closed.
+            StoreError: the topic is as it was, closed, or aside.
         """
-        layout = TopicLayout(self.data_dir, erasure.topic_id)
+        layout, files = TopicLayout(self.data_dir, erasure.topic_id), self.files
+        aside = _aside_of(layout, erasure)
         with self._opening_of(erasure.topic_id):
             with self._topics_lock:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
-                if not self.is_aside(erasure):
-                    above_all = self.clock.next()
-                    erasure = msgspec.structs.replace(erasure, highest_id=above_all)
+                if not self.is_aside(erasure):  # first: what is begun under this name later is not to be erased
+                    erasure = msgspec.structs.replace(erasure, highest_id=self.clock.next())
                     self.ledger.write(erasure)
                 if self.kept is not None and not erasure.is_moved:
                     remove_topic(self.kept, erasure.topic_id, encode_forbidden(forbidden) if forbidden else b"")
@@ -305,9 +309,22 @@ class Store:
                 if topic is not None:
                     topic.close()
             with self._topics_lock:
-                moved = _put_aside(self.files, self.ledger, layout, erasure, forbidden)
-                if not self.files.is_directory(layout.directory):
+                if not self.is_aside(erasure) and files.is_directory(layout.directory):
+                    if forbidden:  # with the folder, so that whoever is interrupted finds it there
+                        replace_file(files, layout.forbidden, encode_forbidden(forbidden))
+                    files.rename(layout.directory, aside.directory)
+                    files.sync_directory(self.data_dir)
+                    files.sync_directory(aside.data_dir)
+                with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
+                    forbidden = read_forbidden(files, aside)
+                if forbidden:
+                    files.make_directory(layout.directory)
+                    replace_file(files, layout.forbidden, encode_forbidden(forbidden))
+                    files.sync_directory(self.data_dir)
+                if not files.is_directory(layout.directory):
                     self._names.remove(erasure.topic_id)
+                moved = msgspec.structs.replace(erasure, is_moved=True)
+                self.ledger.write(moved)
                 self._write_recent({erasure.topic_id})
                 return moved
 
@@ -406,37 +423,6 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
 def _aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
     """Where the folder of a topic is while it is being erased."""
     return TopicLayout(erasures_dir(layout.data_dir), f"{erasure.id}.topic")
-
-
-def _put_aside(
-    files: LocalDisk, ledger: Erasures, layout: TopicLayout, erasure: Erasure, forbidden: ForbiddenText
-) -> Erasure:
-    """Put the folder of a topic aside, which nobody has open; return the erasure as it is now in the ledger.
-
-    Args:
-        erasure: its `highest_id` is in the ledger already, or what is begun under this name since might be erased too.
-        forbidden: what the next topic of this name is never to store, beside what the folder says already. It goes
-            aside with the folder, so that whoever is interrupted finds it there.
-
-    Raises:
-        StoreError: the topic is as it was, or aside.
-    """
-    aside = _aside_of(layout, erasure)
-    if not files.is_directory(aside.directory) and files.is_directory(layout.directory):
-        if forbidden:
-            replace_file(files, layout.forbidden, encode_forbidden(forbidden))
-        files.rename(layout.directory, aside.directory)
-        files.sync_directory(layout.data_dir)
-        files.sync_directory(aside.data_dir)
-    with suppress(CorruptFile, ForeignFile, WrongKey):  # of a topic that could not be read before either
-        forbidden = read_forbidden(files, aside)
-    if forbidden:
-        files.make_directory(layout.directory)
-        replace_file(files, layout.forbidden, encode_forbidden(forbidden))
-        files.sync_directory(layout.data_dir)
-    moved = msgspec.structs.replace(erasure, is_moved=True)
-    ledger.write(moved)
-    return moved
 
 
 class RecentTopics:

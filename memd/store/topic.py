@@ -43,9 +43,7 @@ from memd.store.snapshot import (
     SegmentView,
     Snapshot,
     after_append,
-    after_erasure,
-    after_merge,
-    after_seal,
+    after_indexing,
     dead_labels,
     first_snapshot,
     live_copy,
@@ -261,19 +259,19 @@ class TopicLog:
             growing = self._snapshot.views[segment_id].segment
             assert isinstance(growing, GrowingSegment), "an unsealed segment"
             gaps = self._gaps.get(segment_id, [])
-            sealed, index = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
+            sealed = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
             segments = {number: view.segment for number, view in self._snapshot.views.items()} | {segment_id: sealed}
             uuid_index = uuid_index_of(segments.values())
             searched = None
             if growing.searchable:
                 file = own_index_file(self._layout, sealed)
                 dead = self._snapshot.views[segment_id].dead
-                searched = SealedIndex(self._files, file, [sealed], dead=dead)
-                searched.use(index)
+                searched = SealedIndex(self._files, file, [sealed], dead=dead, matrix=growing.matrix)
                 self._complete_growing(growing)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
-                self._snapshot = after_seal(self._snapshot, sealed, uuid_index, searched)
+                indexes = [] if searched is None else [searched]
+                self._snapshot = after_indexing(self._snapshot, indexes, {segment_id: sealed}, uuid_index)
 
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
@@ -322,10 +320,9 @@ class TopicLog:
                 self._complete_growing(view.segment)
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
-                count = self._shared.line_tokens or (lambda entry: 0)
                 parts = [
                     read_words(self._files, self._layout.words(one.segment_id, one.segment_id), [one])
-                    or columns_from_log(one, count)
+                    or columns_from_log(one, self.counted)
                     for one in index.segments
                 ]
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
@@ -403,7 +400,7 @@ class TopicLog:
             with self._state:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
-                self._snapshot = after_merge(self._snapshot, index)
+                self._snapshot = after_indexing(self._snapshot, [index], {})
             self.claim.publish({}, merged_files(self._layout, replaced))
 
     def forbid(self, forbidden: ForbiddenText) -> None:
@@ -466,7 +463,7 @@ class TopicLog:
         with self._state:
             for number, opened in read.items():
                 self._gaps[number] = opened.gaps[number]
-            self._snapshot = after_erasure(self._snapshot, segments, uuid_index, indexes)
+            self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
         return count
 
     def _rotate_with(self, uuids: Collection[bytes]) -> None:

@@ -146,6 +146,13 @@ class CrashFiles(LocalDisk):
     def append_to(self, path: Path) -> Appender:
         return _CrashAppender(self, path, self._file(path))
 
+    def cut(self, path: Path, size: int) -> None:
+        inode = self._file(path)
+        self._step(f"truncate {path.name}", path)
+        del inode.change()[size:]
+        self._step(f"sync {path.name}", path)
+        inode.durable = bytes(inode.live)
+
     def make_directory(self, path: Path) -> None:
         if not self.is_directory(path):
             self._parent(path)
@@ -322,10 +329,6 @@ class _CrashAppender:
     def sync(self) -> None:
         self._files._step(f"sync {self._path.name}", self._path)
         self._inode.durable = bytes(self._inode.live)
-
-    def truncate(self, size: int) -> None:
-        self._files._step(f"truncate {self._path.name}", self._path)
-        del self._inode.change()[size:]
 
     def close(self) -> None:
         pass

@@ -39,7 +39,7 @@ class FullDisk(LocalDisk):
 class _Appender:
     def __init__(self, real: Appender, disk: FullDisk, path: Path) -> None:
         self._real, self._disk, self._path = real, disk, path
-        self.sync, self.truncate, self.close = real.sync, real.truncate, real.close
+        self.sync, self.close = real.sync, real.close
 
     def write(self, data: bytes) -> None:
         if self._disk.full:

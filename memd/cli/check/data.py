@@ -26,9 +26,8 @@ from memd.cli.running import RunningDaemon
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
 from memd.store.audit import read_book
-from memd.store.bucket.catalog import IDENTITY_KEY
 from memd.store.bucket.objects import Bucket
-from memd.store.bucket.writing import read_identity
+from memd.store.bucket.rounds import IDENTITY_KEY, read_identity
 from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
 from memd.store.layout import BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in

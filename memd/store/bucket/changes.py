@@ -1,116 +1,81 @@
-"""The changes of a data directory since a backup looked at it: noted as they are made, and found by comparing folders.
+"""The changes of a data directory since a backup looked at it: which folders have some, and the bytes that are new.
 
-Rule: a change is noted after it was made: the folder is due, and which of its files are others now; what a file has
-grown by shows in its size. Who takes the notes and reads then has the change, or the note of one that came later. An
-append that is under way may be read in halves: its rest follows with the next round, and who restores this one gets an
-interrupted write, which the log recovers from.
+Rule: a change is noted after it was made: its folder is due, and the file is another one now, unless it only grew; what
+it has grown by shows in its size. So who takes the notes and reads then has the change, or the note of one that came
+later. Of a folder of which nothing was noted, as no backup ran, files are compared with the checksums in the bucket.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
-file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again. What is
-read is what is on the disk: of an encrypted directory, encrypted. Merged and lexical indexes are left out: they are
-built again, as are `.torn` files, which nobody reads.
+file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again; an append
+that is under way may be read in halves, which is an interrupted write for who restores that round. What is read is what
+is on the disk: of an encrypted directory, encrypted. Merged indexes and `.torn` files are left out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import StoreError
-from memd.store.bucket.catalog import KnownFile
+from memd.store.bucket.rounds import KnownFile
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, checksum_of
 from memd.store.layout import AUDIT_NAME, ERASURES_NAME, KEY_NAME, AuditLayout, TopicLayout, erasures_dir, topic_of
 
 _PLACES_KEPT = 4096
 _OF_THE_DIRECTORY = (KEY_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
-COMPARED_AT_ONCE = 500
-"""Folders of an earlier time that a round compares before what has just changed has its turn again."""
-PIECE_BYTES = 8 << 20
-ALL = ""
-"""The name of a folder in itself: noted, all of its files are compared."""
-
-
-class ChangedFiles:
-    """The folders that are due (a topic's; "" for the data directory's own files). For any thread."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
-        self._lock = threading.Lock()
-        self._replaced: dict[str, set[str]] = {}
-        """Of folders that have changed, the files that did more than grow."""
-        self._earlier: dict[str, None] = {}
-        """Folders that may have changed before anything was noted."""
-        self.place_of = lru_cache(_PLACES_KEPT)(self._place_of)
-        """The folder and the name of a file; None: nothing that is ever backed up."""
-
-    def _place_of(self, path: Path) -> tuple[str, str] | None:
-        if path.name.endswith(TEMPORARY_SUFFIX) or not path.is_relative_to(self._data_dir):
-            return None
-        name = path.relative_to(self._data_dir).as_posix()
-        if topic_id := topic_of(name):
-            return topic_id, name[len(topic_id) + 1 :]
-        return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
-
-    def note(self, folder: str, name: str, *, grew: bool = False) -> None:
-        """Note that a file was appended to (`grew`); or that it is another one now, was cut, or is gone."""
-        with self._lock:
-            names = self._replaced.setdefault(folder, set())
-            if not grew:
-                names.add(name)
-
-    def begin(self, folders: Iterable[str]) -> None:
-        """Note that these may have changed before."""
-        with self._lock:
-            self._earlier = dict.fromkeys(folders)
-
-    def due(self) -> list[str]:
-        """The folders of one round: all that have just changed, and some of those of an earlier time."""
-        with self._lock:
-            earlier = (folder for folder in self._earlier if folder not in self._replaced)
-            return [*self._replaced, *islice(earlier, COMPARED_AT_ONCE)]
-
-    def take(self, folder: str) -> set[str]:
-        """Return the files of a folder that are others now, and forget them; with `ALL`, any may be."""
-        with self._lock:
-            names = self._replaced.pop(folder, set())
-            if folder in self._earlier:
-                del self._earlier[folder]
-                names.add(ALL)
-            return names
-
-    def replaced(self, folder: str) -> Set[str]:
-        """Return those that were noted since."""
-        with self._lock:
-            return frozenset(self._replaced.get(folder, ()))
-
-    @property
-    def earlier(self) -> int:
-        """How many folders of an earlier time are left."""
-        return len(self._earlier)
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether no folder is left of which any file may have changed."""
-        with self._lock:
-            return not self._earlier and not any(ALL in names for names in self._replaced.values())
+_PIECE_BYTES = 8 << 20
 
 
 class NotingDisk(LocalDisk):
-    """The real file system; what is changed in a data directory is noted."""
+    """The real file system; what is changed in a data directory is noted by folder: a topic's, or "" for the files of
+    the directory itself. For any thread."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__()
-        self.changed = ChangedFiles(data_dir)
+        self._noting = threading.Lock()
+        self._noted: dict[str, set[str]] = {}
+
+        def place_of(path: Path) -> tuple[str, str] | None:
+            if path.name.endswith(TEMPORARY_SUFFIX) or not path.is_relative_to(data_dir):
+                return None
+            name = path.relative_to(data_dir).as_posix()
+            if topic_id := topic_of(name):
+                return topic_id, name[len(topic_id) + 1 :]
+            return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
+
+        self._place_of = lru_cache(_PLACES_KEPT)(place_of)
 
     def note(self, path: Path, *, grew: bool = False) -> None:
         """See LocalDisk."""
-        if (place := self.changed.place_of(path)) is not None:
-            self.changed.note(*place, grew=grew)
+        if (place := self._place_of(path)) is not None:
+            with self._noting:
+                names = self._noted.setdefault(place[0], set())
+                if not grew:
+                    names.add(place[1])
+
+    def note_replaced(self, folder: str, name: str) -> None:
+        """Note that a file has to be sent anew, whatever the bucket has of it."""
+        with self._noting:
+            self._noted.setdefault(folder, set()).add(name)
+
+    @property
+    def due(self) -> list[str]:
+        """The folders in which something has changed."""
+        with self._noting:
+            return list(self._noted)
+
+    def take(self, folder: str) -> set[str]:
+        """Return the files of a folder that are others now, or were cut, and forget them."""
+        with self._noting:
+            return self._noted.pop(folder, set())
+
+    def replaced(self, folder: str) -> Set[str]:
+        """Return those that were noted since."""
+        with self._noting:
+            return frozenset(self._noted.get(folder, ()))
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -137,14 +102,15 @@ class Looker:
     """Compares folders with what the bucket has of them."""
 
     def __init__(self, disk: NotingDisk, data_dir: Path) -> None:
-        self._disk = disk
-        self._data_dir = data_dir
+        self._disk, self._data_dir = disk, data_dir
 
-    def look(self, folder: str, known: dict[str, KnownFile], replaced: Set[str]) -> tuple[list[Piece], list[str]]:
+    def look(
+        self, folder: str, known: dict[str, KnownFile], replaced: Set[str] | None
+    ) -> tuple[list[Piece], list[str]]:
         """Return the pieces of a folder that the bucket lacks, and the names of files that are gone.
 
         Args:
-            replaced: as it was noted.
+            replaced: the files that are others now; None: any may be.
 
         Raises:
             MovedMeanwhile: the folder was changed meanwhile.
@@ -158,8 +124,7 @@ class Looker:
                 if before is None:
                     continue  # it went since it was listed, and the next one begins with the next append
             there.add(name)
-            piece = self._piece(folder, name, path, is_final, known.get(name), replaced)
-            if piece is not None:
+            if (piece := self._piece(folder, name, path, is_final, known.get(name), replaced)) is not None:
                 pieces.append(piece)
         if self._disk.identity(active) != before:
             raise MovedMeanwhile(f"{active}: was rotated while its topic was looked at")
@@ -167,40 +132,35 @@ class Looker:
 
     def _names(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
         """The files of a folder that are there: name, path, and whether it is never appended to."""
-        disk = self._disk
-        if not folder:
-            audit = AuditLayout(self._data_dir)
-            paths = [self._data_dir / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
-            ledger = erasures_dir(self._data_dir)
-            paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
-            found = [(path.relative_to(self._data_dir).as_posix(), path, False) for path in paths]
-        else:
+        disk, base = self._disk, self._data_dir / folder
+        if folder:
             layout = TopicLayout(self._data_dir, folder)
             # The key first: nothing of the topic can be read without it.
-            first = (layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active)
-            found = [(path.name, path, False) for path in first]
-        yield from (one for one in found if disk.size(one[1]) is not None)
+            paths = [layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active]
+        else:
+            audit, ledger = AuditLayout(base), erasures_dir(base)
+            paths = [base / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
+            paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
+        yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
         if folder:
-            for number in layout.segment_ids(disk):
-                for path in layout.of_segment(number):
-                    if disk.size(path) is not None:
-                        yield path.relative_to(layout.directory).as_posix(), path, True
+            full = (path for number in layout.segment_ids(disk) for path in layout.of_segment(number))
+            yield from ((one.relative_to(base).as_posix(), one, True) for one in full if disk.size(one) is not None)
 
     def _piece(
-        self, folder: str, name: str, path: Path, is_final: bool, known: KnownFile | None, replaced: Set[str]
+        self, folder: str, name: str, path: Path, is_final: bool, known: KnownFile | None, replaced: Set[str] | None
     ) -> Piece | None:
         """The bytes of a file that the bucket lacks, if any."""
         disk, identity = self._disk, self._disk.identity(path)
         size, changed_at, start = disk.size(path) or 0, disk.changed_at(path), 0
-        replaced = replaced | disk.changed.replaced(folder)  # that it was cut was noted before it grew again
-        if known is not None and size >= known.size and name not in replaced:
-            is_told = ALL not in replaced
-            if size == known.size and (is_told or changed_at == known.changed_at):
+        # That it was cut was noted before it grew again, perhaps a moment ago.
+        is_other = name in (replaced or ()) or name in disk.replaced(folder)
+        if known is not None and size >= known.size and not is_other:
+            if size == known.size and (replaced is not None or changed_at == known.changed_at):
                 return None
-            if is_told or checksum_of(disk, path, known.size).crc == known.crc:
+            if replaced is not None or checksum_of(disk, path, known.size).crc == known.crc:
                 start = known.size
-        if known is not None and start == size > 0:
-            return None
+            if start == size > 0:
+                return None
         return Piece(name, path, start, size, changed_at, is_final, identity, known if start else None)
 
     def read(self, piece: Piece) -> Iterator[bytes]:
@@ -209,8 +169,8 @@ class Looker:
         Raises:
             MovedMeanwhile: the path names another file by now, or a shorter one.
         """
-        for offset in range(piece.start, piece.end, PIECE_BYTES):
-            wanted = min(PIECE_BYTES, piece.end - offset)
+        for offset in range(piece.start, piece.end, _PIECE_BYTES):
+            wanted = min(_PIECE_BYTES, piece.end - offset)
             try:
                 data = self._disk.read_at(piece.path, offset, wanted)
             except StoreError as error:

@@ -9,7 +9,7 @@ daemon builds them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,9 +18,17 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError, StoreLocked
-from memd.store.bucket.catalog import IDENTITY_KEY, READERS, Catalog, KnownFile, RoundName, Rounds, Stretch
 from memd.store.bucket.objects import Bucket
-from memd.store.bucket.writing import read_identity
+from memd.store.bucket.rounds import (
+    IDENTITY_KEY,
+    READERS,
+    Catalog,
+    KnownFile,
+    RoundName,
+    Rounds,
+    Stretch,
+    read_identity,
+)
 from memd.store.disk import (
     TEMPORARY_SUFFIX,
     FileChecksum,
@@ -47,6 +55,9 @@ _WHOLE_BYTES = 256 << 10
 """Rounds up to this are read as a whole: pieces of many files are in them."""
 _KEPT = 256
 _PIECE_BYTES = 8 << 20
+ReadAt = Callable[[str, int, int], bytes]
+"""(key of an object, or path of a file; start; end) → its bytes."""
+Tell = Callable[[int, int], None]
 
 
 class RestoreReport(msgspec.Struct, kw_only=True):
@@ -68,7 +79,7 @@ def restore(
     target: Path,
     files: LocalDisk,
     until: int | None = None,
-    tell: Callable[[int, int], None] = lambda done, of: None,
+    tell: Tell = lambda done, of: None,
 ) -> RestoreReport:
     """Restore the data directory as it was at a time, or at the last one that the bucket has, into `target`.
 
@@ -85,10 +96,8 @@ def restore(
     rounds = Rounds(bucket)
     last = _chosen(rounds, bucket, until)
     catalog, notes = _state(rounds, last, until)
-    _begin(target, files)
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
-    sizes = {name.key: name.size for name in rounds.names}
-    report, left_out = _restored(bucket, files, sizes, plan, target, tell)
+    report, left_out = _restored(bucket.read, {one.key: one.size for one in rounds.names}, files, plan, target, tell)
     replace_file(files, target / BUCKET_NAME, f"{identity.directory}\n".encode())
     _make_whole(files, target)
     if left_out:
@@ -98,9 +107,7 @@ def restore(
     return report
 
 
-def restore_copy(
-    source: Path, target: Path, files: LocalDisk, tell: Callable[[int, int], None] = lambda done, of: None
-) -> RestoreReport:
+def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lambda done, of: None) -> RestoreReport:
     """Restore the data directory whose backup `memd backup` made in the folder `source` into `target`; see `restore`.
 
     Raises:
@@ -112,9 +119,13 @@ def restore_copy(
         raise BadQuestion(f"{source}: has no backup of memd; give its folder, or s3://BUCKET/PREFIX")
     if any(files.is_locked(source / name) for name in (MARKER_NAME, LOCK_NAME)):
         raise StoreLocked(f"{source}: memd writes to it now; wait until `memd backup` has ended, or stop that daemon")
-    _begin(target, files)
+
+    def read(path: str, start: int, end: int) -> bytes:
+        return files.read_at(Path(path), start, end - start)
+
+    _check_target(files, target)
     plan = dict(_copied(source, target, files))
-    report, _ = _restored(_Folder(source, files), files, {}, plan, target, tell)
+    report, _ = _restored(read, {}, files, plan, target, tell)
     _make_whole(files, target)
     report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
     report.topics = len(topic_ids_in(files, target))
@@ -133,41 +144,24 @@ def _copied(source: Path, target: Path, files: LocalDisk) -> Iterator[tuple[Path
             yield target / name, KnownFile(size, crc, files.changed_at(path), (Stretch(str(path), 0, size),))
 
 
-class _Folder:
-    """A folder as the source of a restoration: a key is a path."""
-
-    def __init__(self, folder: Path, files: LocalDisk) -> None:
-        self.url, self._files = str(folder), files
-
-    def read(self, key: str, start: int, end: int) -> bytes:
-        """See Bucket."""
-        return self._files.read_at(Path(key), start, end - start)
-
-
 def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
     moments = rounds.moments
     if not moments:
         raise BadQuestion(f"{bucket.url}: the backup was begun, and nothing is in it yet")
-    found = moments[-1] if until is None else next((one for one in reversed(moments) if one.at <= until), None)
-    if found is None:
-        first, latest = (_second_after(at) for at in (min(one.at for one in moments), max(one.at for one in moments)))
-        raise BadQuestion(
-            f"{bucket.url}: has nothing from before that time; the earliest is {first}, the latest {latest}"
-        )
-    return found
-
-
-def _second_after(at: int) -> str:
-    """The first full second that is not before a time; given as `--until` it reaches what was then."""
-    return datetime.fromtimestamp(-(-at // 1_000_000), UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S")
+    if until is None:
+        return moments[-1]
+    if (found := next((one for one in reversed(moments) if one.at <= until), None)) is not None:
+        return found
+    # The first full second that is not before it: given as `--until` it reaches what was then.
+    ends = [-(-at // 1_000_000) for at in (min(one.at for one in moments), max(one.at for one in moments))]
+    first, latest = (datetime.fromtimestamp(one, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S") for one in ends)
+    raise BadQuestion(f"{bucket.url}: has nothing from before that time; the earliest is {first}, the latest {latest}")
 
 
 def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog, list[str]]:
     """The files at a moment; of what was erased since, those of the first moment after."""
-    whole = [False]
-    catalog = rounds.catalog(last, lambda header: whole.append(header.is_whole))
-    notes = []
-    if not whole[-1]:
+    (catalog, is_whole), notes = rounds.catalog(last), list[str]()
+    if not is_whole:
         notes.append(
             "at that time the bucket did not have everything of the folder yet: topics may be missing or older"
         )
@@ -179,16 +173,13 @@ def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog,
         )
     later = Catalog()
     later.topics = dict(catalog.topics)
-    erased: dict[str, bytes | None] = {}
+    erased: dict[str, dict[str, KnownFile]] = {}
     for name, header in rounds.headers([one for one in rounds.names if one > last]):
         later.apply(header, name.key)
         for folder in header.stated_anew:
-            erased.setdefault(folder, later.topics.get(folder))
-    for folder, packed in erased.items():
-        if packed is None:
-            catalog.topics.pop(folder, None)
-        else:
-            catalog.topics[folder] = packed
+            erased.setdefault(folder, later.files(folder))
+    for folder, clean in erased.items():
+        catalog.put(folder, clean)
     if erased:
         notes.append(
             f"{counted(len(erased), 'topic')} from which something was erased since ({', '.join(sorted(erased)[:5])}) "
@@ -201,38 +192,42 @@ def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog,
     return catalog, notes
 
 
-def _begin(target: Path, files: LocalDisk) -> None:
-    """Make the folder, with the mark that it is not whole."""
-    names = files.names(target)
-    if names and RESTORING_NAME not in names:
-        raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
-    for folder in reversed([target, *target.parents]):
-        if not files.is_directory(folder):
-            files.make_directory(folder)
-            files.sync_directory(folder.parent)
-    replace_file(files, target / RESTORING_NAME, b"")
-
-
 def _restored(
-    source: Bucket | _Folder,
-    files: LocalDisk,
-    sizes: dict[str, int],
-    plan: dict[Path, KnownFile],
-    target: Path,
-    tell: Callable[[int, int], None],
+    read: ReadAt, sizes: Mapping[str, int], files: LocalDisk, plan: dict[Path, KnownFile], target: Path, tell: Tell
 ) -> tuple[RestoreReport, list[str]]:
-    """Bring the files of a plan; return the figures, and why some of those that can be built again were left out."""
-    _make_folders(files, target, plan)
-    _remove_others(files, target, plan)
-    pieces, report, left_out = _Pieces(source, sizes), RestoreReport(at=0), list[str]()
-    done, total = 0, sum(file.size for file in plan.values())
+    """Bring the files of a plan into a folder; return the figures, and why some of those that can be built again were
+    left out. What an earlier attempt, to another time, has brought goes.
 
-    def one(path: Path) -> tuple[Path, bool, str]:
-        return path, *_restored_file(pieces, files, path, plan[path])
+    Args:
+        sizes: of the objects that have pieces of many files, and of others.
+    """
+    _check_target(files, target)
+    folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
+    for folder in reversed([target, *target.parents]):
+        _make_folder(files, folder)
+    replace_file(files, target / RESTORING_NAME, b"")
+    _check_room(files, target, plan)
+    for folder in sorted(folders - {target}):
+        _make_folder(files, folder)
+    _remove_others(files, target, plan)
+    report, left_out, done, total = RestoreReport(at=0), list[str](), 0, sum(file.size for file in plan.values())
+    whole = lru_cache(_KEPT)(lambda key: read(key, 0, sizes[key]))
+
+    def pieces(file: KnownFile) -> Iterator[bytes]:
+        for extent in file.extents:
+            end = extent.offset + extent.length
+            if sizes.get(extent.key, _WHOLE_BYTES + 1) <= _WHOLE_BYTES:
+                yield whole(extent.key)[extent.offset : end]
+            else:
+                steps = range(extent.offset, end, _PIECE_BYTES)
+                yield from (read(extent.key, start, min(end, start + _PIECE_BYTES)) for start in steps)
+
+    def bring(path: Path) -> tuple[Path, bool, str]:
+        return path, *_brought(files, path, plan[path], pieces(plan[path]))
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="memd-restore") as workers:
         try:
-            for path, is_kept, lost in workers.map(one, sorted(plan)):
+            for path, is_kept, lost in workers.map(bring, sorted(plan)):
                 done += plan[path].size
                 report.kept += is_kept
                 if lost:
@@ -246,13 +241,24 @@ def _restored(
     return report, left_out
 
 
+def _check_target(files: LocalDisk, target: Path) -> None:
+    names = files.names(target)
+    if names and RESTORING_NAME not in names:
+        raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
+
+
 def _make_whole(files: LocalDisk, target: Path) -> None:
     files.remove(target / RESTORING_NAME)
     files.sync_directory(target)
 
 
-def _make_folders(files: LocalDisk, target: Path, plan: dict[Path, KnownFile]) -> None:
-    """Make the folders of the plan; the disk must have room for what is in it."""
+def _make_folder(files: LocalDisk, folder: Path) -> None:
+    if not files.is_directory(folder):
+        files.make_directory(folder)
+        files.sync_directory(folder.parent)
+
+
+def _check_room(files: LocalDisk, target: Path, plan: dict[Path, KnownFile]) -> None:
     lacking = sum(file.size - (files.size(path) or 0) for path, file in plan.items())
     free = files.room(target).bytes
     if free is not None and free < lacking:
@@ -260,14 +266,9 @@ def _make_folders(files: LocalDisk, target: Path, plan: dict[Path, KnownFile]) -
             f"{target}: has room for {free:,} bytes, and {lacking:,} are to be restored; make room, or choose another "
             "disk, and run it again"
         )
-    folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
-    for folder in sorted(folders - {target}):
-        files.make_directory(folder)
-        files.sync_directory(folder.parent)
 
 
 def _remove_others(files: LocalDisk, folder: Path, plan: dict[Path, KnownFile]) -> None:
-    """Remove what an earlier attempt, to another time, has brought."""
     for name in files.names(folder):
         path = folder / name
         if files.is_directory(path):
@@ -276,16 +277,17 @@ def _remove_others(files: LocalDisk, folder: Path, plan: dict[Path, KnownFile]) 
             files.remove(path)
 
 
-def _restored_file(pieces: _Pieces, files: LocalDisk, path: Path, known: KnownFile) -> tuple[bool, str]:
+def _brought(files: LocalDisk, path: Path, known: KnownFile, pieces: Iterator[bytes]) -> tuple[bool, str]:
     """Bring one file; return whether it was there, and why an index was left out."""
     if files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc:
         return True, ""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with only_whole(files, temporary):
-            if write_pieces(files, temporary, pieces.of(known)) != FileChecksum(known.size, known.crc):
-                key = next((one.key for one in known.extents), "")
-                raise CorruptFile(f"{pieces.url}/{key}: is damaged; restore to another time")
+            if write_pieces(files, temporary, pieces) != FileChecksum(known.size, known.crc):
+                raise CorruptFile(
+                    f"{next((one.key for one in known.extents), '')}: is damaged; restore to another time"
+                )
         put_in_place(files, temporary, path)
     except (ObjectMissing, CorruptFile) as error:
         reason = str(error).rpartition("; ")[0]
@@ -297,23 +299,3 @@ def _restored_file(pieces: _Pieces, files: LocalDisk, path: Path, known: KnownFi
         files.remove(path)
         return False, reason
     return False, ""
-
-
-class _Pieces:
-    """Reads extents; small objects are kept for the next file that has a piece in them. For any thread."""
-
-    def __init__(self, source: Bucket | _Folder, sizes: dict[str, int]) -> None:
-        """`sizes`: of the objects that are small enough to be kept, and others."""
-        self._source, self._sizes = source, sizes
-        self.url = source.url
-        self._whole = lru_cache(_KEPT)(lambda key: source.read(key, 0, sizes[key]))
-
-    def of(self, file: KnownFile) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
-        for extent in file.extents:
-            end = extent.offset + extent.length
-            if self._sizes.get(extent.key, _WHOLE_BYTES + 1) <= _WHOLE_BYTES:
-                yield self._whole(extent.key)[extent.offset : end]
-            else:
-                for start in range(extent.offset, end, _PIECE_BYTES):
-                    yield self._source.read(extent.key, start, min(end, start + _PIECE_BYTES))

@@ -23,17 +23,22 @@ import secrets
 import threading
 import time
 import zlib
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import BucketError, CorruptFile, NotOurBucket, ObjectMissing, StoreError
 from memd.settings.model import Config
-from memd.store.bucket.catalog import (
+from memd.store.bucket.changes import Looker, MovedMeanwhile, NotingDisk, Piece
+from memd.store.bucket.objects import Bucket
+from memd.store.bucket.rounds import (
     FILES,
     IDENTITY_KEY,
     OWNER_KEY,
+    TRAILER_BYTES,
     Catalog,
     FileChange,
     Identity,
@@ -44,11 +49,9 @@ from memd.store.bucket.catalog import (
     Rounds,
     Stretch,
     encode_round,
-    generation_number,
     header_bytes,
+    read_identity,
 )
-from memd.store.bucket.changes import ALL, Looker, MovedMeanwhile, NotingDisk, Piece
-from memd.store.bucket.objects import Bucket
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import key_id_of
 from memd.store.erasure import read_erasures
@@ -60,17 +63,16 @@ ALONE_BYTES = 4 << 20
 """A longer file gets an object of its own, sent in parts."""
 BATCH_BYTES = 8 << 20
 """A round object has no more than this and one folder's pieces."""
+COMPARED_AT_ONCE = 500
+"""Folders that a round compares beside those that have just changed."""
 EXTENTS_MAX = 512
 """A file in more pieces is written anew as one: its restoration takes a request for each."""
 FULL_AFTER_ROUNDS = 360
-FULL_AFTER_US = 86_400_000_000
-CLEAN_AFTER_US = 86_400_000_000
-
-MARGIN_US = 86_400_000_000
-"""A file by itself is sent before the round that names it; and clocks differ."""
+DAY_US = 86_400_000_000
+"""A full round is due after a day at the latest, as is a cleaning. A file by itself is sent before the round that names
+it, and clocks differ: one is removed a day later than it might be."""
 REWRITTEN_BYTES = 16 << 20
 """The most that one cleaning has written anew."""
-
 RETRY_SECONDS_MAX = 60.0
 
 
@@ -105,12 +107,14 @@ class BucketWriter:
         random: Callable[[int], bytes],
     ) -> None:
         self.bucket = bucket
-        self._disk, self._data_dir, self._keep_days = disk, data_dir, keep_days
+        self._disk, self._data_dir, self._keep_us = disk, data_dir, keep_days * DAY_US
         self._now_us, self._random = now_us, random
         self._looker = Looker(disk, data_dir)
         self._catalog = Catalog()
         self._generation = ""
         self._number = self._last_at = self._sent = 0
+        self._uncompared: OrderedDict[str, None] = OrderedDict()
+        """Folders of which any file may have changed: nothing was noted before the start, or a round failed."""
         self._batch = _Batch()
         self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
         """Files that were sent, in a round that is not written yet."""
@@ -129,8 +133,8 @@ class BucketWriter:
 
     @property
     def to_compare(self) -> int:
-        """How many folders are to be compared since the start."""
-        return self._disk.changed.earlier
+        """How many folders are to be compared with the bucket."""
+        return len(self._uncompared)
 
     def begin(self) -> None:
         """Begin a generation: what the bucket has is known then, and the next rounds compare all folders with it.
@@ -141,11 +145,10 @@ class BucketWriter:
             StoreError: the data directory cannot be read.
         """
         self._identify()
-        rounds = Rounds(self.bucket)
-        owner = self._owner()
-        numbers = [name.generation_number for name in rounds.names]
-        numbers += [generation_number(owner.generation)] if owner is not None else []
-        generation = f"{max(numbers, default=0) + 1:08d}-{self._random(4).hex()}"
+        rounds, owner = Rounds(self.bucket), self._owner()
+        owners = [Owner(name.generation) for name in rounds.names] + ([owner] if owner is not None else [])
+        number = max((one.number for one in owners), default=0) + 1
+        generation = f"{number:08d}-{self._random(4).hex()}"
         self.bucket.put(OWNER_KEY, msgspec.json.encode(Owner(generation)))
         last = rounds.moments[-1] if rounds.moments else None
         self._catalog, self._is_whole = self._found(rounds, last)
@@ -156,8 +159,7 @@ class BucketWriter:
         except StoreError:
             self._generation = ""
             raise
-        there = topic_names_in(self._disk, self._data_dir)
-        self._disk.changed.begin(["", *there, *self._catalog.topics])
+        self._uncompared.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
 
     def round(self) -> bool:
         """Write what has changed since the last round; whether nothing is left of what there was when it began.
@@ -166,21 +168,23 @@ class BucketWriter:
             NotOurBucket: another daemon writes here by now.
             BucketError: the bucket is away; what was to be written is due again.
         """
-        changed = self._disk.changed
-        if not (due := changed.due()):
+        due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
+        if not due:
             return True
         self._check_owner()
         at = self._now_us()
         try:
             for folder in due:
-                self._add(folder, at)
+                self._add(folder)
+                if self._batch.size >= BATCH_BYTES:
+                    self._flush(at)
             self._flush(at)
         except BaseException:
             for folder in self._batch.folders:
-                changed.note(folder, ALL)
+                self._compare_again(folder)
             self._batch = _Batch()
             raise
-        return changed.is_compared
+        return not self._uncompared
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
@@ -188,12 +192,12 @@ class BucketWriter:
         Raises:
             BucketError: something is left to do, and is done by the next call.
         """
-        if self.to_compare:
+        if self._uncompared:
             return
         at = self._now_us()
         is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
-        is_full_due = is_worth_it or (self._rounds_since > 0 and at - self._full_at >= FULL_AFTER_US)
-        is_cleaning_due = self._rounds_since > 0 and at - self._cleaned_at >= CLEAN_AFTER_US
+        is_full_due = is_worth_it or (self._rounds_since > 0 and at - self._full_at >= DAY_US)
+        is_cleaning_due = self._rounds_since > 0 and at - self._cleaned_at >= DAY_US
         if not (self._may_erase or is_full_due or is_cleaning_due):
             return
         self._check_owner()
@@ -202,37 +206,41 @@ class BucketWriter:
         if is_full_due:
             self._write_full()
         if is_cleaning_due:
-            for folder, name in clean(self.bucket, self._catalog, at - self._keep_days * 86_400_000_000):
-                self._disk.changed.note(folder, name)
+            for folder, name in _cleaned(self.bucket, self._catalog, at - self._keep_us):
+                self._disk.note_replaced(folder, name)
             self._cleaned_at = at
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, folder: str, at: int) -> None:
+    def _compare_again(self, folder: str) -> None:
+        self._uncompared[folder] = None
+        self._uncompared.move_to_end(folder, last=False)
+
+    def _add(self, folder: str) -> None:
         """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
-        batch, changed = self._batch, self._disk.changed
+        batch = self._batch
         batch.folders.append(folder)
         size, count = batch.size, len(batch.data)
+        replaced = self._disk.take(folder)
+        is_noted = folder not in self._uncompared
+        self._uncompared.pop(folder, None)
         try:
-            pieces, gone = self._looker.look(folder, self._catalog.files(folder), changed.take(folder))
-            batch.changes += [self._change(folder, piece) for piece in pieces]
+            pieces, gone = self._looker.look(folder, self._catalog.files(folder), replaced if is_noted else None)
+            changes = [self._change(folder, piece) for piece in pieces]
         except BucketError:
             raise
         except StoreError as error:
-            changed.note(folder, ALL)
+            self._compare_again(folder)
             batch.size = size  # none of it, as the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
-                log.warning(
-                    "a folder cannot be backed up now; it is tried again", extra={"topic": folder, "error": error}
-                )
+                told = "a folder cannot be backed up now; it is tried again"
+                log.warning(told, extra={"topic": folder, "error": error})
                 self._unread.add(folder)
             return
         self._unread.discard(folder)
         self._may_erase |= not folder
-        batch.changes += [FileChange(folder, name, "gone") for name in gone]
-        if batch.size >= BATCH_BYTES:
-            self._flush(at)
+        batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in gone)]
 
     def _change(self, folder: str, piece: Piece) -> FileChange:
         """Read a piece, and send it if it gets an object of its own."""
@@ -241,12 +249,10 @@ class BucketWriter:
             file = self._sent_alone(folder, piece)
         else:
             data = list(self._looker.read(piece))
-            crc = known.crc if known is not None else 0
-            for one in data:
-                crc = zlib.crc32(one, crc)
+            crc = zlib.crc32(b"".join(data), known.crc if known is not None else 0)
             file = KnownFile(piece.end, crc, piece.changed_at, (self._batch.add(data),))
         if known is not None and len(known.extents) >= EXTENTS_MAX:
-            self._disk.changed.note(folder, piece.name)
+            self._disk.note_replaced(folder, piece.name)
         return FileChange(folder, piece.name, "grown" if known is not None else "new", file)
 
     def _sent_alone(self, folder: str, piece: Piece) -> KnownFile:
@@ -267,18 +273,18 @@ class BucketWriter:
                 failed.append(error)
                 raise
 
+        length = piece.end - piece.start
         try:
-            self.bucket.put(key, pieces() if piece.end - piece.start > ALONE_BYTES else b"".join(pieces()))
+            self.bucket.put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
         except StoreError as error:
             raise (failed[0] if failed else error) from None
-        extent = Stretch(key, 0, piece.end - piece.start)
-        self._alone[mark] = KnownFile(piece.end, crc, piece.changed_at, (extent,))
+        self._alone[mark] = KnownFile(piece.end, crc, piece.changed_at, (Stretch(key, 0, length),))
         return self._alone[mark]
 
     def _flush(self, at: int) -> None:
         """Write the batch as a round, unless it has nothing."""
         batch = self._batch
-        is_whole = self._is_whole or self._disk.changed.is_compared
+        is_whole = self._is_whole or not self._uncompared
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
         self._is_whole = is_whole
@@ -287,9 +293,7 @@ class BucketWriter:
     def _write(self, header: RoundHeader, data: list[bytes]) -> None:
         at = self._last_at = max(header.at, self._last_at + 1)
         header = msgspec.structs.replace(header, at=at)
-        name = RoundName(
-            generation_number(self._generation), self._generation, self._number, at, header.topics is not None
-        )
+        name = RoundName(self._generation, self._number, at, header.topics is not None)
         encoded = encode_round(header, data)
         self.bucket.put(name.key, encoded)
         self._number += 1
@@ -300,32 +304,25 @@ class BucketWriter:
     # -- beside the rounds -----------------------------------------------------------------------------------------
 
     def _write_full(self) -> None:
-        before = self._header_bytes
-        header = RoundHeader(
-            at=self._now_us(),
-            is_whole=self._is_whole,
-            topics=dict(self._catalog.topics),
-            erasures=tuple(sorted(self._catalog.erasures)),
-        )
-        self._write(header, [])
-        self._full_bytes, self._header_bytes = self._header_bytes - before, 0
+        topics, erasures = dict(self._catalog.topics), tuple(sorted(self._catalog.erasures))
+        self._header_bytes = 0
+        self._write(RoundHeader(at=self._now_us(), is_whole=self._is_whole, topics=topics, erasures=erasures), [])
+        self._full_bytes, self._header_bytes = self._header_bytes, 0
         self._full_at, self._rounds_since = self._last_at, 0
 
     def _erase(self) -> bool:
         """Carry out in the bucket what was erased on the disk since; whether that could be done."""
         found = read_erasures(self._disk, erasures_dir(self._data_dir))[0]
-        done = [one for one in found if one.done_at is not None]
-        new = [one for one in done if one.id not in self._catalog.erasures]
+        new = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
         if not new:
             return True
         if not self.round():  # the last one may have looked at a folder before it was erased in
             return False
-        at = self._now_us()
-        folders = tuple(sorted({one.topic_id for one in new}))
+        at, folders = self._now_us(), tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
         changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
         self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders), [])
-        blank(self.bucket, self._catalog, folders)
+        _blank(self.bucket, self._catalog, folders)
         self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
         return True
@@ -356,29 +353,27 @@ class BucketWriter:
             )
 
     def _found(self, rounds: Rounds, last: RoundName | None) -> tuple[Catalog, bool]:
-        """The state of the bucket after the generations before, and whether that was whole once."""
-        whole = [False]
+        """The state of the bucket after the generations before, and whether that was whole once. Files whose objects
+        are gone, or shorter than they were, are not in it: the next rounds send them again."""
+        if last is None:
+            return Catalog(), False
         try:
-            if last is not None:
-                catalog = rounds.catalog(last, lambda header: whole.append(header.is_whole))
-                self._leave_out_lost(catalog, rounds)
-                return catalog, whole[-1]
+            catalog, is_whole = rounds.catalog(last)
         except (CorruptFile, ObjectMissing) as error:
             log.warning("the backup is begun anew, as a part of it is missing", extra={"error": error})
-        return Catalog(), False
-
-    def _leave_out_lost(self, catalog: Catalog, rounds: Rounds) -> None:
-        """Forget files whose objects are gone, or shorter than they were: the next rounds send them again."""
+            return Catalog(), False
         sizes = {one.key: one.size for one in rounds.every} | {one.key: one.size for one in self.bucket.listed(FILES)}
         for folder in list(catalog.topics):
             files = catalog.files(folder)
-            is_there = {
-                name: all(one.offset + one.length <= sizes.get(one.key, 0) for one in file.extents)
+            lost = [
+                name
                 for name, file in files.items()
-            }
-            if lost := [name for name, there in is_there.items() if not there]:
+                if any(one.offset + one.length > sizes.get(one.key, 0) for one in file.extents)
+            ]
+            if lost:
                 log.warning("the bucket has lost files; they are sent again", extra={"topic": folder, "files": lost})
-                catalog.put(folder, {name: file for name, file in files.items() if is_there[name]})
+                catalog.put(folder, {name: file for name, file in files.items() if name not in lost})
+        return catalog, is_whole
 
     def _owner(self) -> Owner | None:
         found = self.bucket.get(OWNER_KEY)
@@ -396,55 +391,34 @@ class BucketWriter:
             )
 
 
-def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
-    """Return whose backup it is.
-
-    Raises:
-        NotOurBucket: it is none of memd's, or of a newer one.
-    """
-    try:
-        identity = msgspec.json.decode(stored or b"", type=Identity)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        identity = None
-    if identity is None or identity.format != 1:
-        raise NotOurBucket(f"{bucket.url}: has no backup that this memd can read; correct the address, or update memd")
-    return identity
-
-
-def clean(bucket: Bucket, catalog: Catalog, since: int) -> list[tuple[str, str]]:
-    """Remove objects that no time from `since` on needs; return the files (folder, name) to write anew.
+def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[str, str]]:
+    """Remove objects that no time from `since` on needs. Return the files (folder, name) to be written anew: they have
+    pieces in old rounds of which less than half is in use.
 
     Raises:
         BucketError: not all is removed; the next time goes on.
     """
-    rounds = Rounds(bucket)
-    bases = [name for name in rounds.moments if name.is_full and name.at <= since]
-    if not bases:
+    rounds, used = Rounds(bucket), Counter[str]()
+    base = next((name for name in reversed(rounds.moments) if name.is_full and name.at <= since), None)
+    if base is None:
         return []
-    base = bases[-1]
-    needed = catalog.keys() | rounds.catalog(base).keys()
+    for _, _, extent in catalog.extents():
+        used[extent.key] += extent.length
+    needed = {extent.key for _, _, extent in rounds.catalog(base)[0].extents()} | used.keys()
     gone = [name.key for name in rounds.every if name < base and name.key not in needed]
-    alone = (one for one in bucket.listed(FILES) if one.changed_at < base.at - MARGIN_US)
+    alone = (one for one in bucket.listed(FILES) if one.changed_at < base.at - DAY_US)
     gone += [one.key for one in alone if one.key not in needed]
     if gone:
         bucket.delete(gone)
-    return _sparse(catalog, {name.key: name.size for name in rounds.names if name < base})
-
-
-def _sparse(catalog: Catalog, sizes: dict[str, int]) -> list[tuple[str, str]]:
-    """The files that have pieces in old rounds of which less than half is in use."""
-    used: dict[str, int] = {}
-    for _, _, extent in catalog.extents():
-        used[extent.key] = used.get(extent.key, 0) + extent.length
-    sparse = {key for key, size in sizes.items() if 2 * used.get(key, size) < size}
-    found: dict[tuple[str, str], int] = {}
+    sparse = {name.key for name in rounds.names if name < base and 2 * used[name.key] < name.size}
+    found = Counter[tuple[str, str]]()
     for folder, name, extent in catalog.extents():
-        if extent.key in sparse and sum(found.values()) < REWRITTEN_BYTES:
-            found[folder, name] = found.get((folder, name), 0) + extent.length
-    return list(found)
+        if extent.key in sparse and found.total() < REWRITTEN_BYTES:
+            found[folder, name] += extent.length
+    return found
 
 
-def blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
+def _blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
     """Remove all bytes of these folders that they do not have now.
 
     Raises:
@@ -459,7 +433,7 @@ def blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
         data = bucket.get(name.key) if spans else None
         if data is None:
             continue  # nothing to blank, or removed meanwhile
-        header_bytes(data[-16:], name.key)
+        header_bytes(data[-TRAILER_BYTES:], name.key)
         changed = bytearray(data)
         for span in spans:
             changed[span.offset : span.offset + span.length] = bytes(span.length)
@@ -480,7 +454,7 @@ class BackupHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The last error, until it works again."""
     topics_left: int
-    """Topics that were there at the start, and are not compared with the bucket yet."""
+    """Topics that are to be compared with the bucket: at the start all that there were."""
     requests: int
     bytes_sent: int
     """Since the start, as `requests`."""
@@ -490,15 +464,30 @@ class BucketTender:
     """Keeps a backup up to date until it is stopped."""
 
     def __init__(self, writer: BucketWriter, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._writer = writer
-        self._seconds = seconds
-        self._clock = clock
+        self._writer, self._seconds, self._clock = writer, seconds, clock
         self._whole_at = clock()
         self._trouble: str | None = None
         self._failures = 0
         self._is_over = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memd-backup", daemon=True)
+
+    @classmethod
+    def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
+        """Return the backup that the settings ask for, not begun; None: there is none.
+
+        `disk`: the one of the data directory, below its encryption.
+
+        Raises:
+            BucketError: obstore is not installed, or the settings contradict each other.
+        """
+        if not isinstance(disk, NotingDisk):
+            return None
+        settings, bucket = config.backup, Bucket.of(config.backup, env)
+        writer = BucketWriter(
+            bucket, disk, config.data_dir, settings.keep_days, lambda: time.time_ns() // 1000, secrets.token_bytes
+        )
+        return cls(writer, settings.seconds)
 
     def start(self) -> None:
         """Begin."""
@@ -523,24 +512,6 @@ class BucketTender:
         left, sent = self._writer.to_compare, (bucket.requests, bucket.bytes_sent)
         return BackupHealth(bucket.url, round(self.lag_seconds, 3), self._trouble, left, *sent)
 
-    @classmethod
-    def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
-        """Return the backup that the settings ask for, not begun; None: there is none.
-
-        `disk`: the one of the data directory, below its encryption.
-
-        Raises:
-            BucketError: obstore is not installed, or the settings contradict each other.
-        """
-        if not isinstance(disk, NotingDisk):
-            return None
-        settings = config.backup
-        bucket = Bucket.of(settings, env)
-        writer = BucketWriter(
-            bucket, disk, config.data_dir, settings.keep_days, lambda: time.time_ns() // 1000, secrets.token_bytes
-        )
-        return cls(writer, settings.seconds)
-
     def _run(self) -> None:
         while not self._is_over:
             is_last = self._stop.is_set()
@@ -558,14 +529,16 @@ class BucketTender:
             left = self._writer.to_compare
             if self._writer.round():
                 self._whole_at = began
-            if left and self._writer.to_compare:
+            if 0 < self._writer.to_compare < left:
                 return 0.0
         except StoreError as error:
             return self._failed(error)
         except Exception as error:  # a bug must not end the backup in silence
             log.exception("the backup met a bug; it is tried again")
             return self._failed(StoreError(f"a bug: {type(error).__name__}; the log has its traceback"))
-        self._worked()
+        if self._trouble is not None:
+            log.info("the backup to the bucket works again", extra={"lag_seconds": round(self.lag_seconds, 1)})
+        self._trouble, self._failures = None, 0
         try:
             self._writer.tidy()
         except NotOurBucket as error:
@@ -582,8 +555,3 @@ class BucketTender:
         self._trouble = str(error)
         self._is_over = isinstance(error, NotOurBucket) and self._writer.is_begun
         return float(min(RETRY_SECONDS_MAX, self._seconds * 2 ** min(self._failures, 10)))
-
-    def _worked(self) -> None:
-        if self._trouble is not None:
-            log.info("the backup to the bucket works again", extra={"lag_seconds": round(self.lag_seconds, 1)})
-        self._trouble, self._failures = None, 0

@@ -93,58 +93,26 @@ def check_header(data: bytes, key: DataKey, path: Path) -> bool:
 class EncryptedAppender:
     """See Appender. For one thread."""
 
-    def __init__(
-        self,
-        inner: Appender,
-        key: DataKey,
-        table: FrameTable | None,
-        cut_within_frame: Callable[[int], tuple[Appender, FrameTable]] | None = None,
-    ) -> None:
-        """Append to a file that is there, with the `table` of its frames, or to a new one (None).
-
-        `cut_within_frame` replaces the file by its beginning, where that ends within a frame.
-        """
-        self._inner, self._key, self._cut_within_frame = inner, key, cut_within_frame
-        self._use(table)
-
-    def _use(self, table: FrameTable | None) -> None:
-        self._table: FrameTable | None = table
+    def __init__(self, inner: Appender, key: DataKey, table: FrameTable | None) -> None:
+        """Append to a file that is there, with the `table` of its frames, or to a new one (None)."""
+        self._inner, self._key = inner, key
         self._salt = (table and table.salt) or secrets.token_bytes(SALT_BYTES)
-        self._at = (table.end, table.place, table.number) if table else (0, 0, 0)
-        """The end of the file: its plain offset, its encrypted one, and the number of the next frame."""
-        self._before = self._at
-        """The end before the last write."""
+        self._end, self._number = (table.end, table.number) if table else (0, 0)
+        """The plain offset of the end, and the number of the next frame."""
+        self._has_header = table is not None
 
     def write(self, data: bytes) -> None:
         """See Appender."""
-        end, place, number = self._at
-        frames, number = encrypt(self._key, self._salt, data, start=end, number=number, random=secrets.token_bytes)
-        header = b"" if place or not data else header_of(self._key, data)
-        self._table = None  # it has not what is written now
+        frames, number = encrypt(
+            self._key, self._salt, data, start=self._end, number=self._number, random=secrets.token_bytes
+        )
+        header = b"" if self._has_header or not data else header_of(self._key, data)
         self._inner.write(header + frames)
-        self._before = self._at
-        self._at = (end + len(data), place + len(header) + len(frames), number)
+        self._end, self._number, self._has_header = self._end + len(data), number, self._has_header or bool(data)
 
     def sync(self) -> None:
         """See Appender."""
         self._inner.sync()
-
-    def truncate(self, size: int) -> None:
-        """See Appender. What was there may be cut anywhere as long as nothing was written, then only the last write."""
-        known = next((at for at in (self._at, self._before) if at[0] == size), None)
-        if known is not None:
-            self._inner.truncate(known[1])
-            self._at = self._before = known
-            return
-        assert self._table is not None and self._cut_within_frame is not None, "what was read is cut before it grows"
-        kept = self._table.upto(size)
-        if kept is not None:
-            self._inner.truncate(kept.place)
-            self._use(kept)
-            return
-        self._inner.close()
-        self._inner, table = self._cut_within_frame(size)
-        self._use(table)
 
     def close(self) -> None:
         """See Appender."""
@@ -317,8 +285,20 @@ class EncryptedDisk(LocalDisk):
             return self.plain_files.append_to(path)
         self._forget(path)
         table = self._whole_table(path, key)
-        inner = self.plain_files.append_to(path)
-        return EncryptedAppender(inner, key, table, lambda size: self._cut(path, key, size))
+        return EncryptedAppender(self.plain_files.append_to(path), key, table)
+
+    def cut(self, path: Path, size: int) -> None:
+        """See LocalDisk. Where that is within a frame, another file takes its place; a crash leaves one of the two."""
+        key = self._key(path, writing=True)
+        if key is None:
+            self.plain_files.cut(path, size)
+            return
+        self._forget(path)
+        table = self._whole_table(path, key)
+        if table is None or (kept := table.upto(size)) is None:
+            replace_file(self, path, self.read(path)[:size])
+        else:
+            self.plain_files.cut(path, kept.place)
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
@@ -328,13 +308,6 @@ class EncryptedDisk(LocalDisk):
         check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
         table.cover(raw_size)
         return table
-
-    def _cut(self, path: Path, key: DataKey, size: int) -> tuple[Appender, FrameTable]:
-        """Replace a file by its first `size` plain bytes, which end within a frame; a crash leaves one or the other."""
-        replace_file(self, path, self.read(path)[:size])
-        table = self._whole_table(path, key)
-        assert table is not None, "it has bytes"
-        return self.plain_files.append_to(path), table
 
     def map(self, path: Path, expected: FileChecksum) -> memoryview:
         """See LocalDisk."""

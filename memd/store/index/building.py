@@ -26,7 +26,7 @@ from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
 from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.sealed_index import SealedIndex
-from memd.store.index.vectors import CompactIndex, VectorIndex, sample_size
+from memd.store.index.vectors import CompactIndex, matrix_file, sample_size
 from memd.store.layout import TopicLayout
 from memd.store.log.columns import Bits, Floats, Rows, as_version_1, rows_from
 from memd.store.log.format import Header
@@ -41,8 +41,8 @@ BATCH_VECTORS = 500
 
 def write_sealed(
     claim: Claim, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
-) -> tuple[SealedSegment, VectorIndex]:
-    """Write the index of a full segment and publish both files.
+) -> SealedSegment:
+    """Write the index of a full segment, which is its matrix, and publish both files.
 
     Raises:
         StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
@@ -50,10 +50,11 @@ def write_sealed(
     """
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
-    index = VectorIndex(segment.matrix, np.flatnonzero(rows["status"] == Status.ACTIVE))
+    labels = np.flatnonzero(rows["status"] == Status.ACTIVE)
     path = layout.bin(segment_id)
     log = files.read(path)
-    written, checksum = write_index(files, layout.hnsw(segment_id), index)
+    vectors = matrix_file(segment.matrix[labels], labels)
+    written, checksum = write_index(files, layout.hnsw(segment_id), [vectors])
     meta = SegmentMeta(
         segment_id=segment_id,
         chunk_count=len(rows),
@@ -70,7 +71,7 @@ def write_sealed(
     with only_whole(files, written):
         described = write_beside(files, layout.meta(segment_id), encode_meta(segment.header, meta))
     claim.publish({layout.hnsw(segment_id): written, layout.meta(segment_id): described})
-    return sealed_segment(files, layout, segment.header, meta), index
+    return sealed_segment(files, layout, segment.header, meta)
 
 
 def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> SegmentMeta:
@@ -91,7 +92,7 @@ def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> Segment
     return meta
 
 
-def write_index(files: LocalDisk, path: Path, index: VectorIndex | CompactIndex) -> tuple[Path, FileChecksum]:
+def write_index(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> tuple[Path, FileChecksum]:
     """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
 
     Raises:
@@ -99,7 +100,7 @@ def write_index(files: LocalDisk, path: Path, index: VectorIndex | CompactIndex)
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
-        return temporary, write_pieces(files, temporary, index.pieces())
+        return temporary, write_pieces(files, temporary, pieces)
 
 
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
@@ -136,7 +137,7 @@ def write_merged(
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
     files, meta_path, path = claim.files, claim.layout.merged_meta(first, last), claim.layout.merged_index(first, last)
-    written, checksum = write_index(files, path, index)
+    written, checksum = write_index(files, path, index.pieces())
     meta = MergedMeta(
         segment_ids=segment_ids,
         counts=tuple(len(segment.rows) for segment in segments),

@@ -22,13 +22,12 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 
-from memd.entries import Entry, Vector
+from memd.entries import Entry
 from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.layout import TopicLayout
-from memd.store.lexical.postings import FORMAT, ChunkTerms, SealedColumns, place_in_stream
+from memd.store.lexical.postings import FORMAT, SealedColumns
 from memd.store.log.columns import ROW, ROW_OF_VERSION_1, Records, Rows
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -306,31 +305,11 @@ def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) 
     return SealedColumns(**columns, length_sum=stored.length_sum, mean_count=stored.mean_count)
 
 
-def columns_from_log(segment: SealedSegment, count_tokens: Callable[[Entry], int]) -> SealedColumns:
-    """Make the columns of a segment from its records; slow where those are of an old version, and lack their terms."""
-    terms: list[ChunkTerms | None] = []
-    tokens: list[int] = []
-    shown: list[tuple[bytes, ...]] = []
-    vectors: list[Vector] = []
-    follows = np.zeros(len(segment.rows), np.bool_)
-    last = None
-    for start in range(0, len(segment.rows), READ_AT_ONCE):
-        for entry in segment.read_many(segment.rows[start : start + READ_AT_ONCE]):
-            stream = None if entry is None else place_in_stream(entry)
-            follows[len(terms)] = stream is not None and stream == last
-            last = stream
-            if entry is None or not entry.content:
-                terms.append(None)
-                tokens.append(0)
-                shown.append(())
-                continue
-            known = None if entry.terms is UNSET else ChunkTerms.decoded(entry.terms)
-            terms.append(known or ChunkTerms.of(entry.indexed_text))
-            tokens.append(count_tokens(entry) if entry.line_tokens is UNSET else entry.line_tokens)
-            shown.append(() if entry.shown is UNSET else entry.shown)
-            vectors.append(entry.embedding)
-    matrix = np.array(vectors, np.float32).reshape(len(vectors), segment.header.dimension)
-    return SealedColumns.of(terms, tokens, follows, shown, matrix)
+def columns_from_log(segment: SealedSegment, counted: Callable[[Entry], Entry]) -> SealedColumns:
+    """Make the columns of a segment from its records. `counted` gives those of an old version what they lack: slow."""
+    starts = range(0, len(segment.rows), READ_AT_ONCE)
+    entries = (one for start in starts for one in segment.read_many(segment.rows[start : start + READ_AT_ONCE]))
+    return SealedColumns.of(counted(one) if one is not None and one.content else one for one in entries)
 
 
 def _identity(segments: Sequence[SealedSegment]) -> tuple[tuple[int, int, int], ...]:

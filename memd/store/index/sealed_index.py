@@ -22,7 +22,7 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
-from memd.store.index.vectors import CompactIndex, VectorIndex, best_rows, multipliers, products, scores_of, smoothed
+from memd.store.index.vectors import CompactIndex, best_rows, multipliers, products, read_matrix, scores_of, smoothed
 from memd.store.lexical.postings import SealedColumns
 from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.segment import SealedSegment
@@ -45,8 +45,9 @@ class SealedIndex:
         segments: Sequence[SealedSegment],
         *,
         dead: Bits,
+        matrix: Floats | None = None,
     ) -> None:
-        """`segments` are those that `file` covers; `dead` are the labels that no longer count."""
+        """`segments` are those that `file` covers; `dead` are the labels that no longer count; `matrix`: as below."""
         self.file = file
         self.segments = tuple(segments)
         self._files = files
@@ -57,7 +58,9 @@ class SealedIndex:
         self._loading = threading.Lock()
         """Taken before the lock of a topic's state, the other one after it."""
         self._merged: _Merged | None = None
-        self._own: VectorIndex | None = None
+        self.matrix = matrix
+        """The vectors of all rows that are Active and could be read, by label, zeros elsewhere; None: not in memory, or
+        too many to be scanned."""
         self.search_ms: float | None = None
         """Smoothed over the latest searches; None before the first. A gauge."""
         self.columns: SealedColumns | None = None
@@ -84,18 +87,12 @@ class SealedIndex:
     @property
     def is_loaded(self) -> bool:
         """Whether a search can begin without loading the file."""
-        return self._merged is not None or self._own is not None
-
-    @property
-    def matrix(self) -> Floats | None:
-        """The vectors of all rows that are Active and could be read, by label, zeros elsewhere; None: not in memory, or
-        too many to be scanned."""
-        return None if self._own is None else self._own.matrix
+        return self._merged is not None or self.matrix is not None
 
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory."""
-        own = 0 if self._own is None else self._own.matrix.nbytes
+        own = 0 if self.matrix is None else self.matrix.nbytes
         merged = 0 if self._merged is None else self._merged.index.memory_bytes + self._merged.extra_matrix.nbytes
         return 2 * len(self) + own + merged
 
@@ -127,7 +124,7 @@ class SealedIndex:
                 return []
             if len(self.segments) == 1:
                 labels, dimension = np.flatnonzero(self._is_active), self._dimension
-                self._own = VectorIndex.load(
+                self.matrix = read_matrix(
                     self._files, file.path, file.checksum, dimension=dimension, size=size, labels=labels
                 )
                 return []
@@ -140,10 +137,6 @@ class SealedIndex:
                 index.mark(np.flatnonzero(self._dead))
                 self._merged = _Merged(index, extras, matrix)
             return problems
-
-    def use(self, index: VectorIndex) -> None:
-        """Use an index of one segment that was just built."""
-        self._own = index
 
     @property
     def starts(self) -> Rows:
@@ -192,8 +185,8 @@ class SealedIndex:
 
         Those in a merged index are exact to about 1e-4. The index must be loaded.
         """
-        if self._own is not None:
-            found: Floats = self._own.matrix[labels]
+        if self.matrix is not None:
+            found: Floats = self.matrix[labels]
             return found
         assert self._merged is not None, "it was loaded, and stays so"
         found, extras = self._merged.index.stored(labels), self._merged.extras
@@ -206,8 +199,8 @@ class SealedIndex:
     def scan(self, queries: Floats, k: int, dead: Bits) -> Rows:
         """Search the vectors in memory, or those in the log: slow, for when the index cannot be loaded."""
         labels = np.flatnonzero(self._is_active & ~dead)
-        if self._own is not None:
-            return self._best(labels, self._own.matrix[labels], queries, k, dead)
+        if self.matrix is not None:
+            return self._best(labels, self.matrix[labels], queries, k, dead)
         labels, matrix, _ = self.read_vectors(labels)
         return self._best(labels, matrix, queries, k, dead)
 

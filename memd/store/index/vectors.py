@@ -106,40 +106,26 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
     return np.concatenate([above, np.flatnonzero(scores == least)[len(above) - k :]])
 
 
-class VectorIndex:
-    """The vectors of one segment in memory, scanned exactly: at 5,000 as fast as HNSW, and built in no time."""
+def read_matrix(
+    files: LocalDisk, path: Path, checksum: FileChecksum, *, dimension: int, size: int, labels: Rows
+) -> Floats:
+    """Read the vectors of a segment, (size, dimension), from its file. Of 5,000 a scan is as fast as a graph, and needs
+    no time to be built. Zeros stand for rows that are not among `labels`.
 
-    def __init__(self, matrix: Floats, labels: Rows) -> None:
-        """`matrix` (rows, dimension) is kept, not copied; `labels` are those of its rows that have a vector."""
-        self.matrix = matrix
-        self._labels = labels
-
-    @classmethod
-    def load(
-        cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, dimension: int, size: int, labels: Rows
-    ) -> VectorIndex:
-        """Load an index that has this checksum.
-
-        Raises:
-            CorruptFile: the file is not as it was written, or no index over exactly `labels`.
-        """
-        data = files.map(path, checksum)
-        try:
-            _, _, count, length, label_at, vector_at = _HNSW_OFFSETS.unpack_from(data)
-            records = np.frombuffer(
-                data, _hnsw_record(dimension, length, label_at, vector_at), count, HNSW_HEADER_BYTES
-            )
-        except (struct.error, ValueError) as error:
-            raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is rebuilt from the log") from error
-        if not np.array_equal(np.sort(records["label"]), labels):
-            raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
-        matrix: Floats = np.zeros((size, dimension), dtype=np.float32)
-        matrix[records["label"]] = records["vector"]
-        return cls(matrix, labels)
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of its file."""
-        yield _hnsw_file(self.matrix[self._labels], self._labels)
+    Raises:
+        CorruptFile: the file has not this checksum, or the vectors of other rows.
+    """
+    data = files.map(path, checksum)
+    try:
+        _, _, count, length, label_at, vector_at = _HNSW_OFFSETS.unpack_from(data)
+        records = np.frombuffer(data, _hnsw_record(dimension, length, label_at, vector_at), count, HNSW_HEADER_BYTES)
+    except (struct.error, ValueError) as error:
+        raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is rebuilt from the log") from error
+    if not np.array_equal(np.sort(records["label"]), labels):
+        raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
+    matrix: Floats = np.zeros((size, dimension), dtype=np.float32)
+    matrix[records["label"]] = records["vector"]
+    return matrix
 
 
 def _hnsw_record(dimension: int, length: int, label_at: int, vector_at: int) -> np.dtype[np.void]:
@@ -153,8 +139,9 @@ def _hnsw_record(dimension: int, length: int, label_at: int, vector_at: int) -> 
     )
 
 
-def _hnsw_file(vectors: Floats, labels: Rows) -> bytes:
-    """The file that hnswlib 0.8 would write, but for the links: none is followed (hnswalg.h, saveIndex)."""
+def matrix_file(vectors: Floats, labels: Rows) -> bytes:
+    """The file of the vectors of these rows: that of hnswlib 0.8, but for the links: none is followed (hnswalg.h,
+    saveIndex)."""
     count, dimension = vectors.shape
     vector_at = 4 + 8 * HNSW_M
     label_at = vector_at + 4 * dimension

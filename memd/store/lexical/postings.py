@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
@@ -195,8 +195,8 @@ class GrowingColumns:
         self.mean_count = 0
         self._length_sum = 0
 
-    def extend(self, entries: Sequence[Entry]) -> None:
-        """Add a row for each entry."""
+    def extend(self, entries: Iterable[Entry | None]) -> None:
+        """Add a row for each entry; None stands for one that cannot be read."""
         for entry in entries:
             row = self.count
             if row == len(self._lengths):  # readers keep the old arrays
@@ -204,6 +204,9 @@ class GrowingColumns:
                 self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
                 self._follows = np.concatenate([self._follows, np.zeros_like(self._follows)])
                 self._shown_starts = np.concatenate([self._shown_starts, np.zeros(row, np.uint32)])
+            if entry is None:
+                self._stream, self._shown_starts[row + 1], self.count = None, self._shown_starts[row], row + 1
+                continue
             terms = None if entry.terms is UNSET else ChunkTerms.decoded(entry.terms)
             if entry.content and (terms is None or entry.line_tokens is UNSET):
                 self.lacking.append(row)
@@ -336,32 +339,11 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
     mean_count: int
 
     @classmethod
-    def of(
-        cls,
-        terms: Sequence[ChunkTerms | None],
-        tokens: Sequence[int],
-        follows: NDArray[np.bool_],
-        shown: Sequence[Sequence[bytes]],
-        vectors: NDArray[np.float32],
-    ) -> SealedColumns:
-        """Columns of rows with these terms (None: without text), tokens, neighbours, shown uuids, and vectors (any
-        number)."""
-        known = [ChunkTerms(np.empty(0, np.uint32), np.empty(0, np.uint8), 0) if one is None else one for one in terms]
-        lengths = np.array([one.length for one in known], np.float32)
-        rows = np.repeat(np.arange(len(known), dtype=np.uint32), [len(one.keys) for one in known])
-        times = np.concatenate([one.times for one in known] or [np.empty(0, np.uint8)]).astype(np.float32)
-        keys = np.concatenate([one.keys for one in known] or [np.empty(0, np.uint32)])
-        flat = np.array([int.from_bytes(one[:8], "big") for some in shown for one in some], np.uint64)
-        return cls(
-            *_postings(keys, rows, times, lengths),
-            np.minimum(np.array(tokens, np.intp), TOKENS_MAX).astype(np.uint16),
-            follows,
-            np.cumsum([0, *map(len, shown)]).astype(np.uint32),
-            flat,
-            int(lengths.sum()),
-            vectors.sum(axis=0, dtype=np.float64),
-            len(vectors) if vectors.shape[1] else 0,
-        )
+    def of(cls, entries: Iterable[Entry | None]) -> SealedColumns:
+        """The columns of rows with these entries; None stands for one that cannot be read."""
+        growing = GrowingColumns()
+        growing.extend(entries)
+        return growing.sealed()
 
     @classmethod
     def joined(cls, parts: Sequence[SealedColumns]) -> SealedColumns:

@@ -132,9 +132,7 @@ class Journal:
         if self._gap is not None:
             raise self._gap.with_traceback(None)
         is_new = extent is not None and extent != self.extent
-        own = [_encoder.encode(extent)] if is_new else []
-        marked = [] if mark is None else [_encoder.encode(mark)]
-        data = b"".join(map(encode_record, [*own, *payloads, *marked]))
+        data = _records(extent if is_new else None, payloads, mark)
         try:
             self._claim.append("hot", data, sync=False)
         except StoreError as error:
@@ -168,10 +166,10 @@ class Journal:
             StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
         """
         extent = extent or self.extent
-        own = [] if extent is None else [_encoder.encode(extent)]
         path = self._claim.layout.hot
-        marked = [] if mark is None else [_encoder.encode(mark)]
-        data = encode_header(_header(path)) + b"".join(map(encode_record, [*own, *payloads, *marked]))
+        tag = topic_tag(path.parent.name)
+        header = Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=tag)
+        data = encode_header(header) + _records(extent, payloads, mark)
         try:
             self._claim.roll("hot", write_beside(self._claim.files, path, data), wiper)
         except StoreError as error:
@@ -217,5 +215,6 @@ def records_of(data: bytes, scanned: Scan) -> JournalRecords:
     return JournalRecords(payloads, extent, mark, unmarked)
 
 
-def _header(path: Path) -> Header:
-    return Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=topic_tag(path.parent.name))
+def _records(extent: LogExtent | None, payloads: Sequence[bytes], mark: SharedMark | None) -> bytes:
+    first, last = ([] if own is None else [_encoder.encode(own)] for own in (extent, mark))
+    return b"".join(map(encode_record, [*first, *payloads, *last]))

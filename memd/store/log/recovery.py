@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -156,9 +155,7 @@ def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> 
     """
     tail = data[whole_end:]
     torn = save_torn_copy(files, path, tail)
-    with closing(files.append_to(path)) as appender:
-        appender.truncate(whole_end)
-        appender.sync()
+    files.cut(path, whole_end)
     return Finding(
         "torn",
         str(path),

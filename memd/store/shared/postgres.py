@@ -23,7 +23,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -72,17 +72,10 @@ WHERE t.topic = %(topic)s ORDER BY t.stream, l.last
 """
 _APPEND = """
 WITH t AS (
-    UPDATE memd_topic SET head = %(last)s
-    WHERE topic = %(topic)s AND stream = %(stream)s AND head = %(after)s AND generation = %(generation)s RETURNING head
-)
-INSERT INTO memd_log SELECT %(topic)s, %(stream)s, head, %(data)s FROM t RETURNING last
-"""
-_APPEND_BASE = """
-WITH t AS (
-    UPDATE memd_topic SET head = %(last)s, base = %(last)s
+    UPDATE memd_topic SET head = %(last)s, base = CASE WHEN %(base)s::bool THEN %(last)s ELSE base END
     WHERE topic = %(topic)s AND stream = %(stream)s AND head = %(after)s AND generation = %(generation)s RETURNING head
 ), gone AS (
-    DELETE FROM memd_log USING t WHERE topic = %(topic)s AND stream = %(stream)s AND last < t.head
+    DELETE FROM memd_log USING t WHERE %(base)s::bool AND topic = %(topic)s AND stream = %(stream)s AND last < t.head
 )
 INSERT INTO memd_log SELECT %(topic)s, %(stream)s, head, %(data)s FROM t RETURNING last
 """
@@ -230,13 +223,12 @@ class PostgresLog:
         """See SharedLog."""
         assert last > after >= 0, "ids ascend"
         data = self._sealed(data, (topic_id, stream, last))
-        told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data}
+        told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data, "base": base}
 
         def appended(connection: Connection) -> bool:
             if not generation:
                 connection.execute(_CREATE, (topic_id, list(STREAMS)))
-            row = connection.execute(_APPEND_BASE if base else _APPEND, {**told, "generation": generation or 1})
-            return row.fetchone() is not None
+            return connection.execute(_APPEND, {**told, "generation": generation or 1}).fetchone() is not None
 
         statements = 1 if generation else 2
         seconds = statements * self._wait_seconds + len(data) / _BYTES_A_SECOND
@@ -268,7 +260,7 @@ class PostgresLog:
     def close(self) -> None:
         """See SharedLog."""
         self._is_closed.set()
-        self._forget_idle()
+        self._close([])
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -303,61 +295,51 @@ class PostgresLog:
         """Do work, once more on another connection where the first one had ended: what it does can be done twice."""
         import psycopg
 
-        until = time.monotonic() + seconds
+        until, was_sent, is_again = time.monotonic() + seconds, False, False
         if not self._turns.acquire(timeout=seconds):
             raise StoreWriteFailed(f"{self.place}: all connections are busy; {_KEPT}")
         try:
-            is_again, was_sent = False, False
             while True:
-                connection = None
+                with self._lock:
+                    connection = self._idle.pop() if self._idle else None
                 try:
-                    connection, is_new = self._connection()
-                    if is_new:  # which has taken its own time: so that a slow server is not taken for a silent one
-                        until = time.monotonic() + seconds
-                    connection.until = until
-                    was_sent = True
+                    if connection is None:
+                        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options or prepares.
+                        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
+                        connection = self._kind.connect(self._url, **settings)
+                        until = time.monotonic() + seconds  # so that a slow server is not taken for a silent one
+                    connection.until, was_sent = until, True
                     result = work(connection)
-                    self._returned(connection)
-                    return result
                 except psycopg.Error as error:
-                    is_lost = connection is None or connection.closed or _has_lost(error)
-                    if connection is not None:
-                        self._returned(connection) if not is_lost else connection.close()
-                    if not is_lost:
+                    if connection is not None and not (connection.closed or _has_lost(error)):
+                        self._returned(connection)
                         raise self._refusal(error) from error
-                    self._forget_idle()
+                    self._close([connection])
                     if is_again or connection is None or time.monotonic() > until:
                         raise self._gone(error, in_doubt=is_write and was_sent) from error
                     is_again = True
                 except BaseException:
-                    if connection is not None:
-                        connection.close()
+                    self._close([connection])
                     raise
+                else:
+                    self._returned(connection)
+                    return result
         finally:
             self._turns.release()
 
-    def _connection(self) -> tuple[Connection, bool]:
-        """A connection, and whether it is new."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop(), False
-        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
-        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options, nothing prepared.
-        return self._kind.connect(self._url, **settings), True
-
     def _returned(self, connection: Connection) -> None:
         with self._lock:
-            if not self._is_closed.is_set():
-                self._idle.append(connection)
-                return
-        connection.close()
+            self._idle.append(connection)
+        if self._is_closed.is_set():
+            self._close([])
 
-    def _forget_idle(self) -> None:
-        """Close the connections that nobody uses: whatever ended one has ended the others."""
+    def _close(self, lost: Sequence[Connection | None]) -> None:
+        """Close connections, and all that nobody uses: whatever ended one has ended the others."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        for connection in (*lost, *idle):
+            if connection is not None:
+                connection.close()
 
     def _refusal(self, error: Exception) -> MemdError:
         import psycopg

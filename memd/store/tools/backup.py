@@ -18,12 +18,12 @@ segment was closed, and what is built from the log, is none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 
-from memd.errors import CorruptFile, StoreError, StoreWriteFailed
+from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit import head_of
 from memd.store.claim import file_segment
 from memd.store.disk import (
@@ -52,9 +52,10 @@ from memd.store.layout import (
     topic_folders_in,
     topic_ids_in,
 )
-from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, scan_records
+from memd.store.log.format import scan_records
 from memd.store.log.journal import payloads_in
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
+from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
 Waiting = Callable[[Path, LocalDisk], int]
@@ -404,7 +405,8 @@ def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Wa
 def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting: Waiting | None) -> bool:
     logs = {target.bin(number): number for number in target.segment_ids(files)}
     if files.size(target.active) is not None:
-        logs[target.active] = _number(files, target.active)
+        header = read_header(files, target.active)
+        logs[target.active] = 0 if header is None else header.segment_id  # 0: no segment has it
     if not all(_is_known(files, path, source, number) for path, number in logs.items()):
         return True
     told, known = (
@@ -419,20 +421,14 @@ def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) ->
     if files.identity(path) == files.identity(full):
         return True
     # Once it is full it is no longer the active one: looked for in this order, it is not missed.
-    is_active = files.size(source.active) is not None and _number(files, source.active) == number
+    header = read_header(files, source.active)
+    is_active = header is not None and header.segment_id == number
     for one in (*([source.active] if is_active else []), full):
         if files.size(one) is not None:
             earlier, grown = files.read(path), files.read(one)
             if grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier):
                 return True
     return False
-
-
-def _number(files: LocalDisk, path: Path) -> int:
-    """The number in the header of a log file; 0, which no segment has, if it is damaged."""
-    with suppress(CorruptFile):
-        return decode_header(files.read_at(path, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(path)).segment_id
-    return 0
 
 
 def _reopen_last(files: LocalDisk, source: TopicLayout, target: TopicLayout) -> None:

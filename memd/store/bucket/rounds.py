@@ -21,14 +21,14 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import msgspec
 
-from memd.errors import CorruptFile, ObjectMissing
+from memd.errors import CorruptFile, NotOurBucket, ObjectMissing
 from memd.store.bucket.objects import Bucket
 
 IDENTITY_KEY = "memd-backup.json"
@@ -38,7 +38,7 @@ FILES = "files/"
 TRAILER_BYTES = 16
 _MAGIC = b"memd.rnd"
 _TRAILER = struct.Struct("<II8s")
-_NAME = re.compile(r"rounds/((\d{8})-[0-9a-f]{8})/(\d{10})-(\d{16})\.(full|tail)")
+_NAME = re.compile(r"rounds/(\d{8}-[0-9a-f]{8})/(\d{10})-(\d{16})\.(full|tail)")
 
 READERS = 8
 """Requests at once: what a bucket answers in 20 ms each is then read at 400 a second."""
@@ -101,17 +101,37 @@ class Identity(msgspec.Struct, frozen=True):
     """Of the key that wraps those of topics; None: it is plain text."""
 
 
+def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
+    """Return whose backup it is.
+
+    Raises:
+        NotOurBucket: it is none of memd's, or of a newer one.
+    """
+    try:
+        identity = msgspec.json.decode(stored or b"", type=Identity)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        identity = None
+    if identity is None or identity.format != 1:
+        raise NotOurBucket(f"{bucket.url}: has no backup that this memd can read; correct the address, or update memd")
+    return identity
+
+
 class Owner(msgspec.Struct, frozen=True):
-    """Who writes."""
+    """The generation that writes."""
 
     generation: str
+
+    @property
+    def number(self) -> int:
+        """Of the generation, which its name begins with."""
+        return int(self.generation.partition("-")[0])
 
 
 class RoundName(msgspec.Struct, frozen=True, order=True):
     """A round object as its key tells of it; sorted as they were written."""
 
-    generation_number: int
     generation: str
+    """Its number in eight digits, and something random."""
     number: int
     at: int
     is_full: bool
@@ -124,44 +144,31 @@ class RoundName(msgspec.Struct, frozen=True, order=True):
         return f"{ROUNDS}{self.generation}/{self.number:010d}-{self.at:016d}.{'full' if self.is_full else 'tail'}"
 
 
-def generation_number(generation: str) -> int:
-    """The number of a generation, which its name begins with."""
-    return int(generation.partition("-")[0])
-
-
-def round_name(key: str, size: int) -> RoundName | None:
-    """Return what a key tells; None: it is no round's."""
-    found = _NAME.fullmatch(key)
-    if found is None:
-        return None
-    return RoundName(int(found[2]), found[1], int(found[3]), int(found[4]), found[5] == "full", size)
-
-
 def encode_round(header: RoundHeader, pieces: Iterable[bytes] = ()) -> bytes:
     """Return a round object."""
     packed = zlib.compress(_encoder.encode(header), 1)
     return b"".join((*pieces, packed, _TRAILER.pack(len(packed), zlib.crc32(packed), _MAGIC)))
 
 
-def header_bytes(trailer: bytes, name: str) -> int:
-    """Return how many bytes at the end of a round object are its header and what follows it.
+def header_bytes(end: bytes, name: str) -> int:
+    """Return how many of the last bytes of a round object, of which `end` are some, its header and its trailer take.
 
     Raises:
         CorruptFile: these are not the last bytes of a round object.
     """
-    if len(trailer) < TRAILER_BYTES or trailer[-8:] != _MAGIC:
+    if len(end) < TRAILER_BYTES or not end.endswith(_MAGIC):
         raise CorruptFile(f"{name}: is no part of a backup of memd")
-    return int(_TRAILER.unpack(trailer[-TRAILER_BYTES:])[0]) + TRAILER_BYTES
+    return int(_TRAILER.unpack(end[-TRAILER_BYTES:])[0]) + TRAILER_BYTES
 
 
-def decode_header(data: bytes, name: str) -> RoundHeader:
-    """Return the header of a round object, of which `data` are the last bytes.
+def decode_header(end: bytes, name: str) -> RoundHeader:
+    """Return the header of a round object, of which `end` are the last bytes.
 
     Raises:
         CorruptFile: it is damaged.
     """
-    length, crc, _ = _TRAILER.unpack(data[-TRAILER_BYTES:])
-    packed = data[-TRAILER_BYTES - length : -TRAILER_BYTES]
+    length, crc, _ = _TRAILER.unpack(end[-TRAILER_BYTES:])
+    packed = end[-TRAILER_BYTES - length : -TRAILER_BYTES]
     if len(packed) != length or zlib.crc32(packed) != crc:
         raise CorruptFile(f"{name}: is damaged; restore to a time before or after it (--until)")
     return _decoder.decode(zlib.decompress(packed))
@@ -190,15 +197,16 @@ class Catalog:
             self.topics = dict(header.topics)
             self.erasures = set()
         self.erasures.update(header.erasures)
-        by_folder: dict[str, list[FileChange]] = {}
-        for change in header.changes:
-            by_folder.setdefault(change.folder, []).append(change)
         for folder in header.stated_anew:
             self.topics.pop(folder, None)
-        for folder, changes in by_folder.items():
+        for folder, changes in groupby(sorted(header.changes, key=lambda one: one.folder), lambda one: one.folder):
             files = self.files(folder)
             for change in changes:
-                _change(files, change, key)
+                before = files.pop(change.name, None)
+                if change.file is not None:
+                    kept = before.extents if before is not None and change.kind == "grown" else ()
+                    added = (Stretch(one.key or key, one.offset, one.length) for one in change.file.extents)
+                    files[change.name] = msgspec.structs.replace(change.file, extents=(*kept, *added))
             self.put(folder, files)
 
     def put(self, folder: str, files: dict[str, KnownFile]) -> None:
@@ -212,21 +220,7 @@ class Catalog:
         """All places in the bucket that are in use: folder, name, extent."""
         for folder in list(self.topics):
             for name, file in self.files(folder).items():
-                for extent in file.extents:
-                    yield folder, name, extent
-
-    def keys(self) -> set[str]:
-        """The objects that are in use."""
-        return {extent.key for _, _, extent in self.extents()}
-
-
-def _change(files: dict[str, KnownFile], change: FileChange, key: str) -> None:
-    if change.file is None:
-        files.pop(change.name, None)
-        return
-    added = tuple(Stretch(one.key or key, one.offset, one.length) for one in change.file.extents)
-    before = files[change.name].extents if change.kind == "grown" else ()
-    files[change.name] = msgspec.structs.replace(change.file, extents=(*before, *added))
+                yield from ((folder, name, extent) for extent in file.extents)
 
 
 class Rounds:
@@ -234,62 +228,50 @@ class Rounds:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        found = (round_name(one.key, one.size) for one in bucket.listed(ROUNDS))
-        self.every: list[RoundName] = sorted(one for one in found if one is not None)
-        by_number = {(one.generation, one.number): one for one in self.every}
-        self.names = list(by_number.values())
+        found = ((_NAME.fullmatch(one.key), one.size) for one in bucket.listed(ROUNDS))
+        self.every = sorted(
+            RoundName(name[1], int(name[2]), int(name[3]), name[4] == "full", size) for name, size in found if name
+        )
+        self.names = list({(one.generation, one.number): one for one in self.every}.values())
         """Those that count: of two with one number the later, as of the other one only the answer was lost."""
+        self.moments: list[RoundName] = []
+        """Those that can be restored, in the order of time: a full one of their generation precedes them."""
+        for one in self.names:
+            if one.is_full or (self.moments and self.moments[-1].generation == one.generation):
+                self.moments.append(one)
 
-    def header(self, name: RoundName) -> RoundHeader:
-        """Read the header of a round."""
+    def headers(self, names: Sequence[RoundName]) -> Iterator[tuple[RoundName, RoundHeader]]:
+        """Read the headers of some rounds, in their order."""
+        with ThreadPoolExecutor(READERS, thread_name_prefix="memd-bucket") as readers:
+            for at in range(0, len(names), 10 * READERS):
+                part = names[at : at + 10 * READERS]
+                yield from zip(part, readers.map(self._header, part), strict=True)
+
+    def _header(self, name: RoundName) -> RoundHeader:
         said = f"{self._bucket.url}/{name.key}"
-        start = max(0, name.size - _GUESS_BYTES)
-        end = self._bucket.read(name.key, start, name.size)
-        needed = header_bytes(end[-TRAILER_BYTES:], said)
+        end = self._bucket.read(name.key, max(0, name.size - _GUESS_BYTES), name.size)
+        needed = header_bytes(end, said)
         if needed > len(end):
             end = self._bucket.read(name.key, max(0, name.size - needed), name.size)
         return decode_header(end, said)
 
-    def headers(self, names: Sequence[RoundName]) -> Iterator[tuple[RoundName, RoundHeader]]:
-        """Read the headers of many, in their order."""
-        with ThreadPoolExecutor(READERS, thread_name_prefix="memd-bucket") as readers:
-            for at in range(0, len(names), 10 * READERS):
-                part = names[at : at + 10 * READERS]
-                yield from zip(part, readers.map(self.header, part), strict=True)
-
-    @property
-    def moments(self) -> list[RoundName]:
-        """The rounds that can be restored, in the order of time: those that a full one of their generation precedes."""
-        begun: set[str] = set()
-        found = []
-        for name in self.names:
-            if name.is_full:
-                begun.add(name.generation)
-            if name.generation in begun:
-                found.append(name)
-        return found
-
-    def leading_to(self, last: RoundName) -> list[RoundName]:
-        """Return the rounds that tell the state after `last`: a full one, and all from it on.
+    def catalog(self, last: RoundName) -> tuple[Catalog, bool]:
+        """Return the files as they were after a round, and whether the bucket had everything then.
 
         Raises:
             ObjectMissing: the listing has a gap.
         """
         own = [name for name in self.names if name.generation == last.generation and name.number <= last.number]
-        first = max(position for position, name in enumerate(own) if name.is_full)
-        for one, following in pairwise(own[first:]):
+        own = own[max(position for position, name in enumerate(own) if name.is_full) :]
+        for one, following in pairwise(own):
             if following.number != one.number + 1:
                 raise ObjectMissing(
                     f"{self._bucket.url}: round {one.number + 1} of generation {one.generation} is missing: the "
                     "server does not list everything yet, or something else than memd has removed it; try again, or "
                     "give an earlier --until"
                 )
-        return own[first:]
-
-    def catalog(self, last: RoundName, see: Callable[[RoundHeader], None] = lambda _: None) -> Catalog:
-        """Return the files as they were after a round; `see` gets the headers that were read."""
-        catalog = Catalog()
-        for name, header in self.headers(self.leading_to(last)):
+        catalog, is_whole = Catalog(), False
+        for name, header in self.headers(own):
             catalog.apply(header, name.key)
-            see(header)
-        return catalog
+            is_whole = header.is_whole
+        return catalog, is_whole
