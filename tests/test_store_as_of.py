@@ -103,7 +103,7 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     columns.find(np.zeros((0, DIMENSION), np.float32))
     for one in columns.pools(DIMENSION):
         has = one.counts & (one.words[:, 0] > 0)
-        found += columns.records(one.segment[has], one.row[has])["canonical_id"].tolist()
+        found += one.source.column("canonical_id", one.labels[has]).tolist()
     assert sorted(found) == sorted(
         entry.canonical_id for entry in told.states[moments[10]].values() if entry.status is Status.ACTIVE
     )

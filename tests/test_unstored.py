@@ -76,8 +76,8 @@ async def test_what_is_not_cut_in_time_is_left_out_and_all_else_is_found(
     assert LAMP[1][2:] in found.entry.displayed
     with pytest.raises(TimeoutError):  # nothing found is not nothing said
         await recalled(stage, "When does the last ferry leave?", topic.log, seconds=60.0)
-    found = await recalled(stage, "When does the last ferry leave?", topic.log)
-    assert any(FERRY[1][2:] in one.entry.displayed for one in found)
+    shown = await recalled(stage, "When does the last ferry leave?", topic.log)
+    assert any(FERRY[1][2:] in one.entry.displayed for one in shown)
 
 
 async def test_requests_do_not_wait_for_threads_that_cut_what_was_said_in_other_topics(

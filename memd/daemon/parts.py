@@ -51,6 +51,7 @@ from memd.proxy.room import RoomMaker
 from memd.proxy.turn import Steps, TurnRunner
 from memd.proxy.upstream.client import Upstream
 from memd.proxy.upstream.pool import UpstreamPool
+from memd.recall.neutralising import neutralised
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.receipts import Receipts
@@ -139,7 +140,7 @@ async def make_parts(
         tasks=tasks,
         writer=writer,
         backup=backup,
-        cache_bytes=lambda: reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held,
+        cache_bytes=lambda: reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held + neutralised.bytes_held,
         upstreams=lambda: list(map(_health, upstream.servers)),
         budget=partial(_budget, upstream, counter, config.injection.budget_tokens),
         exposition=lambda accept: _exposition(daemon, accept),

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from memd.store.lexical.postings import (
     query_keys,
     rarity,
 )
-from memd.store.log.columns import ROW, Records, digest_word
+from memd.store.log.columns import digest_word
 from memd.store.log.segment import GrowingSegment
 from memd.store.pending import PENDING_SEGMENT, PendingView, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
@@ -145,6 +145,10 @@ class ChunkSource:
         """The segments and rows of chunks."""
         raise NotImplementedError
 
+    def column(self, name: str, labels: Rows) -> NDArray[Any]:
+        """A column of the log, of some chunks."""
+        raise NotImplementedError
+
     def multipliers(self, labels: Rows) -> Floats:
         """Of their corrections."""
         raise NotImplementedError
@@ -225,6 +229,10 @@ class GrowingSource(ChunkSource):
         """See `ChunkSource`."""
         return np.full(len(labels), self._view.segment.segment_id), labels
 
+    def column(self, name: str, labels: Rows) -> NDArray[Any]:
+        """See `ChunkSource`."""
+        return self._view.rows[name][labels]
+
     def multipliers(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
         return multipliers(self._view.rows["utility_steps"][labels]).astype(np.float32)
@@ -233,8 +241,9 @@ class GrowingSource(ChunkSource):
 class IndexSource(ChunkSource):
     """An index over sealed segments."""
 
-    def __init__(self, view: IndexView, then: Sequence[IndexView]) -> None:
+    def __init__(self, view: IndexView, then: Sequence[IndexView], snapshot: Snapshot) -> None:
         super().__init__(view.index.columns, ~view.dead, [~one.dead for one in then])
+        self._snapshot = snapshot
         self._views = [view, *then]
         self._index = view.index
 
@@ -257,6 +266,10 @@ class IndexSource(ChunkSource):
         """See `ChunkSource`."""
         return self._index.places_of(labels)
 
+    def column(self, name: str, labels: Rows) -> NDArray[Any]:
+        """See `ChunkSource`."""
+        return self._snapshot.column(name, *self.places(labels))
+
     def multipliers(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
         return self._views[0].multipliers(labels)
@@ -271,7 +284,9 @@ def sources_of(
         for number, view in now.views.items()
         if isinstance(view.segment, GrowingSegment) and len(view.rows)
     ]
-    return growing + [IndexSource(view, [one.indexes[place] for one in then]) for place, view in enumerate(now.indexes)]
+    return growing + [
+        IndexSource(view, [one.indexes[place] for one in then], now) for place, view in enumerate(now.indexes)
+    ]
 
 
 class TopicColumns:
@@ -419,7 +434,7 @@ class TopicColumns:
             np.intp
         )
         if not tokens.all():  # an old log does not tell: they are estimated
-            lengths = self.records(segment, row)["length"].astype(np.intp) - 4 * vectors.shape[1]
+            lengths = source.column("length", labels).astype(np.intp) - 4 * vectors.shape[1]
             tokens = np.where(tokens > 0, tokens, np.maximum(1, lengths // TOKEN_BYTES))
         if vectors.shape[1] != dimension:
             vectors = np.zeros((len(labels), dimension), np.float32)
@@ -449,16 +464,6 @@ class TopicColumns:
                 log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
         waiting = {place: self.pending.chunks[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
         return {**read, **waiting}
-
-    def records(self, segment: Rows, row: Rows) -> Records:
-        """The columns of the log of some chunks."""
-        waiting = segment == PENDING_SEGMENT
-        if not waiting.any():
-            return self.snapshot.records_at(segment, row)
-        found = np.empty(len(row), ROW)
-        found[waiting] = self.pending.segment.rows[row[waiting]]
-        found[~waiting] = self.snapshot.records_at(segment[~waiting], row[~waiting])
-        return found
 
 
 _listed: Callable[[Keys], list[int]] = np.ndarray.tolist

@@ -14,9 +14,14 @@ and letters that look alike put back to plain ones, and without characters that 
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 
+from memd.caching import CachedFunction
 from memd.patterns import late_pattern
+
+_BYTES_MAX = 2_000_000
+"""Of texts that were shown lately: one question shows again most of what another one showed."""
 
 _ROLES = "user|assistant|system|tool|developer|function|human|ai"
 _TOOLS = r"(?:tools?|functions?)(?:[_-]?(?:calls?|responses?|results?|outputs?|use|def_sep|sep))?"
@@ -115,7 +120,7 @@ def without_control(text: str) -> str:
     return _with(_controls(as_searched(text)), text)
 
 
-def neutralised(text: str) -> str:
+def _neutralised(text: str) -> str:
     """`text` without control strings, and without lines that begin like a role or a day of memd's own."""
     if not _SUSPICIOUS.search(text):
         return text
@@ -140,3 +145,7 @@ def _with(added: list[tuple[int, int, str]], text: str) -> str:
         parts += [text[done : seen[number] + behind], string]
         done = seen[number] + behind
     return "".join([*parts, text[done:]])
+
+
+neutralised = CachedFunction(_neutralised, _BYTES_MAX, sys.getsizeof)
+"""The text without control strings, and without lines that begin like a role or a day of memd's own."""

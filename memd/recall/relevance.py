@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -127,6 +128,8 @@ class Field:
 
     def _find(self, asked: Floats, new: Floats) -> None:
         self._asked = asked
+        for name in ("_near", "uuids", "said_at"):
+            self.__dict__.pop(name, None)
         for topic in self._topics:
             topic.find(new[new.any(axis=1)])
         found = [(topic, topic.pools(asked.shape[1])) for topic in self._topics]
@@ -197,13 +200,13 @@ class Field:
             judged: the parts that bring nothing where nothing stored is near.
             readers: of a part, the one that is judged for it (of a clause its sentence).
         """
-        found = self._near() >= self._silent_below
+        found = self._near >= self._silent_below
         found[np.delete(np.arange(len(found)), list(judged))] = True
         return found[[readers.get(part, part) for part in range(len(found))]]
 
     def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
         """Score all chunks; `read`: the parts whose vectors are the model's."""
-        near = self._near()
+        near = self._near
         is_read = np.zeros(len(near), np.bool_)
         is_read[list(read)] = True
         if is_silent := not speaking.any():
@@ -214,6 +217,7 @@ class Field:
         second = 0.0 if _is_plain(settings) else SECOND_SHARE
         return Scores(shares, self.raw * speaking, self.multiplier, second, is_silent=is_silent)
 
+    @cached_property
     def _near(self) -> Floats:
         """How near anything stored is to each part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
@@ -302,29 +306,22 @@ class Field:
     def said_within(self, times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
         """Whether each chunk was said at one of these times."""
         found = np.zeros(len(self.tokens), np.bool_)
-        for owner, pool, start, end in self._slices():
-            said = owner.records(pool.segment, pool.row)["said_at"]
-            for begin, until in times:
-                found[start:end] |= (said >= max(0, begin)) & (said < max(0, until))
+        for begin, until in times:
+            found |= (self.said_at >= max(0, begin)) & (self.said_at < max(0, until))
         return found
 
-    def records(self, rows: Rows) -> NDArray[np.void]:
-        """The log's columns of some chunks."""
-        parts: list[tuple[Rows, NDArray[np.void]]] = []
-        for owner, pool, start, end in self._slices():
-            own = np.flatnonzero((rows >= start) & (rows < end))
-            if len(own):
-                at = rows[own] - start
-                parts.append((own, owner.records(pool.segment[at], pool.row[at])))
-        if len(parts) == 1:
-            return parts[0][1]
-        dtype = (
-            parts[0][1].dtype if parts else np.dtype([("uuid_high", "<u8"), ("uuid_low", "<u8"), ("said_at", "<u8")])
-        )
-        found = np.empty(len(rows), dtype)
-        for own, records in parts:
-            found[own] = records
-        return found
+    @cached_property
+    def uuids(self) -> NDArray[np.uint64]:
+        """The first half of each chunk's uuid, (m,)."""
+        return self._column("uuid_high")
+
+    @cached_property
+    def said_at(self) -> NDArray[np.uint64]:
+        """When each was said, in microseconds since the epoch, (m,)."""
+        return self._column("said_at")
+
+    def _column(self, name: str) -> NDArray[np.uint64]:
+        return np.concatenate([pool.source.column(name, pool.labels) for pool in self._pools])
 
     def entries(self, rows: Rows) -> dict[int, Entry]:
         """Read chunks; see `TopicColumns.entries`."""
@@ -363,8 +360,8 @@ class Field:
         for owner, pool, start, _ in self._slices():
             if owner.snapshot is own:
                 continue
-            records = owner.records(pool.segment, pool.row)
-            pairs = zip(records["uuid_high"].tolist(), records["uuid_low"].tolist(), strict=True)
+            halves = (pool.source.column(name, pool.labels).tolist() for name in ("uuid_high", "uuid_low"))
+            pairs = zip(*halves, strict=True)
             uuids = [uuid_bytes(high, low) for high, low in pairs]
             if known := own.known(uuids):
                 rows = [start + place for place, uuid in enumerate(uuids) if uuid in known]
@@ -422,11 +419,10 @@ class Scores:
         owner, shown = field.shown_to(rows)
         if not len(owner):
             return
-        records = field.records(rows)
         share, score = np.ones(len(rows), np.float32), self.score[rows]
         is_gone, shown = field.in_place_of(shown)
         share[owner[is_gone & (shown == 0)]] = CORRECTED_SHARE
-        uuids = records["uuid_high"]
+        uuids = field.uuids[rows]
         order = uuids.argsort()
         source = order[np.minimum(np.searchsorted(uuids, shown, sorter=order), len(rows) - 1)]
         is_here = (uuids[source] == shown) & (source != owner)

@@ -393,11 +393,10 @@ class Retriever:
         An index does not know the messages of its chunks: those chosen from it are read, and where the prompt has all
         of the messages of one, others are chosen without it.
         """
-        records = field.records(rows)
         competes, costs = field.competes[rows].copy(), np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
         strong = scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
         before = [int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids]
-        is_shown = np.isin(records["uuid_high"], np.array(before, np.uint64))
+        is_shown = np.isin(field.uuids[rows], np.array(before, np.uint64))
         visible, read = frozenset(filters.visible_digests), dict[int, Entry]()
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
@@ -406,7 +405,7 @@ class Retriever:
         while True:
             worth = competes & strong
             places = np.flatnonzero(worth & ~earlier)
-            injected, day_tokens = self._chosen(places, costs, records["said_at"], left, budget)
+            injected, day_tokens = self._chosen(places, costs, field.said_at[rows], left, budget)
             if not visible:
                 break
             read |= field.entries(rows[[place for place in injected if int(rows[place]) not in read]])

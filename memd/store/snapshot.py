@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -375,17 +376,16 @@ class Snapshot:
                 found.update(zip(vectors, near.tolist(), strict=True))
         return found
 
-    def records_at(self, segment_ids: Rows, rows: Rows) -> Records:
-        """Return the columns of the entries at these places."""
+    def column(self, name: str, segment_ids: Rows, rows: Rows) -> NDArray[Any]:
+        """Return a column of the entries at these places."""
         held = set(segment_ids.tolist())
         if len(held) == 1:
-            only: Records = self.views[held.pop()].rows[rows]
-            return only
-        records: Records = np.empty(len(rows), dtype=ROW)
+            return np.asarray(self.views[held.pop()].rows[name][rows])
+        found = np.empty(len(rows), ROW[name])
         for segment_id in held:
             own = segment_ids == segment_id
-            records[own] = self.views[segment_id].rows[rows[own]]
-        return records
+            found[own] = self.views[segment_id].rows[name][rows[own]]
+        return found
 
     @functools.cached_property
     def taken_out(self) -> UInts:

@@ -15,6 +15,7 @@ from memd.recall.columns import ChunkSource, sources_of
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
+from memd.store.log.columns import uuid_bytes
 from memd.store.log.journal import Journal
 from memd.store.snapshot import Place, Snapshot
 from memd.store.store import Store, TopicLog
@@ -138,13 +139,11 @@ def search(snapshot: Snapshot, queries: NDArray[np.float32], k: int) -> list[Hit
         for labels in (one[source.counts[one]] for one in lists):
             segments, rows = source.places(labels)
             places = list(zip(segments.tolist(), rows.tolist(), strict=True))
-            records = snapshot.records_at(segments, rows) if len(labels) else ()
+            columns = [source.column(name, labels).tolist() for name in ("uuid_high", "uuid_low", "canonical_id")]
             cosines = _cosines(snapshot, source, labels, places, queries)
-            for place, record, cosine, factor in zip(
-                places, records, cosines, source.multipliers(labels).tolist(), strict=True
-            ):
-                uuid = int(record["uuid_high"]).to_bytes(8, "big") + int(record["uuid_low"]).to_bytes(8, "big")
-                hits[place] = Hit(max(0.0, cosine) * factor, cosine, int(record["canonical_id"]), uuid, place)
+            factors = source.multipliers(labels).tolist()
+            for place, cosine, factor, *halves, canonical_id in zip(places, cosines, factors, *columns, strict=True):
+                hits[place] = Hit(max(0.0, cosine) * factor, cosine, canonical_id, uuid_bytes(*halves), place)
     return sorted(hits.values(), key=lambda hit: (-round(hit.score, 6), -hit.canonical_id))[:k]
 
 

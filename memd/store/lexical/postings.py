@@ -101,10 +101,13 @@ def encoded_terms(text: str) -> bytes:
     return ChunkTerms.of(text).encoded()
 
 
+_asked = lru_cache(maxsize=64)(analyze_query)
+
+
 @lru_cache(maxsize=64)
 def query_keys(text: str, languages: frozenset[str]) -> Keys:
     """The terms that a question asks for, each once: as English, and in each of these languages."""
-    known = analyze_query(text)
+    known = _asked(text)
     if not languages:
         return np.fromiter(map(key_of, known), np.uint32, len(known))
     forms, empty = in_languages(text, sorted(languages))
@@ -115,7 +118,7 @@ def query_keys(text: str, languages: frozenset[str]) -> Keys:
 @lru_cache(maxsize=64)
 def identifier_keys(text: str) -> Keys:
     """The terms of a question that can only be names: whole identifiers, versions, codes, hashes."""
-    found = [key_of(term) for term, is_exact in analyze_query(text).items() if is_exact]
+    found = [key_of(term) for term, is_exact in _asked(text).items() if is_exact]
     return np.array(found, np.uint32)
 
 
