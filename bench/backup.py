@@ -30,10 +30,9 @@ from rich.table import Table
 from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts
 
 from memd.entries import Draft
-from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import restore
-from memd.store.bucket.writing import BucketWriter
+from memd.store.bucket.writing import BucketWriter, NotingDisk
 from memd.store.disk import LocalDisk
 from memd.store.store import Store
 

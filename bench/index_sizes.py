@@ -28,7 +28,7 @@ from vectors import NOISE, Floats, embedded
 from memd.embedding.loading import load_embedder
 from memd.settings.model import EmbeddingSettings
 from memd.store.disk import LocalDisk
-from memd.store.index.building import write_index
+from memd.store.index.sealed_index import write_index
 from memd.store.index.vectors import CompactIndex, sample_size
 from memd.store.log.columns import Rows
 

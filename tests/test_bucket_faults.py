@@ -16,10 +16,9 @@ from effort import steps
 
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
-from memd.store.bucket.changes import Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.rounds import ROUNDS
-from memd.store.bucket.writing import BucketTender
+from memd.store.bucket.writing import BucketTender, Looker, MovedMeanwhile, NotingDisk, Piece
 from memd.store.disk import LocalDisk, Room, Wiper
 from memd.store.erasure import Erasure
 from memd.store.layout import RESTORING_NAME

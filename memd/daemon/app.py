@@ -58,8 +58,7 @@ from memd.recall.retrieve import Retriever
 from memd.settings.model import Config
 from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.store.audit import AuditBook
-from memd.store.bucket.changes import NotingDisk
-from memd.store.bucket.writing import BucketTender
+from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.opening import disk_of
 from memd.store.erasure import ErasureLedger

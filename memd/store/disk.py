@@ -97,7 +97,7 @@ class LocalDisk:
         self._locks: list[Lock] = []
 
     def note(self, path: Path, *, grew: bool = False) -> None:
-        """Called after a file was appended to (`grew`), made, replaced, cut or removed; see bucket/changes.py."""
+        """Called after a file was appended to (`grew`), made, replaced, cut or removed; see bucket/writing.py."""
 
     def size(self, path: Path) -> int | None:
         """Size of a file in bytes; None if there is no such file."""

@@ -15,7 +15,6 @@ from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk
-from memd.store.index.building import with_all_columns
 from memd.store.index.meta import (
     IndexFile,
     choose_merged,
@@ -24,6 +23,7 @@ from memd.store.index.meta import (
     read_segment_meta,
     sealed_segment,
 )
+from memd.store.index.sealed_index import with_all_columns
 from memd.store.layout import TopicLayout, check_topic
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_at, scan_records
 from memd.store.log.recovery import (

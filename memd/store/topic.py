@@ -28,9 +28,8 @@ from memd.store.erasure import (
     was_erased,
     without_text,
 )
-from memd.store.index.building import due_merge, merged_files, write_merged, write_sealed
 from memd.store.index.meta import columns_from_log, encode_words, own_index_file, read_words
-from memd.store.index.sealed_index import SealedIndex
+from memd.store.index.sealed_index import SealedIndex, due_merge, merged_files, write_merged, write_sealed
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record

@@ -15,9 +15,8 @@ from obstore.store import MemoryStore
 
 from memd.errors import BucketError
 from memd.settings.model import BackupSettings
-from memd.store.bucket.changes import NotingDisk
 from memd.store.bucket.objects import Bucket
-from memd.store.bucket.writing import BucketWriter
+from memd.store.bucket.writing import BucketWriter, NotingDisk
 from memd.store.disk import LocalDisk
 from memd.store.tools.export import export
 from memd.store.topic import TopicLog
@@ -94,15 +93,10 @@ class FaultyBucket(Bucket):
         if is_failing:
             raise BucketError("s3://faulty/memd: the answer was lost")
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
         if self._count():
             raise BucketError("s3://faulty/memd: the answer was lost")
-        return super().get(key)
-
-    def read(self, key: str, start: int, end: int) -> bytes:
-        if self._count():
-            raise BucketError("s3://faulty/memd: the answer was lost")
-        return super().read(key, start, end)
+        return super().get(key, start, end)
 
     def delete(self, keys: list[str]) -> None:
         if self._count():

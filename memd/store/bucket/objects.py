@@ -121,36 +121,32 @@ class Bucket:
         self.keeps_versions |= self._has_versions and done["version"] not in (None, "null")
         self.bytes_sent += len(data) if isinstance(data, bytes) else 0
 
-    def get(self, key: str) -> bytes | None:
-        """Read an object; None if there is none."""
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """Read an object or a part of it, less than that or nothing where it is shorter; None if there is none."""
         import obstore
 
         with self._asked():
             try:
-                return bytes(obstore.get(self._store, key).bytes())
-            except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
-                    raise
-        return None
-
-    def read(self, key: str, start: int, end: int) -> bytes:
-        """Read a part of an object that is there; less than that, or nothing, where the object is shorter."""
-        import obstore
-
-        with self._asked():
-            try:
+                if end is None:
+                    return bytes(obstore.get(self._store, key).bytes())
                 return bytes(obstore.get_range(self._store, key, start=start, end=end))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
+                return None
             except obstore.exceptions.BaseError as error:
                 if "invalidrange" not in str(error).lower().replace(" ", ""):
                     raise
                 return b""
-        raise ObjectMissing(
-            f"{self.url}/{key}: is missing; something else than memd has removed it, or the server does not list "
-            "what was written a moment ago: try again, or another --until"
-        )
+
+    def read(self, key: str, start: int, end: int) -> bytes:
+        """Read a part of an object that has to be there. Raises ObjectMissing: it is not."""
+        if (data := self.get(key, start, end)) is None:
+            raise ObjectMissing(
+                f"{self.url}/{key}: is missing; something else than memd has removed it, or the server does not list "
+                "what was written a moment ago: try again, or another --until"
+            )
+        return data
 
     def listed(self, prefix: str) -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with a prefix that ends in a slash, page by page."""

@@ -58,7 +58,19 @@ _COLUMNS = {
 }
 
 
-class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
+class IndexMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The members of a `.meta` that vouch for an index: size and CRC32 of the .hnsw, or of the .ivf."""
+
+    hnsw_bytes: int = 0
+    hnsw_crc: int = 0
+
+    @property
+    def checksum(self) -> FileChecksum:
+        """The same as a value."""
+        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
+
+
+class SegmentMeta(IndexMeta, frozen=True, kw_only=True):
     """The `.meta` of one segment; sizes in bytes, times in microseconds since the epoch."""
 
     segment_id: int
@@ -68,8 +80,6 @@ class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
     sealed_at: int
     bin_bytes: int
     bin_crc: int
-    hnsw_bytes: int
-    hnsw_crc: int
     gaps: tuple[tuple[int, int], ...]
     """(start, end) of the unreadable bytes of the .bin."""
     rows: bytes
@@ -85,13 +95,8 @@ class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
         """The `rows`: an array of `ROW`, or of `ROW_OF_VERSION_1`."""
         return np.frombuffer(self.rows, dtype=ROW_OF_VERSION_1 if self.is_of_version_1 else ROW)
 
-    @property
-    def checksum(self) -> FileChecksum:
-        """Of the .hnsw."""
-        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
 
-
-class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
+class MergedMeta(IndexMeta, frozen=True, kw_only=True):
     """The `.meta` of a merged index."""
 
     segment_ids: tuple[int, ...]
@@ -102,15 +107,8 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Of the .bin of each segment when it was sealed."""
     built_at: int
     """Microseconds since the epoch."""
-    hnsw_bytes: int
-    hnsw_crc: int
     left_out: bytes
     """Ascending u32 labels of plain chunks that the index lacks: they were dead or unreadable when it was built."""
-
-    @property
-    def checksum(self) -> FileChecksum:
-        """Of the .hnsw."""
-        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
 
 
 class IndexFile(msgspec.Struct, frozen=True, kw_only=True):

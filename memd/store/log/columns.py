@@ -53,7 +53,6 @@ KINDS = ("", "turn", "note", "document")
 """The first stands for any other."""
 ROLES = ("", "user", "assistant", "tool", "system", "developer", "function")
 
-_BYTES = np.dtype((np.void, ROW.itemsize))
 Records = NDArray[np.void]
 """A structured array of `ROW`."""
 UInts = NDArray[np.uint64]
@@ -85,11 +84,6 @@ def uuid_halves(uuid: bytes) -> tuple[np.uint64, np.uint64]:
 def uuid_bytes(high: int, low: int) -> bytes:
     """Return the uuid with these halves."""
     return _UUID_HALVES.pack(int(high), int(low))
-
-
-def joined_records(parts: Sequence[Records]) -> Records:
-    """`np.concatenate` of records; as plain bytes, for numpy joins the dtypes field by field in Python."""
-    return np.concatenate([one.view(_BYTES) for one in parts]).view(ROW)
 
 
 def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
