@@ -9,7 +9,7 @@ turns and corrections are stored in between. Only the append holds it, and there
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -59,25 +59,15 @@ class CutDocument(msgspec.Struct, frozen=True):
     of_author: str | None = None
     """The document is that of this author alone, whatever others have under its name; None: that of all."""
 
-    @classmethod
-    def of(
-        cls,
-        document: GivenDocument,
-        cutter: Cutter,
-        step: Callable[[], None] = lambda: None,
-        author: str = "",
-        of_author: str | None = None,
-    ) -> CutDocument:
-        """Cut a document; `step` is called before each section, and may end it."""
-        source = cutter.redactor.text(document.source)
-        renamed_from = None if document.renamed_from == source else document.renamed_from
-        drafts = cutter.cut_document(document, step, author)
-        return cls(source, bytes.fromhex(document.hash), drafts, renamed_from, author, of_author)
-
 
 def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
     """Return the documents of a topic, by their sources."""
-    return sorted(_known(snapshot), key=lambda one: one.source)
+    known = []
+    for entry, chunks in newest_by_source(snapshot, KIND):
+        if entry.source is not None and isinstance(entry.part, Section):
+            hash_, root = entry.part.hash.hex(), entry.part.root.hex()
+            known.append(KnownDocument(snapshot.topic_id, entry.source, hash_, chunks, entry.at, root))
+    return sorted(known, key=lambda one: one.source)
 
 
 def chunks_of(snapshot: Snapshot, source: str, author: str | None = None) -> list[Entry]:
@@ -128,13 +118,6 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
         else draft
         for draft in drafts
     ]
-
-
-def _known(snapshot: Snapshot) -> Iterator[KnownDocument]:
-    for entry, chunks in newest_by_source(snapshot, KIND):
-        if entry.source is not None and isinstance(entry.part, Section):
-            hash_, root = entry.part.hash.hex(), entry.part.root.hex()
-            yield KnownDocument(snapshot.topic_id, entry.source, hash_, chunks, entry.at, root)
 
 
 def _arranged(known: Sequence[Entry], document: CutDocument) -> tuple[set[bytes], list[Draft]]:
@@ -253,22 +236,28 @@ class DocumentTaker:
             BadDocument: it is too large.
             EmbeddingError, StoreError: nothing was written.
         """
-        own = self._cutter.redactor.identifier(author) if is_apart else None
-        cut = await _in(self._cutting, lambda: CutDocument.of(document, self._cutter, self._turn.give_way, author, own))
-        if len(cut.drafts) > CHUNKS_MAX:
-            raise BadDocument(f"it makes {len(cut.drafts):,} chunks, and a document may have {CHUNKS_MAX:,}")
-        fingerprint, forbidden = self._encoder.fingerprint, topic.log.forbidden
-        allowed = [draft for draft in cut.drafts if not forbidden.has_text(draft.content)]
-        cut = msgspec.structs.replace(cut, drafts=allowed)
+        redactor, forbidden = self._cutter.redactor, topic.log.forbidden
+        own, source = redactor.identifier(author), redactor.text(document.source)
+        cut = await _in(self._cutting, lambda: self._cutter.cut_document(document, self._turn.give_way, author))
+        if len(cut) > CHUNKS_MAX:
+            raise BadDocument(f"it makes {len(cut):,} chunks, and a document may have {CHUNKS_MAX:,}")
+        now = CutDocument(
+            source,
+            bytes.fromhex(document.hash),
+            [draft for draft in cut if not forbidden.has_text(draft.content)],
+            None if document.renamed_from == source else document.renamed_from,
+            author,
+            own if is_apart else None,
+        )
 
         def allowed_drafts() -> list[Draft]:
-            drafts = drafts_of(topic.log.snapshot(), cut, fingerprint)
-            check(topic.log, drafts, self._cutter.redactor.identifier(author))
+            drafts = drafts_of(topic.log.snapshot(), now, self._encoder.fingerprint)
+            check(topic.log, drafts, own)
             return drafts
 
         drafts = await _in(self._cutting, allowed_drafts)
         if not drafts:
-            return TakenDocument(0, 0, cut.source)
+            return TakenDocument(0, 0, source)
         vectors: dict[str, bytes] = {}
         texts = without_vectors(drafts)
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
@@ -280,7 +269,7 @@ class DocumentTaker:
             drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # what has changed here meanwhile
 
-        return _told(await self._archiver.append_drafts(topic, lambda _: made()), cut.source)
+        return _told(await self._archiver.append_drafts(topic, lambda _: made()), source)
 
     async def remove(
         self,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -140,117 +140,89 @@ def look(
         )
     told.files = len(files)
     told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
-    visit = _Visit(keeper, told, str(root), digits, seen, force=force)
-    visit.know(documents, own, files)
-    with FileReader() as visit.reader:
-        for file in files:
-            step()
-            visit.at(file)
-            told.done += 1
-    for below in seen.keys() - {file.below for file in files}:
-        del seen[below]
-    visit.remove_missing([_source(told.name, below) for below, _ in walk.unread])
+    before_now = (seen.get(file.below) for file in files)
+    present = {one.kept_as for one in before_now if one is not None}  # where it is redacted
+    present |= {_source(told.name, file.below) for file in files}
+    # The documents that have no file any more: one of those may be what a new file was called.
+    missing = {name: one for name, one in own.items() if name not in present}
+    formers = {one.hash: name for name, one in missing.items()}
+    # Files that were added by themselves are sources whose root is the file.
+    alone = {one.root: one.source for one in documents if one.root not in ("", digits)}
 
-
-class _Visit:
-    """One look, once it is known which files and which documents there are."""
-
-    reader: FileReader
-
-    def __init__(
-        self, keeper: Keeper, told: Look, root: str, digits: str, seen: dict[str, Seen], *, force: bool
-    ) -> None:
-        """`digits`: the root's; see `root_digits`."""
-        self._keeper, self._told, self._root, self._digits = keeper, told, root, digits
-        self._seen, self._force = seen, force
-
-    def know(
-        self, documents: Sequence[KnownDocument], own: Mapping[str, KnownDocument], files: Sequence[FoundFile]
-    ) -> None:
-        """Compare the files with the documents; `own`: those of this source."""
-        self._own = own
-        present = {_source(self._told.name, file.below) for file in files}
-        present |= {
-            self._seen[file.below].kept_as for file in files if file.below in self._seen
-        }  # where it is redacted
-        self._missing = {source: one for source, one in own.items() if source not in present}
-        """The documents that have no file any more: one of those may be what a new file was called."""
-        self._formers = {one.hash: source for source, one in self._missing.items()}
-        self._alone = {one.root: one.source for one in documents if one.root not in ("", self._digits)}
-        """Files that were added by themselves are sources whose root is the file."""
-
-    def at(self, file: FoundFile) -> None:
-        """Hand a file over if it changed."""
-        named = _source(self._told.name, file.below)
-        before = self._seen.get(file.below)
-        try:
-            if before is None or self._force or not self._is_as_it_was(file, before):
-                before = self._seen[file.below] = self._taken(file, named)
-            else:
-                self._told.unchanged += not before.problem
-        except FileNotFoundError:  # since it was listed
-            self._seen.pop(file.below, None)
-            if named in self._own:
-                self._missing[named] = self._own[named]
-            return
-        except OSError as error:
-            self._told.problems.append((named, f"it cannot be read ({error.strerror or error})"))
-            return
-        if before.problem:
-            self._told.problems.append((named, before.problem))
-        self._missing.pop(before.kept_as, None)
-
-    def remove_missing(self, unread: Sequence[str]) -> None:
-        """Take out the documents whose files are gone, but for those in folders that could not be read."""
-        gone = [source for source in self._missing if not any(is_below(source, folder) for folder in unread)]
-        for start in range(0, len(gone), REMOVED_AT_ONCE):
-            self._told.count(self._keeper.remove(gone[start : start + REMOVED_AT_ONCE]))
-
-    def _is_as_it_was(self, file: FoundFile, before: Seen) -> bool:
+    def is_as_it_was(file: FoundFile, before: Seen) -> bool:
         """Whether a file, and the document that it became, are as they were when it was read last."""
         if _stamp(os.stat(file.path)) != before.stamp:
             return False
-        known = self._own.get(before.kept_as)
+        known = own.get(before.kept_as)
         return not before.kept_as or before.problem != "" or (known is not None and known.hash == before.hash)
 
-    def _taken(self, file: FoundFile, named: str) -> Seen:
+    def taken(file: FoundFile, named: str, reader: FileReader) -> Seen:
         """Read a file and hand it over, unless its document has its hash."""
         try:
-            digest, stamp, content = read_at_one_moment(file, self._root)
+            digest, stamp, content = read_at_one_moment(file, str(root))
         except BadDocument as error:
             return Seen(NO_STAMP, "", named, str(error))
-        known = self._own.get(named)
-        if known is not None and known.hash == digest and not self._force:
-            self._told.unchanged += 1
+        known, former = own.get(named), None
+        if known is not None and known.hash == digest and not force:
+            told.unchanged += 1
             return Seen(stamp, digest, named)
-        former = None
         if known is None:
-            alone = self._alone.get(root_digits(file.path))
-            former = alone if alone == file.name else self._formers.get(digest)
+            by_itself = alone.get(root_digits(file.path))
+            former = by_itself if by_itself == file.name else formers.get(digest)
         try:
             named.encode()
             if content is not None:
-                sections = self.reader.sections_of(file.name, content)
+                sections = reader.sections_of(file.name, content)
             else:
-                sections = self.reader.sections(Path(file.path), file.name)
-                if read_at_one_moment(file, self._root)[0] != digest:
+                sections = reader.sections(Path(file.path), file.name)
+                if read_at_one_moment(file, str(root))[0] != digest:
                     return Seen(NO_STAMP, "", named, "it changed while it was read; it is read the next time")
-            document = GivenDocument(
-                source=named, hash=digest, sections=sections, root=self._digits, renamed_from=former
-            )
             if not sections and known is None:
                 return Seen(stamp, digest, "")
-            taken = self._keeper.take(document)
+            document = GivenDocument(source=named, hash=digest, sections=sections, root=digits, renamed_from=former)
+            done = keeper.take(document)
         except UnicodeEncodeError:
             return Seen(stamp, digest, "", "its name is no text")
         except (BadDocument, BadQuestion) as error:
             return Seen(stamp, digest, named, str(error))
-        self._told.count(taken)
-        self._told.unchanged += not (taken.written or taken.taken_out)
+        told.count(done)
+        told.unchanged += not (done.written or done.taken_out)
         if former is not None:
-            self._formers.pop(digest, None)
-            self._missing.pop(former, None)
-        return Seen(stamp, digest, taken.source if sections else "")
+            formers.pop(digest, None)
+            missing.pop(former, None)
+        return Seen(stamp, digest, done.source if sections else "")
+
+    def visit(file: FoundFile, reader: FileReader) -> None:
+        """Hand a file over if it changed."""
+        named, before = _source(told.name, file.below), seen.get(file.below)
+        try:
+            if before is None or force or not is_as_it_was(file, before):
+                before = seen[file.below] = taken(file, named, reader)
+            else:
+                told.unchanged += not before.problem
+        except FileNotFoundError:  # since it was listed
+            seen.pop(file.below, None)
+            if named in own:
+                missing[named] = own[named]
+            return
+        except OSError as error:
+            told.problems.append((named, f"it cannot be read ({error.strerror or error})"))
+            return
+        if before.problem:
+            told.problems.append((named, before.problem))
+        missing.pop(before.kept_as, None)
+
+    with FileReader() as reader:
+        for file in files:
+            step()
+            visit(file, reader)
+            told.done += 1
+    for below in seen.keys() - {file.below for file in files}:
+        del seen[below]
+    unread = [_source(told.name, below) for below, _ in walk.unread]
+    gone = [name for name in missing if not any(is_below(name, folder) for folder in unread)]
+    for start in range(0, len(gone), REMOVED_AT_ONCE):
+        told.count(keeper.remove(gone[start : start + REMOVED_AT_ONCE]))
 
 
 def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int, int], bytes | None]:
