@@ -22,7 +22,7 @@ import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.text import TEXT, sections_of
+from memd.ingest.readers.text import sections_of
 
 MEMORY_BYTES_MAX = 768 << 20
 """Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
@@ -105,10 +105,10 @@ def _resident_bytes() -> int:
 def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
     path = Path(os.fsdecode(request.path))
     sections: Iterable[GivenSection]
-    if request.reader == TEXT:
+    module, _, function = request.reader.partition(".")
+    if not function:
         sections = sections_of(request.name, path.read_bytes())
     else:
-        module, _, function = request.reader.partition(".")
         sections = getattr(importlib.import_module(f"memd.ingest.readers.{module}"), function)(path)
     found: list[GivenSection] = []
     size = 0

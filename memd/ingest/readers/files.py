@@ -33,16 +33,7 @@ from memd.ingest.readers.child import (
     ReadAnswer,
     ReadRequest,
 )
-from memd.ingest.readers.text import (
-    EXTRA,
-    MARKDOWN,
-    TEXT_FORMAT,
-    UNREADABLE,
-    FileFormat,
-    format_of,
-    sections_of,
-    suffix_of,
-)
+from memd.ingest.readers.text import EXTRA, FileFormat, format_of, sections_of, suffix_of
 from memd.wording import counted
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
@@ -96,7 +87,7 @@ class FileReader:
         """
         name, size = name or path.name, path.stat().st_size
         way = checked(name, size)
-        if way is TEXT_FORMAT and not _is_long_markdown(name, size):
+        if not _is_apart(way, size):
             return sections_of(name, path.read_bytes())
         answer = self._answer(ReadRequest(os.fsencode(path.absolute()), way.reader, name, self._seconds_max))
         if answer.reason:
@@ -105,8 +96,7 @@ class FileReader:
 
     def sections_of(self, name: str, content: bytes) -> tuple[GivenSection, ...]:
         """Return the sections of a file of this name that is in memory; see `sections`."""
-        is_text = format_of(name) is TEXT_FORMAT and suffix_of(name) not in UNREADABLE
-        if is_text and not _is_long_markdown(name, len(content)):
+        if not _is_apart(format_of(name), len(content)):
             return sections_of(name, content)
         with tempfile.NamedTemporaryFile(prefix="memd-", suffix=suffix_of(name)) as file:
             file.write(content)
@@ -158,8 +148,8 @@ class FileReader:
         return self._process
 
 
-def _is_long_markdown(name: str, size: int) -> bool:
-    return suffix_of(name) in MARKDOWN and size > MARKDOWN_HERE_BYTES_MAX
+def _is_apart(way: FileFormat, size: int) -> bool:
+    return way.is_apart or (way.reader == "markdown" and size > MARKDOWN_HERE_BYTES_MAX)
 
 
 def checked(name: str, size: int) -> FileFormat:
@@ -168,13 +158,12 @@ def checked(name: str, size: int) -> FileFormat:
     Raises:
         BadDocument: with the reason why it is not.
     """
-    instead = UNREADABLE.get(suffix_of(name))
-    if instead is not None:
-        raise BadDocument(f"files of this kind cannot be read: {instead}")
     way = format_of(name)
+    if way.instead:
+        raise BadDocument(f"files of this kind cannot be read: {way.instead}")
     if size > way.bytes_max:
         raise BadDocument(f"it has {size:,} bytes, and a file of this kind may have {way.bytes_max:,}")
-    if size == 0 and way is not TEXT_FORMAT:
+    if size == 0 and way.is_apart:
         raise BadDocument("it is empty")
     if way.needs and importlib.util.find_spec(way.needs) is None:
         raise BadDocument(f"reading it needs more libraries: {EXTRA}")

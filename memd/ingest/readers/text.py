@@ -1,7 +1,7 @@
 """Which file is read how, and those that are text: Markdown by its headings, rows of CSV, other text as a whole.
 
-Rule: pure. A format is known by the end of the file's name; what is in no table here is passed over where a folder is
-added. A file that cannot be read as text is refused with the reason; nothing is guessed or left out.
+Rule: pure. A format is known by the end of the file's name (`assets/formats.toml`). A file that cannot be read as text
+is refused with the reason; nothing is guessed or left out.
 
 Tables of all formats become text here: each row a paragraph of its own that names its columns, so that a question about
 a row finds it. The first row that could be one names the columns; what stands above it is text.
@@ -18,70 +18,44 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from memd.assets import words_of
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 
 EXTRA = "pip install 'memd-proxy[documents]'"
-MB = 1_000_000
 
 
-class FileFormat(msgspec.Struct, frozen=True):
-    """How the files of a format are read."""
+class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How files with some suffixes are read; the table says what its fields mean."""
 
-    reader: str
-    """The module of this folder that reads them, and its function: `office.word`; `TEXT`: `sections_of`."""
-    bytes_max: int
+    suffixes: str
+    reader: str = ""
+    bytes_max: int = 0
     needs: str = ""
-    """The package to import, of the extra `documents`; empty: none."""
+    instead: str = ""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether they are read in a process of its own."""
+        return self.reader not in ("text", "markdown")
 
 
-TEXT = "text"
-TEXT_FORMAT = FileFormat(TEXT, 2 * MB)
-_WORD = FileFormat("office.word", 100 * MB, "docx")
-_SLIDES = FileFormat("office.slides", 200 * MB, "pptx")
-_SHEETS = FileFormat("office.sheets", 100 * MB, "python_calamine")
-_HTML = FileFormat("pages.page", 10 * MB, "lxml")
-_ROWS = FileFormat(TEXT, 20 * MB)
-DELIMITED = (".csv", ".tsv")
-FOREIGN = {
-    ".pdf": FileFormat("pdf.sections", 500 * MB, "pypdfium2"),
-    ".docx": _WORD,
-    ".docm": _WORD,
-    ".pptx": _SLIDES,
-    ".pptm": _SLIDES,
-    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), _SHEETS),
-    **dict.fromkeys(DELIMITED, _ROWS),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), _HTML),
-    ".epub": FileFormat("pages.book", 200 * MB, "lxml"),
+FORMATS = {
+    suffix: one
+    for one in msgspec.convert(words_of("formats")["formats"], list[FileFormat])
+    for suffix in one.suffixes.split()
 }
-"""These are read in a process of its own."""
-UNREADABLE = {
-    **dict.fromkeys((".pages", ".key", ".odt", ".odp", ".doc", ".ppt", ".rtf"), "export it as PDF"),
-    ".numbers": "export it as XLSX or PDF",
-}
-"""Documents that no reader here reads, and what to do instead."""
-MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
-TEXTS = frozenset(
-    {
-        *(".txt", ".text", ".log", ".rst", ".adoc", ".org", ".tex", ".json", ".jsonl", ".yaml", ".yml", ".toml"),
-        *(".ini", ".cfg", ".conf", ".xml", ".css", ".scss", ".py", ".pyi", ".js", ".mjs"),
-        *(".cjs", ".ts", ".tsx", ".jsx", ".vue", ".svelte", ".java", ".kt", ".kts", ".scala", ".groovy", ".go", ".rs"),
-        *(".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".swift", ".m", ".rb", ".php", ".pl", ".lua", ".r", ".jl", ".hs"),
-        *(".ml", ".ex", ".exs", ".erl", ".clj", ".sh", ".bash", ".zsh", ".fish", ".ps1", ".bat", ".sql", ".graphql"),
-        *(".proto", ".tf", ".gradle", ".cmake", ".mk"),
-    }
-)
 
 
 def is_readable(name: str) -> bool:
     """Whether a file of this name is read, or named with the reason, where a whole folder is added. One without a
     suffix is, if it is text."""
-    return suffix_of(name) in MARKDOWN | TEXTS | FOREIGN.keys() | UNREADABLE.keys() | {""}
+    return suffix_of(name) in FORMATS or not suffix_of(name)
 
 
 def format_of(name: str) -> FileFormat:
     """Return how a file of this name is read; what is not known is read as text."""
-    return FOREIGN.get(suffix_of(name), TEXT_FORMAT)
+    return FORMATS.get(suffix_of(name), FORMATS[".txt"])
 
 
 def suffix_of(name: str) -> str:
@@ -114,8 +88,8 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     Raises:
         BadDocument: it is no text.
     """
-    suffix = suffix_of(name)
-    if suffix in DELIMITED:
+    reader = format_of(name).reader
+    if reader == "rows":
         _check_lines(content)
     if b"\0" in content:
         raise BadDocument("it is no text: it has bytes of something else in it")
@@ -123,10 +97,10 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadDocument(f"it is no UTF-8 text (byte {error.start:,}): save it as UTF-8") from None
-    if suffix in MARKDOWN:
+    if reader == "markdown":
         sections = _by_headings(text)
     else:
-        sections = [GivenSection(text=_rows(text, suffix) if suffix in DELIMITED else text.strip("\r\n"))]
+        sections = [GivenSection(text=_rows(text, suffix_of(name)) if reader == "rows" else text.strip("\r\n"))]
     return tuple(section for section in sections if section.text.strip())
 
 

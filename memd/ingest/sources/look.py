@@ -20,7 +20,6 @@ import msgspec
 from memd.documents import GivenDocument
 from memd.errors import BadDocument, BadQuestion, BadSource
 from memd.ingest.readers.files import FileReader, checked
-from memd.ingest.readers.text import TEXT_FORMAT
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.walk import Chosen, FoundFile, Walk
 from memd.wording import counted
@@ -238,7 +237,7 @@ def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int
             before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
                 raise BadDocument("it is no file with a content")
-            is_text = checked(found.name, before.st_size) is TEXT_FORMAT
+            is_text = not checked(found.name, before.st_size).is_apart
             age = time.time() - before.st_mtime
             if 0 <= age < SETTLED_SECONDS:
                 time.sleep(SETTLED_SECONDS - age)
