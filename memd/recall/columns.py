@@ -149,7 +149,7 @@ class ChunkSource:
         """A column of the log, of some chunks."""
         raise NotImplementedError
 
-    def multipliers(self, labels: Rows) -> Floats:
+    def multipliers(self, labels: Rows | slice) -> Floats:
         """Of their corrections."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class ChunkSource:
         found."""
         if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
             return []
-        weighed = products(matrix, vectors) * self.multipliers(np.arange(len(matrix)))
+        weighed = products(matrix, vectors) * self.multipliers(slice(None))
         found = itertools.product(weighed, self._choices)
         return [_best(np.where(bits, cosine, -np.inf), most) for cosine, bits in found]
 
@@ -233,7 +233,7 @@ class GrowingSource(ChunkSource):
         """See `ChunkSource`."""
         return self._view.rows[name][labels]
 
-    def multipliers(self, labels: Rows) -> Floats:
+    def multipliers(self, labels: Rows | slice) -> Floats:
         """See `ChunkSource`."""
         return multipliers(self._view.rows["utility_steps"][labels]).astype(np.float32)
 
@@ -270,7 +270,7 @@ class IndexSource(ChunkSource):
         """See `ChunkSource`."""
         return self._snapshot.column(name, *self.places(labels))
 
-    def multipliers(self, labels: Rows) -> Floats:
+    def multipliers(self, labels: Rows | slice) -> Floats:
         """See `ChunkSource`."""
         return self._views[0].multipliers(labels)
 

@@ -260,7 +260,7 @@ class Field:
     def _likeness(self, own: Floats) -> Floats:
         """The likeness of chunks to the mean of the best ones for a part, weighed by their scores, on their scale."""
         offered = own * (self.multiplier * self.competes)[:, None]
-        best = (-offered).argsort(axis=0)[:FEEDBACK_CHUNKS]
+        best = (-offered).argpartition(min(FEEDBACK_CHUNKS, len(own)) - 1, axis=0)[:FEEDBACK_CHUNKS]
         weights = np.take_along_axis(own, best, axis=0) * (np.take_along_axis(offered, best, axis=0) > 0)
         most = weights.max(axis=0, initial=0)
         weights = weights / np.maximum(weights.sum(axis=0), 1e-9)
@@ -295,6 +295,8 @@ class Field:
         """Whether a correction has taken these out, in any of the topics, by the first halves of their uuids; and what
         stands in the place of each, itself where it was not taken out, 0 where nothing does."""
         gone, new = np.concatenate([topic.snapshot.taken_out for topic in self._topics], axis=1)
+        if not len(gone):
+            return np.zeros(len(uuids), np.bool_), uuids
         order = gone.argsort(kind="stable")
         found, is_gone = uuids.copy(), np.isin(uuids, gone)
         for _ in range(ECHOES_MAX):  # what took a place may have been corrected itself

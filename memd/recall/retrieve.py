@@ -395,8 +395,8 @@ class Retriever:
         """
         competes, costs = field.competes[rows].copy(), np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
         strong = scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
-        before = [int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids]
-        is_shown = np.isin(field.uuids[rows], np.array(before, np.uint64))
+        before = {int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids}
+        is_shown = np.array([uuid in before for uuid in field.uuids[rows].tolist()], np.bool_)
         visible, read = frozenset(filters.visible_digests), dict[int, Entry]()
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
@@ -415,15 +415,15 @@ class Retriever:
             competes[seen] = False
         raw_tokens = frame + day_tokens + int(field.tokens[rows[injected]].sum())
         lowest = Verdict.SILENT if scores.is_silent else Verdict.WEAK
-        verdicts = np.array([lowest] * len(rows), object)  # np.full would make a mere str of it
-        verdicts[worth], verdicts[~competes] = Verdict.NO_ROOM, Verdict.VISIBLE
-        verdicts[earlier], verdicts[injected] = Verdict.EARLIER, Verdict.INJECTED
-        listed = np.flatnonzero((verdicts == Verdict.INJECTED) | earlier)
-        if filters.everything:
-            listed = np.arange(len(rows))
-        else:
-            listed = np.unique(np.concatenate([listed, np.flatnonzero(verdicts == Verdict.NO_ROOM)[:NO_ROOM_LISTED]]))
-        candidates = self._candidates(field, scores, rows[listed], costs[listed], verdicts[listed], read)
+        why = np.zeros(len(rows), np.int8)  # its place among these
+        verdicts = lowest, Verdict.NO_ROOM, Verdict.VISIBLE, Verdict.EARLIER, Verdict.INJECTED
+        why[worth], why[~competes], why[earlier], why[injected] = 1, 2, 3, 4
+        is_listed = (why >= 3) | filters.everything
+        is_listed[np.flatnonzero(why == 1)[:NO_ROOM_LISTED]] = True
+        listed = np.flatnonzero(is_listed)
+        candidates = self._candidates(
+            field, scores, rows[listed], costs[listed], [verdicts[one] for one in why[listed].tolist()], read
+        )
         shown = [one for one in candidates if one.verdict is Verdict.INJECTED]
         shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
         wanted = int(costs[worth].sum()) + budget.drifted(frame)
@@ -456,14 +456,14 @@ class Retriever:
         scores: Scores,
         rows: Rows,
         costs: Rows,
-        verdicts: NDArray[np.object_],
+        verdicts: Sequence[Verdict],
         read: Mapping[int, Entry],
     ) -> list[Candidate]:
         """The chunks at `rows`, of which some were read before; a damaged one costs itself and no other."""
         unread = [place for place, row in enumerate(rows.tolist()) if row not in read]
         entries, topics = {**read, **field.entries(rows[unread])}, field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
-        columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts.tolist(), strict=True)
+        columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts, strict=True)
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 
 

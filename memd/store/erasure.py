@@ -406,7 +406,9 @@ def holds(records: Records, uuids: Collection[bytes]) -> bool:
 
 def was_erased(snapshot: Snapshot, uuid: bytes) -> bool:
     """Whether the text of a chunk was erased."""
-    return any(snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid))
+    return snapshot.has_erased and any(
+        snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid)
+    )
 
 
 def indexes_without(

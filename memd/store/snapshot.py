@@ -152,6 +152,11 @@ class SegmentView:
         return len(self.dead) - int(np.count_nonzero(self.dead))
 
     @functools.cached_property
+    def has_erased(self) -> bool:
+        """Whether the text of any row was erased."""
+        return bool(self.rows["is_erased"].any())
+
+    @functools.cached_property
     def canonical_ids(self) -> UInts:
         """Of the rows, ascending; a copy, in which searching is quick."""
         return np.ascontiguousarray(self.rows["canonical_id"], dtype=np.uint64)
@@ -203,7 +208,7 @@ class IndexView:
         """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
         return self.index.vectors_of(labels)
 
-    def multipliers(self, labels: Rows) -> Floats:
+    def multipliers(self, labels: Rows | slice) -> Floats:
         """Return the utility multipliers of labels that count."""
         return self.index.multipliers_of(labels)
 
@@ -351,6 +356,11 @@ class Snapshot:
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
         return not self.views[place[0]].dead[place[1]]
+
+    @functools.cached_property
+    def has_erased(self) -> bool:
+        """Whether the text of any chunk was erased."""
+        return any(view.has_erased for view in self.views.values())
 
     @functools.cached_property
     def indexed_segments(self) -> frozenset[int]:

@@ -175,9 +175,9 @@ class SealedIndex:
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
 
-    def multipliers_of(self, labels: Rows) -> Floats:
+    def multipliers_of(self, labels: Rows | slice) -> Floats:
         """The utility multipliers of labels."""
-        return multipliers(self._steps[labels]).astype(np.float32)
+        return self.multipliers[labels]
 
     def nearest(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> Rows:
         """Return labels that include the best `k` by score for each query, of those that counted when `dead` was
@@ -241,6 +241,11 @@ class SealedIndex:
             vectors.append(matrix)
             problems += errors
         return np.concatenate(found), np.concatenate(vectors), problems
+
+    @cached_property
+    def multipliers(self) -> Floats:
+        """The utility multipliers in the log, by label."""
+        return multipliers(self._steps).astype(np.float32)
 
     @cached_property
     def _steps(self) -> NDArray[np.int8]:
