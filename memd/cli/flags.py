@@ -10,24 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
-from memd.wording import counted, for_terminal, instructing_words, name_for_terminal
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from memd.admin.history import LogEvent
-    from memd.recall.explained import FoundChunk
+from memd.wording import counted, for_terminal
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
-NEVER_BREAK = 100_000
 FILES_TOLD = 10
 
 Command = Callable[..., int]
@@ -117,22 +110,6 @@ def key_of(key_stdin: bool) -> str | None:
     return line
 
 
-def print_lines(lines: Sequence[RenderableType]) -> None:
-    """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
-    from rich.console import Console
-
-    from memd.cli.tables import fitting
-
-    if sys.stdout.isatty():
-        console = Console(highlight=False)
-        console.print(*(fitting(line, console) for line in lines), sep="\n")
-        return
-    console = Console(highlight=False, width=NEVER_BREAK)
-    with console.capture() as captured:
-        console.print(*lines, sep="\n")
-    click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
-
-
 def tell_not_overwritten(names: Sequence[str], why: str) -> None:
     """Say which old files may still be on the disk, if there are any."""
     if names:
@@ -141,21 +118,6 @@ def tell_not_overwritten(names: Sequence[str], why: str) -> None:
             click.echo(f"  {for_terminal(name)}")
         if len(names) > FILES_TOLD:
             click.echo(f"  and {len(names) - FILES_TOLD:,} more")
-
-
-def warning_words(chunk: FoundChunk | LogEvent) -> str:
-    """Say, behind two spaces, that a document or a tool's result looks like an instruction to a model."""
-    words = instructing_words(chunk.instructs)
-    return f"  {words}" if words else ""
-
-
-def origin_words(chunk: FoundChunk | LogEvent) -> str:
-    """Say where a chunk of a note or document is from, and whose a chunk is, behind two spaces; nothing of what was
-    said."""
-    place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
-    words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
-    told = [word for word in words if word and chunk.kind != "turn"] + ([f"by {chunk.author}"] if chunk.author else [])
-    return "  " + name_for_terminal(", ".join(told)) if told else ""
 
 
 def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:

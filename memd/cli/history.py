@@ -7,39 +7,28 @@ erasure they show what would go, and ask.
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from memd.admin import reads, status, turns, writes
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
-from memd.admin.turns import TurnReplay
+from memd.admin.turns import TurnReplay, TurnsPage
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import (
-    FOUND_SOMETHING,
-    origin_words,
-    print_lines,
-    tell_not_overwritten,
-    warning_words,
-    with_settings,
-)
+from memd.cli.flags import FOUND_SOMETHING, tell_not_overwritten, with_settings
 from memd.cli.kept import waiting_messages, waiting_note
-from memd.cli.operations import Lines, RouteAnswer, option_of, options_of, shows
+from memd.cli.operations import RouteAnswer, json_flag, options_of, shows
+from memd.cli.operations import show as show_answer
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.tables import table
+from memd.cli.tables import Lines, indented, marks_of, print_lines, table, time_of
 from memd.errors import BadQuestion, NotFound, WrongKey
-from memd.ingest.erasing import PlannedErasure
 from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
 from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
 
-INDENT = 2
 TEXT_CHARACTERS = 100
 """Of a corrected chunk that are shown, so that it is seen which it was."""
 CHUNK_DIGITS = range(4, 13)
@@ -103,31 +92,39 @@ def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
     return lines, 0
 
 
+def _event(event: LogEvent) -> RenderableType:
+    head = Text.assemble(
+        f"{time_of(event.at)}  ",
+        (event.event, "bold green" if event.live else "bold"),
+        f"  {event.id}  ",
+        (event.topic_id, "cyan"),
+        f"  entry {event.canonical_id}",
+        *marks_of(event),
+        "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
+        "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
+        (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
+    )
+    why = "" if event.event == "erased" else "because: "
+    reason = [indented(why + event.reason)] if event.reason else []
+    return Group(head, *reason, indented(event.content, "" if event.live else "dim", below=1))
+
+
 @click.command()
 @with_settings()
 @click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
 @click.option("--helpful", is_flag=True, help="It counts for more from now on.")
 @click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
-@option_of(CorrectionBody, "steps")
+@options_of(CorrectionBody, only=["steps"])
 @click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
 @click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
-@option_of(CorrectionBody, "reason")
+@options_of(CorrectionBody, only=["reason"])
 @click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
-def correct(
-    config: Config,
-    topic: str | None,
-    helpful: bool,
-    unhelpful: bool,
-    steps: int | None,
-    content: str | None,
-    deprecate: bool,
-    reason: str | None,
-    chunk_ids: tuple[str, ...],
-) -> int:
+def correct(config: Config, topic: str | None, *, helpful: bool, unhelpful: bool, deprecate: bool, **given: Any) -> int:
     """Mark the chunks ID... as helpful, unhelpful or wrong.
 
     Example: memd correct 9ada --update "The shop listens on 4443."
     """
+    chunk_ids, content, steps = given["chunk_ids"], given["content"], given["steps"]
     flags = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
     named = [flag for flag, is_given in flags.items() if is_given]
     if len(named) != 1:
@@ -137,17 +134,15 @@ def correct(
     if steps not in (None, 1) and not (helpful or unhelpful):
         raise BadQuestion("--steps belongs to --helpful and --unhelpful")
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
-    given = {"chunk_ids": chunk_ids, "action": action, "reason": reason, "steps": steps, "content": content}
-    body = {name: value for name, value in given.items() if value is not None}
     with daemon_for(config) as daemon:
         if topic is None:
             topics = {_chunk(daemon, chunk_id).topic_id for chunk_id in chunk_ids}
             if len(topics) > 1:
                 raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
             [topic] = topics
-        done = daemon.ask(writes.correct, body={"topic_id": topic} | body)
-        if appended := _appended(daemon, topic, done):
-            print_lines(appended)
+        body = {name: value for name, value in given.items() if value is not None}
+        done = daemon.ask(writes.correct, body=body | {"topic_id": topic, "action": action})
+        _tell_appended(daemon, topic, done)
     for chunk_id in done.failed:
         why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
         click.echo(f"{chunk_id}: not corrected: {why}", err=True)
@@ -157,7 +152,7 @@ def correct(
 @click.command()
 @with_settings()
 @click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
-@option_of(UndoBody, "reason")
+@options_of(UndoBody, only=["reason"])
 @click.argument("id_", metavar="ID")
 def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int:
     """Take back the latest correction of the chunk ID.
@@ -168,7 +163,11 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
     """
     with daemon_for(config) as daemon:
         if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
-            undone = _entry(daemon, int(id_), topic)
+            before = int(id_) + 1
+            page = daemon.ask(reads.log_page, topic=[topic] if topic else [], before=before, limit=1)
+            if not page.events or page.events[0].canonical_id != int(id_):
+                raise NotFound(f"there is no entry {int(id_)}; `memd log` lists them")
+            [undone] = page.events
         else:
             story = _chunk(daemon, id_, topic)
             undone = story.versions[-1]
@@ -178,14 +177,18 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
             if len(story.versions) == 1:
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
         body = {"topic_id": undone.topic_id, "canonical_id": undone.canonical_id, "reason": reason or ""}
-        print_lines(_appended(daemon, undone.topic_id, daemon.ask(writes.undo, body=body), undone))
+        _tell_appended(daemon, undone.topic_id, daemon.ask(writes.undo, body=body), undone)
     return 0
 
 
-def _appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> Lines:
-    """Return the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
+def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
+    return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
+
+
+def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> None:
+    """Print the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
     if not answer.applied:
-        return []
+        return
     page = daemon.ask(reads.log_page, topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
     lines: Lines = []
     for one in reversed(page.events):
@@ -195,45 +198,7 @@ def _appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogE
         takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
         text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
         lines += [Text(f"{one.id} {done} in topic {one.topic_id}{takes_back}"), Text(f"  {text}")]
-    return lines
-
-
-def time_of(microseconds: int) -> str:
-    """Return a time in this machine's time zone."""
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
-    return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
-
-
-def _entry(daemon: RunningDaemon, canonical_id: int, topic: str | None) -> LogEvent:
-    page = daemon.ask(reads.log_page, topic=[topic] if topic else [], before=canonical_id + 1, limit=1)
-    if not page.events or page.events[0].canonical_id != canonical_id:
-        raise NotFound(f"there is no entry {canonical_id}; `memd log` lists them")
-    return page.events[0]
-
-
-def _event(event: LogEvent) -> RenderableType:
-    head = Text.assemble(
-        f"{time_of(event.at)}  ",
-        (event.event, "bold green" if event.live else "bold"),
-        f"  {event.id}  ",
-        (event.topic_id, "cyan"),
-        f"  entry {event.canonical_id}",
-        (origin_words(event), "magenta"),
-        (warning_words(event), "yellow"),
-        "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
-        "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
-        (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
-    )
-    parts: list[RenderableType] = [head]
-    if event.reason:
-        why = "" if event.event == "erased" else "because: "
-        parts.append(Padding(Text(why + for_terminal(event.reason)), (0, 0, 0, INDENT), expand=False))
-    content = Text(for_terminal(event.content), style="" if event.live else "dim")
-    parts.append(Padding(content, (0, 0, 1, INDENT), expand=False))
-    return Group(*parts)
+    print_lines(lines)
 
 
 QUESTION_CHARACTERS = 60
@@ -246,17 +211,10 @@ QUESTION_CHARACTERS = 60
 @click.option("--topic", help="Without ID: only turns of this topic.")
 @click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
 @click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@json_flag
 @click.argument("turn_id", metavar="[ID]", required=False)
 def turn(
-    config: Config,
-    replay: bool,
-    then: bool,
-    topic: str | None,
-    limit: int,
-    steps: bool,
-    as_json: bool,
-    turn_id: str | None,
+    config: Config, turn_id: str | None, topic: str | None, *, replay: bool, then: bool, as_json: bool, **listed: int
 ) -> int:
     """Show what memory did in a turn, and why.
 
@@ -266,28 +224,34 @@ def turn(
     """
     if turn_id is None and (replay or then):
         raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
+    if not set(turn_id or "") <= set("0123456789abcdef"):
+        said = f"{str(turn_id)[:60]!r} is no turn's id: those are 16 hexadecimal digits"
+        raise BadQuestion(f"{said}; `memd turn` lists them")
+    answer: TurnsPage | TurnReplay | Receipt
     with daemon_for(config) as daemon:
-        answer: object
         if turn_id is None:
-            answer = page = daemon.ask(turns.turns, topic=topic, limit=limit, steps=int(steps))
-            if topic is not None and not page.turns:
+            answer = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=int(listed["steps"]))
+            if topic is not None and not answer.turns:
                 daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
-            lines = _latest(page.turns)
         elif replay or then:
-            answer = replayed = daemon.ask(turns.replay, _path(turn_id), then="true" if then else None)
-            lines = _replayed(replayed, then=then)
+            answer = daemon.ask(turns.replay, turn_id, then="true" if then else None)
         else:
-            answer = receipt = daemon.ask(turns.turn, _path(turn_id))
-            lines = _turn_lines(receipt)
-    click.echo(msgspec.json.encode(answer)) if as_json else print_lines(lines)
+            answer = daemon.ask(turns.turn, turn_id)
+    if isinstance(answer, TurnsPage):
+        lines = _latest(answer)
+    elif isinstance(answer, Receipt):
+        lines = _turn_lines(answer)
+    else:
+        lines = [*_turn_lines(answer.turn), *_differences(answer, "out of what was stored then" if then else "now")]
+    show_answer(answer, lines, as_json=as_json)
     return 0
 
 
-def _latest(turns: list[dict[str, Any]]) -> Lines:
-    if not turns:
+def _latest(page: TurnsPage) -> Lines:
+    if not page.turns:
         return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
-    for one in turns:
+    for one in page.turns:
         asked = "(a step of its turn)" if one["is_step"] else one["asked"]
         is_kept = one["mode"] == "full" and not one["is_retry"]
         words = memory_words(one["status"], len(one["shown"]), is_kept=is_kept, http_status=one["http_status"])
@@ -297,85 +261,55 @@ def _latest(turns: list[dict[str, Any]]) -> Lines:
     return [shown]
 
 
-def _replayed(replay: TurnReplay, *, then: bool) -> Lines:
+def _differences(replay: TurnReplay, when: str) -> Lines:
     texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
-    lines = _turn_lines(replay.turn)
-    when = "out of what was stored then" if then else "now"
-    lines.append(Text(f"The same question {when}", style="bold"))
+    lines: Lines = [Text(f"The same question {when}", style="bold")]
     lines.append(f"  the same: {' '.join(replay.kept) or 'nothing'}")
     lines += [Text(f"- {id_}", style="red") for id_ in replay.lost]
     for id_ in replay.gained:
-        lines += [Text(f"+ {id_}", style="green"), _indented(texts.get(id_, ""))]
-    if not replay.lost and not replay.gained:
-        lines.append("  nothing is different")
-    return lines
+        lines += [Text(f"+ {id_}", style="green"), indented(texts.get(id_, ""), below=1)]
+    return lines if replay.lost or replay.gained else [*lines, "  nothing is different"]
 
 
 def _turn_lines(one: Receipt) -> Lines:
     kind = " (a step of its turn)" if one.is_step else " (a retry)" if one.is_retry else ""
     answered = "no answer" if one.http_status is None else f"HTTP {one.http_status}"
     by = f"  by {name_for_terminal(one.author)}" if one.author else ""
-    head = (f"  {time_of(one.at)}  ", (one.topic_id, "cyan"), f"  {one.status}{kind}{by}")
+    topic = (one.topic_id, "cyan")
     lines: Lines = [
-        Text.assemble((one.turn_id, "bold"), *head),
+        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", topic, f"  {one.status}{kind}{by}"),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
     ]
     if one.forwarded_tokens:  # none of a request that went on without memory were counted
-        lines.append(_costs(one))
-    lines += _left(one)
+        taken = f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new)"
+        read = "" if one.cached_tokens is None else f", of which it knew {one.cached_tokens:,}"
+        told = "" if one.prompt_tokens is None else f"; the model counts {one.prompt_tokens:,}{read}"
+        lines.append(f"{taken} of about {one.forwarded_tokens:,}{told}")
+    left = [f"{counted(one.left_out, 'message')} not in the prompt"] if one.left_out else []
+    left += [f"a line in place of {counted(one.replaced, 'result')}"] if one.replaced else []
+    left += [f"{counted(one.freed_tokens, 'token')} left for this turn"] if one.freed_tokens else []
+    lines += [", ".join(left)] if left else []
     if one.timings_ms:
         lines.append("milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()))
     if one.error:
         lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
     if one.question is not None:
-        lines += [Text("Asked", style="bold"), _indented(f"{one.question}\n\n{one.step}".strip())]
+        lines += [Text("Asked", style="bold"), indented(f"{one.question}\n\n{one.step}".strip(), below=1)]
     if one.note is not None:
         lines.append(one.note)
     if one.candidates:
-        lines.append(_candidates(one))
+        numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "times", "tokens")
+        title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
+        shown = table("id", "said", *numbers, "verdict", right=numbers, whole=("id", "said", *numbers), title=title)
+        for chunk in one.candidates:
+            said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
+            cells = [f"{getattr(chunk, name):.3f}" for name in numbers[:6]]
+            times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
+            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), chunk.verdict)
+        lines.append(shown)
     if one.block is not None:
-        lines += [Text("The block, as the model saw it", style="bold"), _indented(one.block)]
+        lines += [Text("The block, as the model saw it", style="bold"), indented(one.block, below=1)]
     return lines
-
-
-def _costs(one: Receipt) -> str:
-    told = (
-        f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new) of about {one.forwarded_tokens:,}"
-    )
-    if one.prompt_tokens is None:
-        return told
-    read = "" if one.cached_tokens is None else f", of which it knew {one.cached_tokens:,}"
-    return f"{told}; the model counts {one.prompt_tokens:,}{read}"
-
-
-def _left(one: Receipt) -> Lines:
-    told = [f"{counted(one.left_out, 'message')} not in the prompt"] if one.left_out else []
-    told += [f"a line in place of {counted(one.replaced, 'result')}"] if one.replaced else []
-    told += [f"{counted(one.freed_tokens, 'token')} left for this turn"] if one.freed_tokens else []
-    return [", ".join(told)] if told else []
-
-
-def _candidates(one: Receipt) -> RenderableType:
-    numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "times", "tokens")
-    title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
-    shown = table("id", "said", *numbers, "verdict", right=numbers, whole=("id", "said", *numbers), title=title)
-    for chunk in one.candidates:
-        parts = (chunk.score, chunk.cosine, chunk.meaning, chunk.words, chunk.feedback, chunk.neighbours)
-        cells = [f"{value:.3f}" for value in parts]
-        said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
-        times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
-        shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), chunk.verdict)
-    return shown
-
-
-def _indented(text: str) -> RenderableType:
-    return Padding(Text(for_terminal(text)), (0, 0, 1, INDENT), expand=False)
-
-
-def _path(turn_id: str) -> str:
-    if not set(turn_id) <= set("0123456789abcdef"):
-        raise BadQuestion(f"{turn_id[:60]!r} is no turn's id: those are 16 hexadecimal digits; `memd turn` lists them")
-    return turn_id
 
 
 SECONDS_MAX = 3_600.0
@@ -413,9 +347,9 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
     body = {"topic_id": topic, **chosen}
     with daemon_for(config) as daemon:
         if not resume and not as_json:
-            plan = _asked(daemon, body, dry_run=True)
+            plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
             whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
-            _show_plan(plan, whole_topic)
+            click.echo("\n".join(_planned(plan, whole_topic)))
             if retention and not config.retention:
                 click.echo("The settings keep everything: they have no `retention`.")
             if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
@@ -423,58 +357,39 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
             if not yes and not click.confirm("Erase this for good?"):
                 click.echo("Nothing was erased.")
                 return 0
-        answer = _asked(daemon, body, dry_run=dry_run)
-    if as_json:
-        click.echo(msgspec.json.encode(answer))
-    else:
-        _show_done(answer)
-    return 0
-
-
-def _asked(daemon: RunningDaemon, body: dict[str, Any], *, dry_run: bool) -> ErasureAnswer:
-    return daemon.ask(writes.erase, body=body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
-
-
-def _show_plan(answer: ErasureAnswer, whole_topic: str | None) -> None:
-    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
-    if not whole_topic and not any(plan.chunks for plan in answer.plans):
-        click.echo("There is nothing to erase.")
-    if whole_topic and not answer.plans:
-        click.echo(f"topic {whole_topic}, with its folder")
-    for plan in answer.plans:
-        for line in _planned(plan):
-            click.echo(line)
-    if (whole_topic or answer.plans) and answer.remains:
-        click.echo("What this does not reach:")
-        for one in answer.remains:
-            click.echo(f"  {for_terminal(one)}")
-
-
-def _planned(plan: PlannedErasure) -> list[str]:
-    size = f"{counted(plan.chunks, 'chunk')} ({counted(plan.entries, 'entry')})"
-    said = ""
-    if plan.oldest is not None and plan.newest is not None:
-        said = f", said from {day_and_time(plan.oldest)} to {day_and_time(plan.newest)}"
-    whole = ", with its folder" if plan.kind == "topic" else ""
-    lines = [f"topic {plan.topic_id}{whole}: {size}{said}"]
-    lines += [f"  {for_terminal(words)}" for words in plan.first_words]
-    more = plan.chunks - len(plan.first_words)
-    lines += [f"  and {more:,} more"] if more > 0 and plan.first_words else []
-    if plan.kept_documents:
-        lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
-    if plan.kept_live:
-        lines.append(f"  {counted(plan.kept_live, 'chunk')} of live conversations stay for now")
-    return lines
-
-
-def _show_done(answer: ErasureAnswer) -> None:
+        answer = daemon.ask(writes.erase, body=body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
+    lines: Lines = []
     for one in answer.done:
         what = f"topic {one.topic_id}" if one.kind == "topic" else f"in topic {one.topic_id}"
         size = f"{counted(one.chunks, 'chunk')} ({counted(one.entries, 'entry')})"
-        click.echo(f"Erased {what}: {size}, in {one.seconds:.1f} s.")
-    if not answer.done:
-        click.echo("Nothing was left to erase.")
-        return
-    click.echo(OVERWRITTEN)
-    left = [path for one in answer.done for path in one.not_overwritten]
-    tell_not_overwritten(left, "a backup shares them or a reader had them")
+        lines.append(f"Erased {what}: {size}, in {one.seconds:.1f} s.")
+    show_answer(answer, [*lines, OVERWRITTEN] if lines else ["Nothing was left to erase."], as_json=as_json)
+    if not as_json:
+        left = [path for one in answer.done for path in one.not_overwritten]
+        tell_not_overwritten(left, "a backup shares them or a reader had them")
+    return 0
+
+
+def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
+    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
+    lines = []
+    if not whole_topic and not any(plan.chunks for plan in answer.plans):
+        lines.append("There is nothing to erase.")
+    if whole_topic and not answer.plans:
+        lines.append(f"topic {whole_topic}, with its folder")
+    for plan in answer.plans:
+        size = f"{counted(plan.chunks, 'chunk')} ({counted(plan.entries, 'entry')})"
+        said = ""
+        if plan.oldest is not None and plan.newest is not None:
+            said = f", said from {day_and_time(plan.oldest)} to {day_and_time(plan.newest)}"
+        lines.append(f"topic {plan.topic_id}{', with its folder' if plan.kind == 'topic' else ''}: {size}{said}")
+        lines += [f"  {for_terminal(words)}" for words in plan.first_words]
+        more = plan.chunks - len(plan.first_words)
+        lines += [f"  and {more:,} more"] if more > 0 and plan.first_words else []
+        if plan.kept_documents:
+            lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
+        if plan.kept_live:
+            lines.append(f"  {counted(plan.kept_live, 'chunk')} of live conversations stay for now")
+    if (whole_topic or answer.plans) and answer.remains:
+        lines += ["What this does not reach:", *(f"  {for_terminal(one)}" for one in answer.remains)]
+    return lines

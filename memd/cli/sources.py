@@ -22,10 +22,10 @@ from memd.admin.asking import OwnRoutesClient
 from memd.admin.documents import DocumentList, SourceStates
 from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, with_settings
-from memd.cli.history import time_of
 from memd.cli.ingest import progress
 from memd.cli.operations import options_of
 from memd.cli.running import RunningDaemon, daemon_for
+from memd.cli.tables import time_of
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound

@@ -38,6 +38,7 @@ from memd.store.tools.verify import verify
 from memd.wording import counted, sized
 
 DIRECTORY, ENCRYPTION, LOCK, LOG, AUDIT = "data directory", "encryption", "lock", "log", "audit"
+BACKUP, DATABASE = "backup", "database"
 FREE_BYTES_LOW = 512 << 20
 """Below this is a warning: an index of a full segment takes 10 MB, merged ones and a backup many times that."""
 READ_BYTES_MAX = 512 << 20
@@ -46,13 +47,15 @@ FINDINGS_MAX = 5
 READ_ALL = "`memd verify` reads every byte of it"
 OTHERS = 0o077
 """Permissions of anybody but the user."""
-
-_MARK_OF = {"damaged": failed, "foreign": failed, "derived": warning}
-_REMEDY_OF = {
-    "damaged": "put the file back from a backup (memd backup) while memd is stopped; without one the rest is served",
-    "foreign": "use the memd that wrote it, or move the file away",
-    "derived": "start memd again: what is missing is rebuilt from the log, nothing is lost",
+_FOUND = {
+    "damaged": (
+        failed,
+        "put the file back from a backup (memd backup) while memd is stopped; without one the rest is served",
+    ),
+    "foreign": (failed, "use the memd that wrote it, or move the file away"),
+    "derived": (warning, "start memd again: what is missing is rebuilt from the log, nothing is lost"),
 }
+"""By the kind of a finding of `memd verify`: how bad it is, and what to do."""
 
 
 def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
@@ -63,13 +66,15 @@ def directory(data_dir: Path, files: LocalDisk) -> CheckResult:
             return failed(DIRECTORY, f"{existing} is a file", "name a folder with data_dir or --data-dir")
         room = files.room(existing)
         trouble = disk_trouble(existing, room) or trouble_by_writing(existing, files)
-        locked_out = next((path for path in _written_to(data_dir, files) if not files.may_write(path)), None)
+        written_to = [data_dir, data_dir / LOCK_NAME]  # one run as another user leaves what this user cannot write
+        for layout in (TopicLayout(data_dir, topic_id) for topic_id in topic_ids_in(files, data_dir)):
+            written_to += [layout.directory, layout.segments, layout.active, layout.hot]
+        locked_out = next((path for path in written_to if path.exists() and not files.may_write(path)), None)
     except StoreError as error:
         return failed_with(DIRECTORY, error)
     except OSError as error:
-        return failed(
-            DIRECTORY, f"{data_dir}: {error.strerror or error}", "check the permissions of the folders above it"
-        )
+        remedy = "check the permissions of the folders above it"
+        return failed(DIRECTORY, f"{data_dir}: {error.strerror or error}", remedy)
     if trouble is not None:
         return failed(DIRECTORY, trouble.what, trouble.remedy)
     if locked_out is not None:
@@ -98,26 +103,36 @@ def permissions(data_dir: Path) -> Iterator[CheckResult]:
         yield warning(DIRECTORY, said, f"chmod -R go= {shlex.quote(str(data_dir))}")
 
 
+def _open_to_others(path: Path) -> Iterator[Path]:
+    """A path and those below it with which other users may do anything."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running daemon removed it a moment ago
+        status = path.stat()
+        if status.st_mode & OTHERS and (status.st_size or not stat.S_ISREG(status.st_mode)):
+            yield path
+        for below in sorted(path.iterdir()) if path.is_dir() else ():
+            yield from _open_to_others(below)
+
+
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> CheckResult:
     """Check that nobody holds the directory, or a daemon that answers does."""
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
         return ok(LOCK, "free: no daemon is running on this folder")
-    holder = _holder(path, files)
+    try:
+        holder = files.read(path).decode(errors="replace").strip() or "which has not said who it is"
+    except StoreError:
+        holder = "unknown"
     if daemon is None:
-        return failed(
-            LOCK,
-            f"held by another process ({holder}), and no daemon answers for this folder",
-            "wait if a memd command is at work or a daemon is just starting; else stop that process",
-        )
-    version = daemon.health().get("version")
+        said = f"held by another process ({holder}), and no daemon answers for this folder"
+        remedy = "wait if a memd command is at work or a daemon is just starting; else stop that process"
+        return failed(LOCK, said, remedy)
+    held, version = f"held by the daemon at {daemon.url} ({holder}), which", daemon.health().get("version")
     if version is None:
-        said = f"held by the daemon at {daemon.url} ({holder}), which does not know this token"
-        return failed(LOCK, said, THE_RIGHT_ONE)
+        return failed(LOCK, f"{held} does not know this token", THE_RIGHT_ONE)
     if version != __version__:
-        said = f"held by the daemon at {daemon.url} ({holder}), which is memd {version}; this is {__version__}"
-        return warning(LOCK, said, "start the daemon again so that it is the installed version")
-    return ok(LOCK, f"held by the daemon at {daemon.url} ({holder}), which answers")
+        remedy = "start the daemon again so that it is the installed version"
+        return warning(LOCK, f"{held} is memd {version}; this is {__version__}", remedy)
+    return ok(LOCK, f"{held} answers")
 
 
 def log(
@@ -127,13 +142,19 @@ def log(
     if is_cache:
         yield ok(LOG, f"in the cluster; of {counted(len(topics), 'topic')} there is something in the cache", READ_ALL)
         return
-    stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
-    chunks = sum(topic.chunks for topic in topics)
-    said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {sized(stored)}"
     if not topics:
         yield ok(LOG, "nothing is stored yet")
         return
-    yield from _twins([topic.topic_id for topic in topics])
+    seen: dict[str, str] = {}
+    for topic in topics:  # today none is created that would share a folder on another file system
+        other = seen.setdefault(topic.topic_id.casefold(), topic.topic_id)
+        if other != topic.topic_id:
+            said = f"the topics {other!r} and {topic.topic_id!r} differ only in case: on macOS or Windows they would be"
+            remedy = "before you move them there, give one another name: memd export, memd add --topic"
+            yield warning(LOG, f"{said} mixed", remedy)
+    stored = sum(topic.log_bytes + topic.derived_bytes for topic in topics)
+    chunks = sum(topic.chunks for topic in topics)
+    said = f"{counted(len(topics), 'topic')}, {counted(chunks, 'chunk')}, {sized(stored)}"
     try:
         waiting = waiting_note(waiting_messages(data_dir, files))
     except StoreError as error:
@@ -150,11 +171,15 @@ def log(
         return
     if report.ok:
         yield ok(LOG, f"{said}; read through and whole")
-    yield from _set_aside(data_dir, topics, files)
+    layouts = [TopicLayout(data_dir, topic.topic_id) for topic in topics]
+    if torn := torn_files(files, [folder for layout in layouts for folder in (layout.directory, layout.segments)]):
+        size = counted(sum(files.size(path) or 0 for path in torn), "byte")
+        said = f"{counted(len(torn), 'interrupted write')} set aside, {size}: {torn[0]}{', …' if len(torn) > 1 else ''}"
+        yield ok(LOG, said, "memd reads none of them; remove them if nothing is missed")
     for finding in report.damaged[:FINDINGS_MAX]:
-        yield _MARK_OF[finding.kind](LOG, str(finding), _REMEDY_OF[finding.kind])
-    more = len(report.damaged) - FINDINGS_MAX
-    if more > 0:
+        marked, remedy = _FOUND[finding.kind]
+        yield marked(LOG, str(finding), remedy)
+    if (more := len(report.damaged) - FINDINGS_MAX) > 0:
         yield failed(LOG, f"{counted(more, 'finding')} more", "`memd verify` lists them all")
 
 
@@ -173,76 +198,38 @@ def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
         yield ok(AUDIT, f"{counted(kept.head.n, 'line')}, none missing and none changed")
 
 
-def _twins(topic_ids: list[str]) -> Iterator[CheckResult]:
-    """Warn of topics that would share a folder on another file system; today none is created."""
-    seen: dict[str, str] = {}
-    for topic_id in topic_ids:
-        other = seen.setdefault(topic_id.casefold(), topic_id)
-        if other != topic_id:
-            said = f"the topics {other!r} and {topic_id!r} differ only in case: on macOS or Windows they would be mixed"
-            yield warning(LOG, said, "before you move them there, give one another name: memd export, memd add --topic")
-
-
-def _set_aside(data_dir: Path, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
-    """Tell of the `.torn` files."""
-    layouts = [TopicLayout(data_dir, topic.topic_id) for topic in topics]
-    torn = torn_files(files, [folder for layout in layouts for folder in (layout.directory, layout.segments)])
-    if torn:
-        size = sum(files.size(path) or 0 for path in torn)
-        said = f"{counted(len(torn), 'interrupted write')} set aside, {counted(size, 'byte')}: {torn[0]}"
-        hint = "memd reads none of them; remove them if nothing is missed"
-        yield ok(LOG, said + (", …" if len(torn) > 1 else ""), hint)
-
-
-def _open_to_others(path: Path) -> Iterator[Path]:
-    """A path and those below it with which other users may do anything."""
-    with contextlib.suppress(
-        FileNotFoundError, NotADirectoryError
-    ):  # yet to be created, or removed by a running daemon a moment ago
-        status = path.stat()
-        if status.st_mode & OTHERS and (status.st_size or not stat.S_ISREG(status.st_mode)):
-            yield path
-        for below in sorted(path.iterdir()) if path.is_dir() else ():
-            yield from _open_to_others(below)
-
-
-def _written_to(data_dir: Path, files: LocalDisk) -> Iterator[Path]:
-    """The existing files that a daemon writes to. One run as another user leaves files that this user cannot write."""
-    names = [data_dir, data_dir / LOCK_NAME]
-    for topic_id in topic_ids_in(files, data_dir):
-        layout = TopicLayout(data_dir, topic_id)
-        names += [layout.directory, layout.segments, layout.active, layout.hot]
-    yield from (path for path in names if path.exists())
-
-
-def _holder(path: Path, files: LocalDisk) -> str:
-    try:
-        return files.read(path).decode(errors="replace").strip() or "which has not said who it is"
-    except StoreError:
-        return "unknown"
-
-
-BACKUP = "backup"
 LAG_ROUNDS_MAX = 6
 """A daemon whose backup is so many rounds behind has a reason."""
 _PROBE = "memd-check/"
 
 
 def backup(config: Config, env: Mapping[str, str], daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Check the bucket of the settings, if they name one."""
+    """Check the bucket of the settings, if they name one: what it keeps, whose backup it has, how far behind that is."""
     if not config.backup.is_on:
         return
     try:
-        bucket = Bucket.of(config.backup, env)
-        yield from _probed(bucket)
-        yield from _whose(config, bucket)
+        yield from _bucket(config, Bucket.of(config.backup, env))
     except MemdError as error:
         yield failed_with(BACKUP, error)
-    if daemon is not None:
-        yield from _lag(config, daemon)
+    if daemon is None:
+        return
+    try:
+        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any]).get("backup")
+    except MemdError:
+        return  # it wants another token: that was said
+    if told is None:
+        yield warning(BACKUP, f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
+        return
+    behind = f"{told['lag_seconds']:.0f} s behind"
+    if told["trouble"]:
+        yield failed(BACKUP, f"{behind}: {told['trouble']}", "mend that; it goes on by itself")
+    elif told["lag_seconds"] > LAG_ROUNDS_MAX * config.backup.seconds:
+        yield warning(BACKUP, behind, "wait, if it was begun just now; or see the log")
+    else:
+        yield ok(BACKUP, behind)
 
 
-def _probed(bucket: Bucket) -> Iterator[CheckResult]:
+def _bucket(config: Config, bucket: Bucket) -> Iterator[CheckResult]:
     key, data = f"{_PROBE}{secrets.token_hex(8)}", b"memd check"
     bucket.put(key, data)
     is_read, is_listed = bucket.get(key) == data, key in [one.key for one in bucket.listed(_PROBE)]
@@ -251,52 +238,20 @@ def _probed(bucket: Bucket) -> Iterator[CheckResult]:
     if not (is_read and is_listed):
         yield warning(BACKUP, f"{bucket.url} shows late what was written", "restore a minute after the last write")
     if not is_gone:
-        yield failed(
-            BACKUP,
-            f"{bucket.url} keeps what is removed: what is erased stays there",
-            "give the key the right to delete, and the bucket no object lock",
-        )
+        said = f"{bucket.url} keeps what is removed: what is erased stays there"
+        yield failed(BACKUP, said, "give the key the right to delete, and the bucket no object lock")
     if bucket.keeps_versions:
-        yield warning(
-            BACKUP,
-            f"{bucket.url} keeps versions: what is erased or too old stays in them",
-            "let a lifecycle rule of the bucket remove noncurrent versions after some days",
-        )
+        said = f"{bucket.url} keeps versions: what is erased or too old stays in them"
+        yield warning(BACKUP, said, "let a lifecycle rule of the bucket remove noncurrent versions after some days")
     if is_read and is_gone:
         yield ok(BACKUP, f"{bucket.url} can be read, written and emptied")
-
-
-def _whose(config: Config, bucket: Bucket) -> Iterator[CheckResult]:
     stored, path, files = bucket.get(IDENTITY_KEY), config.data_dir / BUCKET_NAME, LocalDisk()
-    if stored is None:
-        return
     own = files.read(path).decode("ascii", "replace").strip() if files.size(path) is not None else ""
-    if read_identity(stored, bucket).directory != own:
-        yield failed(
-            BACKUP,
-            f"{bucket.url} has the backup of another data directory than {config.data_dir}",
-            "choose another prefix; if a disk was lost, memd restore brings its folder back",
-        )
+    if stored is not None and read_identity(stored, bucket).directory != own:
+        said = f"{bucket.url} has the backup of another data directory than {config.data_dir}"
+        yield failed(BACKUP, said, "choose another prefix; if a disk was lost, memd restore brings its folder back")
 
 
-def _lag(config: Config, daemon: RunningDaemon) -> Iterator[CheckResult]:
-    try:
-        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any]).get("backup")
-    except MemdError:
-        return  # it wants another token: that was said
-    if told is None:
-        yield warning(BACKUP, f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
-    elif told["trouble"]:
-        yield failed(
-            BACKUP, f"{told['lag_seconds']:.0f} s behind: {told['trouble']}", "mend that; it goes on by itself"
-        )
-    elif told["lag_seconds"] > LAG_ROUNDS_MAX * config.backup.seconds:
-        yield warning(BACKUP, f"{told['lag_seconds']:.0f} s behind", "wait, if it was begun just now; or see the log")
-    else:
-        yield ok(BACKUP, f"{told['lag_seconds']:.0f} s behind")
-
-
-DATABASE = "database"
 OLDEST = 14
 """The first version of PostgreSQL that memd is tested with."""
 CLOCKS_SECONDS = 2.0
@@ -307,142 +262,134 @@ _SETTINGS = """SELECT
     split_part(current_setting('server_version'), ' ', 1) AS version,
     pg_is_in_recovery() AS is_standby,
     current_setting('transaction_read_only') = 'on' AS is_read_only,
-    current_setting('fsync') = 'on' AS has_fsync,
-    current_setting('full_page_writes') = 'on' AS has_full_pages,
+    current_setting('fsync') = 'on' AS fsync,
+    current_setting('full_page_writes') = 'on' AS full_page_writes,
     current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('synchronous_standby_names') AS standby_names,
-    extract(epoch FROM clock_timestamp())::float8 AS clock_ahead,
+    extract(epoch FROM clock_timestamp())::float8 AS clock,
     CASE WHEN to_regclass('memd_log') IS NULL THEN has_schema_privilege(current_schema(), 'CREATE') ELSE (
         SELECT bool_and(has_table_privilege(to_regclass(name), may)) FROM unnest('{memd_topic, memd_log}'::text[]) name,
         unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) may) END AS may_write,
-    current_setting('server_encoding') AS encoding
+    current_setting('server_encoding') AS encoding,
+    to_regclass('memd_shared') IS NOT NULL AS has_tables
 """
-"""Its members of `Server`; `clock_ahead` as a time, which becomes one."""
 _STANDBYS = (
     "SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(*) FILTER (WHERE state IS NULL)"
     " FROM pg_stat_replication"
 )
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The database server, as it tells of itself."""
-
-    number: int
-    version: str
-    is_standby: bool
-    is_read_only: bool
-    has_fsync: bool
-    has_full_pages: bool
-    synchronous_commit: str
-    standby_names: str
-    clock_ahead: float
-    """Seconds by which its clock is ahead of this machine's."""
-    may_write: bool
-    """All that memd needs; where there are no tables, make them."""
-    schema: int | None
-    """Of memd's tables; None: there are none yet."""
-    standbys: int | None
-    """Synchronous ones that are connected; None: this user may not see."""
-    encoding: str
-    round_trip_ms: float
-    is_pooled: bool
-    """Whether somebody stands between, as PgBouncer: the server does not have the connection that this process has."""
-
-
 def cluster(config: Config) -> Iterator[CheckResult]:
-    """Check the cluster of the settings, if they name one."""
-    if config.cluster.is_on:
-        try:
-            yield from told_of(_server(config))
-        except MemdError as error:
-            yield failed_with(DATABASE, error)
+    """Check the database of the cluster, if the settings name one: it is asked as no daemon does, without making its
+    tables."""
+    if not config.cluster.is_on:
+        return
+    try:
+        with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
+            place = kept.place
+        yield from told_of(**_server(config.cluster.database, place))
+    except MemdError as error:
+        yield failed_with(DATABASE, error)
 
 
-def _server(config: Config) -> Server:
-    """Ask the server, as no daemon does: without making its tables."""
-    with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
-        place = kept.place
+def _server(database: str, place: str) -> dict[str, Any]:
+    """The database server as it tells of itself: the arguments of `told_of`."""
     import psycopg
     from psycopg.rows import dict_row
 
     try:
-        with psycopg.connect(config.cluster.database, connect_timeout=5, prepare_threshold=None) as connection:
+        with psycopg.connect(database, connect_timeout=5, prepare_threshold=None) as connection:
             connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
             began = time.time()
             row = connection.cursor(row_factory=dict_row).execute(_SETTINGS).fetchone()
             middle = (began + time.time()) / 2
-            is_there = connection.execute("SELECT to_regclass('memd_shared') IS NOT NULL").fetchone() == (True,)
-            found = connection.execute("SELECT version FROM memd_shared").fetchone() if is_there else None
+            assert row is not None, "one row"
+            has_tables = row.pop("has_tables")
+            found = connection.execute("SELECT version FROM memd_shared").fetchone() if has_tables else None
             standbys = connection.execute(_STANDBYS).fetchone()
             asked = time.perf_counter()
             is_pooled = connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.info.backend_pid,)
             round_trip_ms = (time.perf_counter() - asked) * 1e3
     except psycopg.Error as error:
         raise StoreError(f"{place}: {words_of(error)}; {remedy_of(error)}") from None
-    assert row is not None, "one row"
-    row["clock_ahead"] -= middle
-    return Server(
-        **row,
-        schema=None if found is None else found[0],
-        standbys=None if standbys is None or standbys[1] else standbys[0],
-        round_trip_ms=round_trip_ms,
-        is_pooled=is_pooled,
-    )
+    row["clock_ahead"] = row.pop("clock") - middle
+    row["schema"] = None if found is None else found[0]
+    row["standbys"] = None if standbys is None or standbys[1] else standbys[0]
+    row |= {"round_trip_ms": round_trip_ms, "is_pooled": is_pooled}
+    return dict(row)
 
 
-def told_of(server: Server) -> Iterator[CheckResult]:
-    """Say what is good and bad about the server."""
-    said, own = f"PostgreSQL {server.version}", server.schema
-    reads = "a standby" if server.is_standby else "read-only"
-    if server.number < OLDEST:
+def told_of(
+    *,
+    number: int,
+    version: str,
+    is_standby: bool,
+    is_read_only: bool,
+    may_write: bool,
+    schema: int | None,
+    is_pooled: bool,
+    round_trip_ms: float,
+    clock_ahead: float,
+    synchronous_commit: str,
+    standby_names: str,
+    standbys: int | None,
+    encoding: str,
+    fsync: bool,
+    full_page_writes: bool,
+) -> Iterator[CheckResult]:
+    """Say what is good and bad about the server.
+
+    Args:
+        may_write: all that memd needs; where there are no tables, make them.
+        schema: of memd's tables; None: there are none yet.
+        is_pooled: somebody stands between, as PgBouncer: the server does not have the connection that this process has.
+        clock_ahead: seconds by which its clock is ahead of this machine's.
+        standbys: synchronous ones that are connected; None: this user may not see.
+    """
+    said = f"PostgreSQL {version}"
+    if number < OLDEST:
         yield failed(DATABASE, said, f"memd needs PostgreSQL {OLDEST} or later")
-    if server.is_standby or server.is_read_only:
+    if is_standby or is_read_only:
         remedy = "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write"
+        reads = "a standby" if is_standby else "read-only"
         yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", remedy)
-    if own is None and not server.may_write:
+    if not may_write and schema is None:
         told = "has no tables of memd's, and this user may not make any"
         yield failed(DATABASE, told, "grant it CREATE on its schema")
-    elif not server.may_write:
+    elif not may_write:
         told = "this user may not write memd's tables"
         yield failed(DATABASE, told, "grant it SELECT, INSERT, UPDATE and DELETE on memd_topic and memd_log")
-    elif own not in (None, SCHEMA_VERSION):
-        told = f"has schema {own}, and this memd knows schema {SCHEMA_VERSION}"
+    elif schema not in (None, SCHEMA_VERSION):
+        told = f"has schema {schema}, and this memd knows schema {SCHEMA_VERSION}"
         yield failed(DATABASE, told, "run the same version of memd everywhere")
     else:
-        schema = "has no tables yet, memd serve makes them" if own is None else f"schema {own}"
-        pooled = ", through a pooler of connections" if server.is_pooled else ""
-        yield ok(DATABASE, f"{said}, {schema}, answers in {server.round_trip_ms:.1f} ms{pooled}")
-    if server.encoding != "UTF8":
-        yield warning(DATABASE, f"its encoding is {server.encoding}", "make it with ENCODING 'UTF8': names are text")
-    if server.round_trip_ms > ROUND_TRIP_MS:
-        told = f"answers in {server.round_trip_ms:.0f} ms, and every chat waits for one answer"
+        has = "has no tables yet, memd serve makes them" if schema is None else f"schema {schema}"
+        pooled = ", through a pooler of connections" if is_pooled else ""
+        yield ok(DATABASE, f"{said}, {has}, answers in {round_trip_ms:.1f} ms{pooled}")
+    if encoding != "UTF8":
+        yield warning(DATABASE, f"its encoding is {encoding}", "make it with ENCODING 'UTF8': names are text")
+    if round_trip_ms > ROUND_TRIP_MS:
+        told = f"answers in {round_trip_ms:.0f} ms, and every chat waits for one answer"
         yield warning(DATABASE, told, "run memd near the database, in the same zone")
-    for name, is_on in (("fsync", server.has_fsync), ("full_page_writes", server.has_full_pages)):
-        if not is_on:
-            told = f"{name} is off: a power cut may destroy the database"
-            yield failed(DATABASE, told, f"set {name} = on, and restart PostgreSQL")
-            break
-    yield _commits(server)
-    if abs(server.clock_ahead) > CLOCKS_SECONDS:
-        side = "ahead of" if server.clock_ahead > 0 else "behind"
-        told = f"its clock is {abs(server.clock_ahead):.1f} s {side} this machine's"
-        yield warning(
-            DATABASE, told, "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored"
-        )
-
-
-def _commits(server: Server) -> CheckResult:
-    """Whether a commit survives what it has to."""
+    if not (fsync and full_page_writes):
+        off = "full_page_writes" if fsync else "fsync"
+        told = f"{off} is off: a power cut may destroy the database"
+        yield failed(DATABASE, told, f"set {off} = on, and restart PostgreSQL")
     lost, on = "may lose what was acknowledged", "set synchronous_commit = on for this user or database"
-    if server.synchronous_commit == "off":
-        return failed(DATABASE, "synchronous_commit is off: a crash of the server loses what was acknowledged", on)
-    if not server.standby_names:
+    if synchronous_commit == "off":
+        yield failed(DATABASE, "synchronous_commit is off: a crash of the server loses what was acknowledged", on)
+    elif not standby_names:
         remedy = "set synchronous_standby_names; where a managed service copies the disk instead, this is no loss"
-        return warning(DATABASE, f"has no synchronous standby: a failover {lost}", remedy)
-    if server.synchronous_commit == "local":
-        told = "synchronous_commit is local, so no commit waits for a standby: a failover"
-        return warning(DATABASE, f"{told} {lost}", on)
-    if server.standbys == 0:
-        told = f"no synchronous standby of {server.standby_names!r} is connected: each write waits for one"
-        return warning(DATABASE, told, "start a standby; until then requests are answered with degraded:store")
-    return ok(DATABASE, f"commits wait for a synchronous standby ({server.standby_names})")
+        yield warning(DATABASE, f"has no synchronous standby: a failover {lost}", remedy)
+    elif synchronous_commit == "local":
+        yield warning(DATABASE, f"synchronous_commit is local, so no commit waits for a standby: a failover {lost}", on)
+    elif standbys == 0:
+        told = f"no synchronous standby of {standby_names!r} is connected: each write waits for one"
+        yield warning(DATABASE, told, "start a standby; until then requests are answered with degraded:store")
+    else:
+        yield ok(DATABASE, f"commits wait for a synchronous standby ({standby_names})")
+    if abs(clock_ahead) > CLOCKS_SECONDS:
+        side = "ahead of" if clock_ahead > 0 else "behind"
+        told = f"its clock is {abs(clock_ahead):.1f} s {side} this machine's"
+        remedy = "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored"
+        yield warning(DATABASE, told, remedy)

@@ -17,14 +17,15 @@ import click
 import msgspec
 
 from memd.cli.check import data, settings, upstream
+from memd.cli.check import live as live_checks
 from memd.cli.check import traffic as recorded
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
-from memd.cli.flags import FOUND_SOMETHING, NEVER_BREAK, servers_of, settings_flags, upstream_flag
+from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
 from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon
+from memd.cli.tables import WIDE
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
-from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import RECEIPTS_NAME
@@ -77,7 +78,7 @@ def check(
     if as_json:
         click.echo(msgspec.json.encode({"ok": is_ready, "checks": found}))
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NEVER_BREAK
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
         click.echo("\n".join([summary(found), "", *(line(one, width) for one in found)]))
     return 0 if is_ready else FOUND_SOMETHING
 
@@ -121,7 +122,20 @@ def outcomes(
     else:
         if disk.encrypts(config.data_dir / RECEIPTS_NAME):
             yield ok(data.ENCRYPTION, f"{config.data_dir} is encrypted, and the key that is given is its own")
-        yield from _stored(config, env, daemon, disk)
+        yield data.directory(config.data_dir, disk)
+        yield from data.permissions(config.data_dir)
+        yield data.lock(config.data_dir, daemon, disk)
+        topics = []
+        try:
+            topics = disk_usage(config.data_dir, disk)
+            yield from data.log(config.data_dir, topics, disk, is_cache=config.cluster.is_on)
+        except StoreError as error:
+            yield failed_with(data.LOG, error)
+        yield from data.audit(config.data_dir, disk)
+        yield from data.backup(config, env, daemon)
+        yield from data.cluster(config)
+        yield from settings.embedding_model(config, topics, disk)
+        yield from settings.reranker(config)
     yield settings.address(config, daemon)
     is_served = daemon is not None and not given.keys() & {"upstream.url", "upstream.urls"}
     if daemon is not None and is_served:
@@ -129,34 +143,12 @@ def outcomes(
     probe, told = upstream.upstream(config, daemon if is_served else None)
     yield from told
     if live and not any(outcome.mark == "failed" for outcome in told):
-        yield from upstream.live(config, probe, daemon)
+        yield from live_checks.live(config, probe.model or "any", probe.window, daemon)
     elif live:
-        yield failed(upstream.LIVE, "not tried", "mend the upstream first")
+        yield failed(live_checks.LIVE, "not tried", "mend the upstream first")
 
 
-def _stored(
-    config: Config, env: Mapping[str, str], daemon: RunningDaemon | None, files: LocalDisk
-) -> Iterator[CheckResult]:
-    """The data directory, and the embedding model, whose vectors are in it."""
-    folder = data.directory(config.data_dir, files)
-    yield folder
-    yield from data.permissions(config.data_dir)
-    yield data.lock(config.data_dir, daemon, files)
-    try:
-        topics = disk_usage(config.data_dir, files)
-    except StoreError as error:
-        yield failed_with(data.LOG, error)
-        topics = []
-    else:
-        yield from data.log(config.data_dir, topics, files, is_cache=config.cluster.is_on)
-    yield from data.audit(config.data_dir, files)
-    yield from data.backup(config, env, daemon)
-    yield from data.cluster(config)
-    yield from settings.embedding_model(config, topics, files)
-    yield from settings.reranker(config)
-
-
-def line(outcome: CheckResult, width: int = NEVER_BREAK) -> str:
+def line(outcome: CheckResult, width: int = WIDE) -> str:
     """Return a result as text, in colours; its remedy is on a line of its own."""
     mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
     indent = " " * (_MARK_WIDTH + _NAME_WIDTH)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -48,7 +49,8 @@ OTHERS_MAY_READ = 0o044
 def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
     """Say where the settings come from: `path` is the file that was read, `places` has the place of each."""
     elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
-    parts = [] if path is None else [f"{path}: {counted(len(places) - _count(places, elsewhere), 'setting')}"]
+    in_file = sum(place not in elsewhere for place in places.values())
+    parts = [] if path is None else [f"{path}: {counted(in_file, 'setting')}"]
     parts += [f"{place}: {', '.join(key for key in places if places[key] == place)}" for place in elsewhere]
     return ok(SETTINGS, "; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
 
@@ -62,10 +64,11 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
     except StoreError as error:
         return failed_with(ACCESS, error)
     needed = "a token (`memd token list` shows whose)" if others else "auth.token"
-    given = places.get("auth.token", "")
-    if token and path is not None and given.startswith(f"{path}, line ") and _others_may_read(path):
-        said, remedy = f"others on this machine may read auth.token in {path}", f"chmod 600 {path}"
-        return warning(ACCESS, said, f"{remedy}, or give it as MEMD_AUTH_TOKEN")
+    if token and path is not None and places.get("auth.token", "").startswith(f"{path}, line "):
+        with suppress(OSError):
+            if path.stat().st_mode & OTHERS_MAY_READ:
+                said = f"others on this machine may read auth.token in {path}"
+                return warning(ACCESS, said, f"chmod 600 {path}, or give it as MEMD_AUTH_TOKEN")
     if config.auth.is_short:
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
         said = f"{who} auth.token has only {counted(len(token), 'character')}"
@@ -104,17 +107,6 @@ def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
     if not port:
         return ok(ADDRESS, f"{host}, any free port")
     return ok(ADDRESS, f"{host}:{port} is free" + (f", and so is {own}" if (own := own_port(config)) else ""))
-
-
-def _count(places: Mapping[str, str], among: list[str]) -> int:
-    return sum(place in among for place in places.values())
-
-
-def _others_may_read(path: Path) -> bool:
-    try:
-        return bool(path.stat().st_mode & OTHERS_MAY_READ)
-    except OSError:
-        return False
 
 
 SOURCES = "sources"

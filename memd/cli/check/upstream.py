@@ -1,56 +1,39 @@
-"""Does the model server answer, does it report its window, and does memory reach the model?
+"""Does the model server answer, does it report its window, and does memory reach the model's chat template?
 
 Rule: a server that reports nothing can still be used: what is missing is a warning where memd has a substitute. It is
 probed with the same requests that the daemon sends, nothing is generated, and each waits `ASK_SECONDS` at most.
-
-`--live` holds short conversations and a tool loop longer than the window, with a daemon of its own in a temporary
-folder that is removed; a running daemon only forwards a request (`X-Memory-Mode: off`). Of a large window only
-`ROOM_TOKENS` are used: what has to be seen is that old results leave, and that what stays is a prompt which the model's
-chat template takes. The loop ends after `LOOP_SECONDS_MAX` however slow the model is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
-import click
 import msgspec
 from multidict import CIMultiDict
 
-from memd.access import TOKEN_HEADER
-from memd.admin.asking import unchecked_tls
+from memd.cli.check.live import KEY_VARIABLE
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
-from memd.daemon.app import running
-from memd.errors import MemdError
 from memd.proxy.addresses import IN_CIRCLES, leading_back
 from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_KEY, Upstream
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
-from memd.settings.loading import variable_of
-from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
-from memd.settings.tokens import AuthSettings
+from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wording import counted
 
-UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
+UPSTREAM, WINDOW, COUNTS, PLACEMENT = "upstream", "model", "exact counts", "placement"
 START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or correct its address in the settings "
     "(upstream.url, or upstream.urls where there are several)"
 )
 SERVER_ITSELF = "set upstream.url to the model server itself"
 FROM_DAEMON = "as the running daemon knows"
-KEY_VARIABLE = variable_of("upstream.api_key")
 SET_WINDOW = "set upstream.window to what the model can take, for example upstream.window: 32768"
 NO_SUCH_ADDRESS = frozenset({404, 405})
 _MARKER = "memd looks for these words"
@@ -219,23 +202,25 @@ def _server(
     probe = asyncio.run(probed(config))
     if probe.window is None and served is not None:
         probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
+    problem, _, remedy = probe.problem.partition("; ")
     if probe.is_memd:
         said = f"{probe.url} is not a model server but memd: requests would go round in circles"
-        return probe, [failed(UPSTREAM, said, SERVER_ITSELF)]
-    if daemon is None and leading_back(config):
-        return probe, [failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)]
-    if probe.problem:
-        problem, _, remedy = probe.problem.partition("; ")
-        return probe, [failed(UPSTREAM, f"{probe.url} does not answer: {problem}", remedy or START_IT)]
-    if probe.is_elsewhere:
+        result = failed(UPSTREAM, said, SERVER_ITSELF)
+    elif daemon is None and leading_back(config):
+        result = failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)
+    elif problem:
+        result = failed(UPSTREAM, f"{probe.url} does not answer: {problem}", remedy or START_IT)
+    elif probe.is_elsewhere:
         said = f"{probe.url} answers, but not as a model server: it has no /v1/chat/completions below that address"
-        return probe, [
-            failed(UPSTREAM, said, "correct upstream.url: it is what stands before /v1 in the server's address")
-        ]
-    if probe.is_loading:
-        return probe, [warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")]
+        result = failed(UPSTREAM, said, "correct upstream.url: it is what stands before /v1 in the server's address")
+    elif probe.is_loading:
+        result = warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")
+    else:
+        result = ok(UPSTREAM, f"{probe.url} answers")
+    if result.mark != "ok":
+        return probe, [result]
     return probe, [
-        ok(UPSTREAM, f"{probe.url} answers"),
+        result,
         _window(config, probe),
         *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
         *_counts(probe),
@@ -243,41 +228,23 @@ def _server(
     ]
 
 
-def live(config: Config, probe: UpstreamProbe, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Hold a conversation; of a running daemon check what leaves no trace in it."""
-    if daemon is not None:
-        url = daemon.model_url
-        _tell("asking the running daemon")
-        yield _judge_forwarding(config, daemon, url, asyncio.run(ask_without_memory(config, url, probe.model or "any")))
-    _tell("telling the model a fact, and asking for it in a new conversation")
-    recalled = recall_a_fact(config, probe.model or "any")
-    yield _judge_recall(config, recalled)
-    if not recalled.problem and recalled.status == 200:
-        _tell("holding a tool loop that is longer than the window")
-        yield _judge_loop(hold_a_loop(config, probe.model or "any", probe.window))
-
-
-def _tell(what: str) -> None:
-    """Say what is being done: the results come when all is done."""
-    click.echo(f"live: {what} …", err=True)
-
-
 def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     name = probe.model or "a model that the server does not name"
     if probe.window is not None:
         source = f" ({probe.window_source})" if probe.window_source in ("upstream.window", FROM_DAEMON) else ""
         return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}{source}")
-    if probe.wants_key and config.upstream.authorization is not None and not config.upstream.api_key:
-        said = f"{name}; the server refuses the user and password in upstream.url, and so each client without a key"
-        return warning(WINDOW, said, "correct them there, between // and @, percent-encoded")
+    by_hand = f"({KEY_VARIABLE}), or set upstream.window"
+    said, remedy = "the server does not tell its window: nothing leaves the prompt until it is known", SET_WINDOW
     if probe.wants_key and config.upstream.api_key:
-        said = f"{name}; the server refuses the key in upstream.api_key: until a client shows one, nothing leaves"
-        return warning(WINDOW, f"{said} the prompt", f"correct it ({KEY_VARIABLE}), or set upstream.window")
-    if probe.wants_key:
-        said = f"{name}; the server wants a key before it tells its window: until a client shows one, nothing leaves"
-        return warning(WINDOW, f"{said} the prompt", f"set upstream.api_key ({KEY_VARIABLE}), or upstream.window")
-    said = f"{name}; the server does not tell its window: nothing leaves the prompt until it is known"
-    return warning(WINDOW, said, SET_WINDOW)
+        said = "the server refuses the key in upstream.api_key: until a client shows one, nothing leaves the prompt"
+        remedy = f"correct it {by_hand}"
+    elif probe.wants_key and config.upstream.authorization is not None:
+        said = "the server refuses the user and password in upstream.url, and so each client without a key"
+        remedy = "correct them there, between // and @, percent-encoded"
+    elif probe.wants_key:
+        said = "the server wants a key before it tells its window: until a client shows one, nothing leaves the prompt"
+        remedy = f"set upstream.api_key {by_hand}"
+    return warning(WINDOW, f"{name}; {said}", remedy)
 
 
 def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
@@ -303,310 +270,3 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
         said = "the model's chat template does not show a developer message in its place: memory is merged"
         return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
-
-
-def _judge_forwarding(config: Config, daemon: RunningDaemon, url: str, answer: LiveAnswer) -> CheckResult:
-    name = f"the daemon at {url}"
-    problem = _problem(config, answer)
-    if problem is not None:
-        return problem
-    try:
-        daemon.get("/memd/search", q=ASKED)
-    except MemdError as error:
-        return failed(LIVE, f"{name} answers, but not its memory: {error}", "its log on stderr says why")
-    return ok(LIVE, f"{name} passes a chat request on, and its memory answers a search")
-
-
-def _judge_recall(config: Config, answer: LiveAnswer) -> CheckResult:
-    problem = _problem(config, answer)
-    if problem is not None:
-        return problem
-    if answer.memory_status != "injected":
-        said = f"what was told is not remembered in a new conversation (X-Memory-Status: {answer.memory_status})"
-        return failed(
-            LIVE, said, "if retrieval, injection or ingest settings were changed, set them back; see docs/settings.md"
-        )
-    seen = "and answered with it" if EXPECTED in answer.text else "though its answer does not use it"
-    return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
-
-
-def _judge_loop(loop: HeldLoop) -> CheckResult:
-    size = f"{counted(loop.steps, 'step')}, {counted(loop.sent_tokens, 'token')}"
-    room = f"window {loop.window:,}" if loop.is_window else f"taking {loop.window:,} tokens of the window"
-    if loop.steps == 0 and loop.last.status not in (0, 200):
-        said = f"the model server takes no tools ({loop.last.status}: {loop.last.text})"
-        return warning(LIVE, said, "for agents take a model whose template knows tools (llama-server: --jinja)")
-    said = f"a tool loop longer than the window was not held ({room}; {size}): "
-    if loop.last.status not in (0, 200):
-        remedy = "if it was too long set upstream.window to what the model can take; else its template is to blame"
-        return failed(LIVE, f"{said}{loop.last.status}: {loop.last.text}", remedy)
-    if loop.most_tokens > loop.window:
-        said += f"a prompt had {loop.most_tokens:,} tokens"
-        return failed(LIVE, said, "tell it to memd's authors, with the model and its template")
-    if loop.sent_tokens > loop.window:
-        return ok(LIVE, f"a tool loop longer than the window was held ({room}; {size}); nothing of it was kept")
-    if loop.last.problem and loop.seconds_left > 0:
-        return failed(LIVE, f"no answer in a tool loop: {loop.last.problem}", "look at the model server's log")
-    said = f"a tool loop was held as long as there was time ({room}; {size}): the model is slow"
-    return warning(LIVE, said, "ask again when the model server has nothing else to do")
-
-
-def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
-    """Return the result for a request that got no answer; None if it got one."""
-    if answer.problem:
-        return failed(
-            LIVE, f"no answer: {answer.problem}", "look at the model server's log, and run memd check without --live"
-        )
-    if answer.status in WANTS_KEY:
-        told = f"({answer.status}: {answer.text})"
-        if config.upstream.api_key:
-            said = f"the model server refuses the key in upstream.api_key {told}"
-            return warning(LIVE, said, f"correct it ({KEY_VARIABLE}); clients send their own")
-        said = f"the model server wants a key {told}, which memd check has not"
-        return warning(LIVE, said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
-    if answer.status != 200:
-        remedy = NO_TEMPLATE if "chat template" in answer.text.lower() else "look at the model server's log"
-        return failed(LIVE, f"the model server answered {answer.status}: {answer.text}", remedy)
-    return None
-
-
-TOLD = "Please remember: the code of the boathouse gate is heron-4519."
-ASKED = "What is the code of the boathouse gate?"
-EXPECTED = "4519"
-REPLY_TOKENS = 48
-ANSWER_SECONDS_MAX = 180.0
-"""A large model that reads its first prompt on a CPU takes this long."""
-
-
-class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one request."""
-
-    problem: str = ""
-    """Why there is no answer; empty if there is one."""
-    status: int = 0
-    memory_status: str = ""
-    """`X-Memory-Status`."""
-    text: str = ""
-    """The reply, or the text of the error."""
-    message: dict[str, Any] = {}
-    """The model's message as it came; empty if there is none."""
-    prompt_tokens: int = 0
-    """By the server's count; 0: not told."""
-
-
-def recall_a_fact(config: Config, model: str) -> LiveAnswer:
-    """Tell a daemon of its own a fact and ask for it in a new conversation; return the last answer, or the failed one.
-
-    Args:
-        config: the settings to use; their data directory and address are not touched.
-        model: what the requests call the model.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
-            return asyncio.run(_recall_a_fact(scratch_config(config, Path(folder)), model))
-    except (MemdError, OSError) as error:
-        return LiveAnswer(problem=str(error))
-
-
-def scratch_config(config: Config, folder: Path) -> Config:
-    """The settings of a daemon that nobody else finds and whose memory is in `folder`."""
-    return msgspec.structs.replace(
-        config,
-        listen=ListenSettings(port=0),
-        admin=AdminSettings(),
-        auth=AuthSettings(),
-        data_dir=folder / "memory",
-        conversation=ConversationSettings(),
-    )
-
-
-def key_headers(config: Config) -> dict[str, str]:
-    """The key that the model server wants, as a client shows it; none unless it is in the settings."""
-    key = config.upstream.api_key
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-async def ask_without_memory(config: Config, base_url: str, model: str) -> LiveAnswer:
-    """Let a running daemon forward a question to the model without memory."""
-    token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
-    headers = {"X-Memory-Mode": "off", **token, **key_headers(config)}
-    connector = aiohttp.TCPConnector(ssl=unchecked_tls())
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-        return await send(session, base_url, _opening(model, ASKED))
-
-
-async def _recall_a_fact(config: Config, model: str) -> LiveAnswer:
-    async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
-        told = await send(session, daemon.base_url, _opening(model, TOLD))
-        if told.problem or told.status != 200:
-            return told
-        return await send(session, daemon.base_url, _opening(model, ASKED))
-
-
-def _opening(model: str, text: str) -> object:
-    """The body of a request that opens a conversation."""
-    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
-
-
-async def send(
-    session: aiohttp.ClientSession, base_url: str, body: object, seconds: float = ANSWER_SECONDS_MAX
-) -> LiveAnswer:
-    """Send a chat request and wait so many seconds for the whole answer."""
-    try:
-        async with asyncio.timeout(seconds):
-            async with session.post(f"{base_url}/v1/chat/completions", json=body) as answer:
-                told = await answer.read()
-    except TimeoutError:
-        return LiveAnswer(problem=f"no answer came within {seconds:.0f} s")
-    except aiohttp.ClientError as error:
-        return LiveAnswer(problem=str(error) or type(error).__name__)
-    memory_status = answer.headers.get("X-Memory-Status", "")
-    if answer.status != 200:
-        return LiveAnswer(status=answer.status, memory_status=memory_status, text=_refusal(told))
-    message, prompt_tokens = _reply(told)
-    return LiveAnswer(
-        status=answer.status,
-        memory_status=memory_status,
-        text=str(message.get("content") or ""),
-        message=message,
-        prompt_tokens=prompt_tokens,
-    )
-
-
-def _reply(body: bytes) -> tuple[dict[str, Any], int]:
-    """Return the message of a reply, empty if there is none, and the tokens of its prompt."""
-    try:
-        whole: Any = msgspec.json.decode(body)
-        usage = whole.get("usage") or {}
-        return dict(whole["choices"][0]["message"]), int(usage.get("prompt_tokens") or 0)
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
-        return {}, 0
-
-
-def _refusal(body: bytes) -> str:
-    """Return the text of an error."""
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        return body[:200].decode(errors="replace")
-
-
-ROOM_TOKENS = 4_096
-"""A smaller window is used as it is."""
-LOOP_SECONDS_MAX = 120.0
-STEPS_MAX = 40
-STEPS_A_WINDOW = 6
-"""So many results fill it."""
-LENGTH = 1.6
-"""The loop's length, in windows."""
-STEP_REPLY_TOKENS = 32
-CHARACTERS_PER_TOKEN = 3.0
-"""Assumed of a model that does not tell its count."""
-LOOP_ASKED = "Read the log of each pump, one after the other, and tell me at the end which of them needs oil."
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "read",
-        "description": "Read the log of a pump.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-    },
-}
-
-
-def hold_a_loop(config: Config, model: str, window: int | None) -> HeldLoop:
-    """Play the loop and return how far it came.
-
-    Args:
-        config: the settings to use; their data directory and address are not touched.
-        model: what the requests call the model.
-        window: the model's, None if it is not known.
-    """
-    loop = HeldLoop(model, window)
-    with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
-        scratch, room = scratch_config(config, Path(folder)), loop.window
-        if not loop.is_window:  # the reply and the block take their share of a window, and so of what stands for it
-            hard = room // 2
-            buffer = msgspec.structs.replace(scratch.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
-            injection = msgspec.structs.replace(scratch.injection, budget_tokens=room // 8, sticky_tokens=0)
-            scratch = msgspec.structs.replace(scratch, buffer=buffer, injection=injection)
-        try:
-            asyncio.run(loop.play(scratch))
-        except (MemdError, OSError) as error:
-            loop.last = LiveAnswer(problem=str(error))
-    return loop
-
-
-class HeldLoop:
-    """A loop of tool calls, and how far it came."""
-
-    def __init__(self, model: str, window: int | None) -> None:
-        self.window = ROOM_TOKENS if window is None else min(window, ROOM_TOKENS)
-        """The tokens that its prompts may take."""
-        self.is_window = self.window == window
-        """Whether that is the model's whole window."""
-        self.steps = 0
-        """The steps that were answered."""
-        self.sent_tokens = 0
-        """Of the last request that was answered, as the client sent it; estimated."""
-        self.most_tokens = 0
-        """Of its longest prompt, by the server's count; 0: not told."""
-        self.last = LiveAnswer()
-        self._model = model
-        self._ends_at = time.monotonic() + LOOP_SECONDS_MAX
-        self._per_token = CHARACTERS_PER_TOKEN
-        self._messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
-
-    @property
-    def seconds_left(self) -> float:
-        """The time that is left for it."""
-        return self._ends_at - time.monotonic()
-
-    async def play(self, config: Config) -> None:
-        """Ask, answer the model's call or one in its place, and ask again until it is long enough."""
-        async with running(config) as daemon, aiohttp.ClientSession(headers=key_headers(config)) as session:
-            while self.steps < STEPS_MAX and self.sent_tokens <= self.window * LENGTH and self.seconds_left > 0:
-                body = {
-                    "model": self._model,
-                    "messages": self._messages,
-                    "tools": [_TOOL],
-                    "max_tokens": STEP_REPLY_TOKENS,
-                }
-                self.last = await send(session, daemon.base_url, body, self.seconds_left)
-                if self.last.problem or self.last.status != 200:
-                    return
-                self._answered()
-
-    def _answered(self) -> None:
-        characters = len(json.dumps(self._messages))
-        if self.steps == 0 and self.last.prompt_tokens:
-            self._per_token = (characters + len(json.dumps(_TOOL))) / self.last.prompt_tokens
-        self.steps += 1
-        self.sent_tokens = int(characters / self._per_token)
-        self.most_tokens = max(self.most_tokens, self.last.prompt_tokens)
-        calls = self.last.message.get("tool_calls") or []
-        if calls and all(map(_is_whole, calls)):
-            self._messages.append(self.last.message)
-        else:  # it talks instead of calling, or its call was cut off: the loop goes on as if it had called
-            arguments = json.dumps({"path": f"pump-{self.steps}.log"})
-            function = {"name": "read", "arguments": arguments}
-            calls = [{"id": f"call_{self.steps}", "type": "function", "function": function}]
-            self._messages.append({"role": "assistant", "content": self.last.text, "tool_calls": calls})
-        for call in calls:
-            self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": self._log_of_a_pump()})
-
-    def _log_of_a_pump(self) -> str:
-        """A result of a share of the window."""
-        length = int(self.window / STEPS_A_WINDOW * self._per_token)
-        lines = (f"{hour:02}:00 pump {self.steps}: {20 + hour * self.steps % 17} degrees" for hour in range(100_000))
-        said = [f"The oil mark of pump {self.steps} is {self.steps * 37 % 100}."]
-        while sum(map(len, said)) < length:
-            said.append(next(lines))
-        return "\n".join(said)
-
-
-def _is_whole(call: Any) -> bool:
-    """Whether a call can be sent back."""
-    try:
-        return bool(call["id"]) and isinstance(json.loads(call["function"]["arguments"]), dict)
-    except (ValueError, LookupError, TypeError):
-        return False
