@@ -12,7 +12,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.admin.history import conversation_of
+from memd.admin.turns import conversation_of
 from memd.errors import BadQuestion, NotFound
 from memd.receipts import Receipt
 

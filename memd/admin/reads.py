@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,6 @@ from aiohttp import web
 
 from memd.access import is_let_in_still
 from memd.admin import history
-from memd.admin.history import named
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import (
     COUNTED,
@@ -44,8 +44,7 @@ from memd.recall.related import related as related_to
 from memd.recall.retrieve import Filters
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
-from memd.store.pending import UnstoredText
-from memd.store.store import Snapshot, TopicLog
+from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log
 
 EXPORTED_AT_ONCE = 200
@@ -90,21 +89,25 @@ async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> Sear
 @get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
 async def log_page(parts: DaemonParts, query: LogQuery, who: Principal) -> history.LogPage:
     """The latest entries of the log."""
-    return await _page(
-        parts, query, who, lambda snapshots: history.log_page(snapshots, before=query.before, limit=query.limit)
-    )
+
+    def read(found: list[Snapshot]) -> history.LogPage:
+        known = history.known_to(who, found)
+        return history.log_page(found, before=query.before, limit=query.limit, known=known)
+
+    return await parts.named.read(query.topic, who, read)
 
 
 @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
 async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> ChunksPage:
     """The present state of chunks."""
+    states: Literal["last", "live"] = "last" if query.all else "live"
+    wanted = query.wanted
 
-    def read(snapshots: list[Snapshot]) -> history.LogPage:
-        return history.chunks_page(
-            snapshots, before=query.before, limit=query.limit, wanted=query.wanted, gone_too=query.all
-        )
+    def read(found: list[Snapshot]) -> history.LogPage:
+        known, before, limit = history.known_to(who, found), query.before, query.limit
+        return history.log_page(found, before=before, limit=limit, states=states, wanted=wanted, known=known)
 
-    page = await _page(parts, query, who, read)
+    page = await parts.named.read(query.topic, who, read)
     return ChunksPage(page.events, page.next)
 
 
@@ -129,11 +132,11 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
     async with parts.named.held(query.topic, who) as found:
         topics = [(topic.log, topic.unstored()) for topic in found]
 
-        def told() -> history.ChunkStory:
-            story = history.story(*history.named(topics, chunk_id))
-            return history.told_story(story, [log.snapshot() for log, _ in topics], who)
+        def read() -> history.ChunkStory:
+            known = history.known_to(who, [log.snapshot() for log, _ in topics])
+            return history.story(*history.named(topics, chunk_id), known)
 
-        story = await asyncio.to_thread(told)
+        story = await asyncio.to_thread(read)
     turns = await parts.receipts.latest(CHUNK_TURNS_MAX, who, uuid=story.uuid)
     return msgspec.structs.replace(story, turns=tuple(one.turn_id for one, _ in turns))
 
@@ -165,21 +168,8 @@ async def export(parts: DaemonParts, query: ExportQuery, request: web.Request, w
     return response
 
 
-async def _page(
-    parts: DaemonParts, query: TopicsQuery, who: Principal, read: Callable[[list[Snapshot]], history.LogPage]
-) -> history.LogPage:
-    """Read a page of events, and leave out of it what `who` may not know."""
-
-    def told(snapshots: list[Snapshot]) -> history.LogPage:
-        page = read(snapshots)
-        return history.LogPage(events=tuple(history.told(one, snapshots, who) for one in page.events), next=page.next)
-
-    return await parts.named.read(query.topic, who, told)
-
-
 def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    for entry, _ in zip(lines, range(EXPORTED_AT_ONCE), strict=False):
-        yield msgspec.json.encode(entry) + b"\n"
+    return (msgspec.json.encode(entry) + b"\n" for entry in islice(lines, EXPORTED_AT_ONCE))
 
 
 DIGESTED_MAX = 20_000
@@ -233,7 +223,18 @@ class Entities(msgspec.Struct, frozen=True):
 @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
 async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Digest:
     """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
-    return await parts.named.read(query.topic, who, lambda found: _digest_of(found, query))
+
+    def digested(snapshots: list[Snapshot]) -> Digest:
+        chosen_ids = [(snapshot, live_ids(chosen(snapshot, query.wanted))) for snapshot in snapshots]
+        _check_count(sum(len(ids) for _, ids in chosen_ids), "a digest reads", "choose fewer by from and to")
+        said = []
+        for snapshot, ids in chosen_ids:
+            entries = snapshot.read_many(snapshot.live_places(ids).values()).values()
+            said += [Said(snapshot.topic_id, entry) for entry in entries if query.wanted.admits_entry(entry)]
+        by, periods = digest_of(said, query.by, query.sentences)
+        return Digest(by, tuple(periods))
+
+    return await parts.named.read(query.topic, who, digested)
 
 
 @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
@@ -241,7 +242,21 @@ async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: P
     """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
     async with parts.named.held(query.topic, who) as found:
         topics = [(topic.log, topic.unstored()) for topic in found]
-        return await asyncio.to_thread(_related, topics, chunk_id, query.limit)
+
+        def read() -> RelatedChunks:
+            snapshot, uuid, waiting = history.named(topics, chunk_id)
+            told = f"`memd show {chunk_id}`"
+            if waiting is not None:
+                raise BadQuestion(f"the chunk {chunk_id} is not in the log yet: ask again once it is; {told} shows it")
+            entry = snapshot.find(uuid)
+            if entry is None or not any(map(snapshot.is_live, snapshot.places(uuid))):
+                raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; {told} tells by which")
+            others = [snapshot if snapshot.topic_id == log.topic_id else log.snapshot() for log, _ in topics]
+            return RelatedChunks(
+                snapshot.topic_id, entry.public_id, tuple(related_to(others, snapshot, entry, query.limit))
+            )
+
+        return await asyncio.to_thread(read)
 
 
 @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
@@ -250,65 +265,34 @@ async def entities(parts: DaemonParts, query: EntitiesQuery, who: Principal) -> 
     return await parts.named.read(query.topic, who, lambda found: _entities(found, query))
 
 
-def _digest_of(snapshots: Sequence[Snapshot], query: DigestQuery) -> Digest:
-    chosen_ids = [(snapshot, live_ids(chosen(snapshot, query.wanted))) for snapshot in snapshots]
-    if (count := sum(len(ids) for _, ids in chosen_ids)) > DIGESTED_MAX:
-        raise BadQuestion(f"that is {count:,} chunks, and a digest reads {DIGESTED_MAX:,}; choose fewer by from and to")
-    said = []
-    for snapshot, ids in chosen_ids:
-        entries = snapshot.read_many(snapshot.live_places(ids).values()).values()
-        said += [Said(snapshot.topic_id, entry) for entry in entries if query.wanted.admits_entry(entry)]
-    by, periods = digest_of(said, query.by, query.sentences)
-    return Digest(by, tuple(periods))
-
-
-def _related(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str, limit: int) -> RelatedChunks:
-    snapshot, uuid, waiting = named(topics, chunk_id)
-    if waiting is not None:
-        raise BadQuestion(f"the chunk {chunk_id} is not in the log yet: ask again once it is; `memd show` shows it")
-    snapshots = [snapshot if snapshot.topic_id == log.topic_id else log.snapshot() for log, _ in topics]
-    entry = snapshot.find(uuid)
-    if entry is None or entry.uuid not in {snapshot.read(place).uuid for place in _live(snapshot, uuid)}:
-        raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; `memd show {chunk_id}` tells by which")
-    return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related_to(snapshots, snapshot, entry, limit)))
-
-
-def _live(snapshot: Snapshot, uuid: bytes) -> list[tuple[int, int]]:
-    return [place for place in snapshot.places(uuid) if snapshot.is_live(place)]
+def _check_count(chunks: int, read: str, remedy: str) -> None:
+    if chunks > DIGESTED_MAX:
+        raise BadQuestion(f"that is {chunks:,} chunks, and {read} {DIGESTED_MAX:,}; {remedy}")
 
 
 def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
     wanted_key = None if query.name is None else key_of(query.name)
     written: dict[str, Counter[str]] = defaultdict(Counter)
     having: dict[str, list[tuple[int, Snapshot]]] = defaultdict(list)
-    if query.name is None and (count := sum(one.live_count for one in snapshots)) > DIGESTED_MAX:
-        raise BadQuestion(
-            f"that is {count:,} chunks, and names are read in {DIGESTED_MAX:,}; choose a topic, or a name"
-        )
+    if query.name is None:
+        _check_count(sum(one.live_count for one in snapshots), "names are read in", "choose a topic, or a name")
     for snapshot in snapshots:
-        places = (
-            snapshot.live_places(live_ids(snapshot)).values()
-            if query.name is None
-            else snapshot.places_with(query.name)
-        )
+        every = () if query.name is not None else snapshot.live_places(live_ids(snapshot)).values()
+        places = every if query.name is None else snapshot.places_with(query.name)
         for entry in snapshot.read_many(places).values():
             for name in entities_of(entry.named_text):
                 key = key_of(name)
                 if wanted_key in (None, key):
                     written[key][name] += 1
                     having[key].append((entry.canonical_id, snapshot))
+    names = {key: counts.most_common(1)[0][0] for key, counts in written.items()}
     most_first = sorted(having, key=lambda key: (-len(having[key]), key))
-    kept = [key for key in most_first if not query.kind or kind_of(written[key].most_common(1)[0][0]) in query.kind]
-    shown = LATEST if wanted_key is None else query.limit
-    return Entities(tuple(_entity(written[key], having[key], shown) for key in kept[: query.limit]), len(kept))
-
-
-def _entity(written: Counter[str], having: Sequence[tuple[int, Snapshot]], shown: int) -> Entity:
-    name = written.most_common(1)[0][0]
-    latest = sorted(having, key=lambda one: -one[0])[:shown]
-    chunks = []
-    for canonical_id, snapshot in latest:
-        place = snapshot.place(canonical_id)
-        if place is not None:
-            chunks.append(ChunkName(snapshot.topic_id, snapshot.read(place).public_id))
-    return Entity(name=name, kind=kind_of(name), count=len(having), chunks=tuple(chunks))
+    kept = [key for key in most_first if not query.kind or kind_of(names[key]) in query.kind]
+    found = []
+    for key in kept[: query.limit]:
+        latest = sorted(having[key], key=lambda one: -one[0])[: LATEST if wanted_key is None else query.limit]
+        places_of = ((snapshot, snapshot.place(canonical_id)) for canonical_id, snapshot in latest)
+        chunks = [ChunkName(one.topic_id, one.read(place).public_id) for one, place in places_of if place is not None]
+        kind = kind_of(names[key])
+        found.append(Entity(name=names[key], kind=kind, count=len(having[key]), chunks=tuple(chunks)))
+    return Entities(tuple(found), len(kept))

@@ -1,18 +1,25 @@
-"""Turns: their receipts, and what their questions would get now.
+"""Turns and conversations: receipts, what their questions would get now, and what was said and shown one after another.
 
-Rule: these operations read receipts alone: an old turn, or any without `receipts.enabled`, is unknown.
+Rule: a turn is known by its receipt alone: an old one, or any without `receipts.enabled`, is unknown. Recent
+conversations are put together from receipts; what is older than those, or was imported, is read from the log: there a
+conversation is a source, or what was said in a topic without a longer pause, since the log does not tell live
+conversations apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import web
+from msgspec import UNSET
 
+from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Extent, ReplayQuery, TurnsQuery, chunks_in
+from memd.admin.queries import ConversationsQuery, Extent, ReplayQuery, TranscriptQuery, TurnsQuery, chunks_in
 from memd.admin.routing import get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
@@ -21,6 +28,15 @@ from memd.recall.columns import Searchable
 from memd.recall.explained import EARLIER, INJECTED, ScoredChunk, SearchAnswer, search_answer
 from memd.recall.retrieve import Budget, Filters
 from memd.receipts import Receipt, summary
+from memd.selection import Selection
+from memd.store.log.columns import may_be_wanted
+from memd.store.snapshot import Place
+from memd.store.store import Snapshot
+from memd.store.tools.conversations import PAUSE_US
+from memd.wire.lenient_json import decode_or_none
+
+TITLE_CHARACTERS = 120
+BRANCHES_MAX = 20
 
 
 class TurnsPage(msgspec.Struct, frozen=True):
@@ -54,11 +70,14 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
     """The latest turns, without their blocks."""
     if query.topic is not None:
         who.check("read", query.topic)
+    turns = []
     found = await parts.receipts.latest(
         query.limit, who, topic_id=query.topic, before=query.before, with_steps=query.steps
     )
-    told = (summary(receipt) | {"steps": len(at), "steps_until": max(at, default=0)} for receipt, at in found)
-    return TurnsPage([summary(receipt) for receipt, _ in found] if query.steps else list(told))
+    for receipt, at in found:
+        steps = {} if query.steps else {"steps": len(at), "steps_until": max(at, default=0)}
+        turns.append(summary(receipt) | steps)
+    return TurnsPage(turns)
 
 
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")
@@ -106,3 +125,287 @@ async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Prin
         lost=[id_ for uuid, id_ in then.items() if uuid not in since],
         kept=[id_ for uuid, id_ in then.items() if uuid in since],
     )
+
+
+class ConversationBrief(msgspec.Struct, kw_only=True):
+    """A conversation in a list. It is opened by its id, or where that is None as the part of the log from `began_at` to
+    `last_at`, of `source` if it has one."""
+
+    topic_id: str
+    conversation: str | None = None
+    source: str | None = None
+    title: str = ""
+    """Its first words."""
+    began_at: int
+    """When its first and its last message were said, in microseconds since the epoch."""
+    last_at: int
+    turns: int | None = None
+    """Of which there are receipts; None: it is read from the log."""
+    chunks: int | None = None
+    """In the log; None: it is read from receipts."""
+
+
+class ConversationsPage(msgspec.Struct, frozen=True):
+    """Conversations, the one used last first."""
+
+    conversations: tuple[ConversationBrief, ...]
+    of: int
+    """How many there are."""
+
+
+class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a conversation: what was asked, what the model was shown, and what it said."""
+
+    turn_id: str
+    at: int
+    conversation: str
+    """Another one's id where this one branched off later."""
+    is_step: bool
+    is_retry: bool
+    status: str
+    model: str
+    asked: str
+    reply: str
+    calls: tuple[str, ...]
+    block: str | None
+    shown: tuple[str, ...]
+    injected: int
+    """The chunks that were new in this prompt."""
+    instructing: tuple[str, ...]
+    """The ids of those of them that look like an instruction to a model; see `ScoredChunk.instructs`."""
+    memory_tokens: int
+    left_out: int
+    interrupted: bool
+    error: str | None
+
+
+class ConversationTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, oldest turn first."""
+
+    topic_id: str
+    conversation: str
+    title: str
+    is_whole: bool
+    """Whether the receipts reach back to its first message."""
+    of: int
+    """How many requests it has."""
+    turns: tuple[ConversationTurn, ...]
+    branches: tuple[str, ...]
+    """Other conversations that share its beginning: edited questions, answers that were given anew."""
+
+
+class _Turn(msgspec.Struct):
+    """The members of a receipt that say where its turn stands."""
+
+    turn_id: str
+    at: int
+    topic_id: str
+    conversation: str = ""
+    position: int = 0
+    branched: tuple[str, int | None] | None = None
+    is_retry: bool = False
+    asked: str = ""
+    line: bytes = b""
+
+
+class _Strand(msgspec.Struct):
+    """All turns with one conversation id, oldest first."""
+
+    turns: list[_Turn]
+    parent: str | None = None
+    root: str = ""
+
+
+_turn_decoder = msgspec.json.Decoder(_Turn)
+
+
+@get(
+    "/memd/conversations",
+    "read",
+    act="read",
+    touches=lambda page: Extent(tuple(one.topic_id for one in page.conversations), count=len(page.conversations)),
+)
+async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Principal) -> ConversationsPage:
+    """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
+    ones from the log."""
+    lines = await parts.receipts.lines(who)
+
+    def page(snapshots: Sequence[Snapshot]) -> ConversationsPage:
+        strands, reach = _strands(lines, query.topic), dict[str, int]()
+        for (topic_id, _), strand in strands.items():  # the oldest first
+            reach.setdefault(topic_id, strand.turns[0].at)
+        found: list[tuple[ConversationBrief, tuple[Snapshot, Place] | None]] = [(one, None) for one in _recent(strands)]
+        for snapshot in snapshots:
+            found += [(one, (snapshot, place)) for one, place in _stretches(snapshot, reach.get(snapshot.topic_id))]
+        found.sort(key=lambda one: (-one[0].last_at, one[0].topic_id))
+        shown = found[query.skip : query.skip + query.limit]
+        for brief, first in shown:
+            if first is not None:
+                entry = first[0].read_many([first[1]]).get(first[1])
+                brief.title, brief.source = "(damaged)", None
+                if entry is not None:  # the words of the first who speaks in it
+                    speakers = () if entry.speakers is UNSET else entry.speakers
+                    said = entry.content[: speakers[1].offset] if len(speakers) > 1 else entry.content
+                    brief.title, brief.source = _first_words(said), entry.source
+        return ConversationsPage(tuple(one for one, _ in shown), len(found))
+
+    return await parts.named.read(query.topic, who, page)
+
+
+@get(
+    "/memd/conversations/{id}",
+    "read",
+    act="read",
+    touches=lambda told: Extent((told.topic_id,), count=len(told.turns)),
+)
+async def conversation(
+    parts: DaemonParts, conversation_id: str, query: ConversationsQuery, who: Principal
+) -> ConversationTurns:
+    """One conversation from its beginning, with what the model was shown and said in each turn."""
+    for name in query.topic:
+        who.check("read", name)
+    lines = await parts.receipts.lines(who)
+    return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
+
+
+@get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
+async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal) -> history.Transcript:
+    """The live chunks of a choice in the order in which they were said, oldest first."""
+    if query.contains or query.author:  # would read all of them, for every page
+        raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
+
+    def read(found: Sequence[Snapshot]) -> history.Transcript:
+        return history.read_in_order(found, query.wanted, query.skip, query.limit, history.known_to(who, found))
+
+    return await parts.named.read(query.topic, who, read)
+
+
+def conversation_of(
+    lines: Sequence[bytes], topics: Collection[str], conversation_id: str, skip: int, limit: int
+) -> ConversationTurns:
+    """Put a conversation together from receipts.
+
+    Args:
+        topics: look only in these; empty: in all.
+        skip: how many of its first requests to leave out.
+
+    Raises:
+        NotFound: no receipt tells of it.
+        BadQuestion: several topics have one with this id.
+    """
+    strands = _strands(lines, topics)
+    named = [key for key in strands if key[1] == conversation_id]
+    if not named:
+        why = "its receipts are gone, receipts.enabled is false, or the id is wrong; the log may have it (memd log)"
+        raise NotFound(f"there is no conversation {conversation_id[:60]!r}: {why}")
+    if len(named) > 1:
+        raise BadQuestion(f"conversations of {len(named)} topics have this id; name the topic")
+    [(topic_id, _)] = named
+    turns, root = _chain(strands, topic_id, conversation_id), strands[named[0]].root
+    told = []
+    for turn in turns[skip : skip + limit]:
+        receipt = msgspec.json.decode(turn.line, type=Receipt)
+        injected = [one for one in receipt.candidates if one.verdict == INJECTED]
+        names = set(ConversationTurn.__struct_fields__) - {"injected", "instructing"}
+        known: dict[str, Any] = {name: getattr(receipt, name) for name in names}
+        instructing = tuple(one.id for one in injected if one.instructs)
+        told.append(ConversationTurn(**known, injected=len(injected), instructing=instructing))
+    family = [key[1] for key, one in strands.items() if key[0] == topic_id and one.root == root]
+    return ConversationTurns(
+        topic_id=topic_id,
+        conversation=conversation_id,
+        title=_first_words(turns[0].asked),
+        is_whole=turns[0].position == 0,
+        of=len(turns),
+        turns=tuple(told),
+        branches=tuple(one for one in family if one != conversation_id)[:BRANCHES_MAX],
+    )
+
+
+def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str, str], _Strand]:
+    """Turns by topic and conversation; each dict and list has the oldest first."""
+    turns_read: list[_Turn] = []
+    for line in lines:
+        turn = decode_or_none(_turn_decoder, line)
+        if turn is not None and turn.conversation and (not topics or turn.topic_id in topics):
+            turn.line = line
+            turns_read.append(turn)
+    strands: dict[tuple[str, str], _Strand] = {}
+    turns_read.sort(key=lambda one: one.at)
+    for turn in turns_read:
+        strands.setdefault((turn.topic_id, turn.conversation), _Strand([])).turns.append(turn)
+    for (topic_id, name), strand in strands.items():
+        first = strand.turns[0]
+        # One that branched off at its first message shares nothing with the other: they only began with the same words.
+        if first.branched is not None and (first.position > 0 or first.branched[1] is None):
+            strand.parent = first.branched[0]
+        parent = None if strand.parent is None else strands.get((topic_id, strand.parent))
+        strand.root = name if parent is None else parent.root or name
+    return strands
+
+
+def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_id: str) -> list[_Turn]:
+    """The turns of a conversation and, before them, those of the ones that it branched off from."""
+    own = strands[topic_id, conversation_id]
+    parts = [own.turns]  # the latest first
+    seen = {conversation_id}
+    while own.parent is not None and own.parent not in seen and (topic_id, own.parent) in strands:
+        seen.add(own.parent)
+        first = own.turns[0]
+        was_rewritten = first.branched is not None and first.branched[1] is None
+        own = strands[topic_id, own.parent]
+        before = [one for one in own.turns if one.at < first.at]
+        parts.append([one for one in before if was_rewritten or one.position < first.position])
+    return [turn for part in reversed(parts) for turn in part]
+
+
+def _recent(strands: dict[tuple[str, str], _Strand]) -> Iterator[ConversationBrief]:
+    """One of each family: that which was used last stands for its branches."""
+    latest: dict[tuple[str, str], tuple[int, str]] = {}
+    for (topic_id, name), strand in strands.items():
+        if all(turn.is_retry for turn in strand.turns):
+            continue  # the same request again; what was sent first is listed
+        family = topic_id, strand.root
+        latest[family] = max(latest.get(family, (0, "")), (strand.turns[-1].at, name))
+    for (topic_id, _), (last_at, name) in latest.items():
+        turns = _chain(strands, topic_id, name)
+        yield ConversationBrief(
+            topic_id=topic_id,
+            conversation=name,
+            title=_first_words(turns[0].asked),
+            began_at=turns[0].at,
+            last_at=last_at,
+            turns=len({(one.conversation, one.position) for one in turns}),
+        )
+
+
+def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[ConversationBrief, Place]]:
+    """The conversations of a topic's log, without their titles, and the place of the first chunk of each: one of each
+    source of turns, and what was said before the receipts begin."""
+    parts = []
+    for number, view in snapshot.views.items():
+        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(kinds=("turn",))))
+        said, source = (view.rows[name][rows].astype(np.int64) for name in ("said_at", "source_hash"))
+        parts.append(np.stack([source, said, np.full(len(rows), number), rows.astype(np.int64)]))
+    table = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), dtype=np.int64)
+    if reach is not None:
+        table = table[:, (table[0] != 0) | (table[1] < reach)]
+    table = table[:, np.lexsort((table[1], table[0]))]
+    source, said = table[0], table[1]
+    begins = np.ones(len(said), dtype=np.bool_)
+    begins[1:] = (source[1:] != source[:-1]) | ((source[1:] == 0) & (np.diff(said) > PAUSE_US))
+    starts = np.flatnonzero(begins).tolist()
+    for start, end in zip(starts, [*starts[1:], len(said)], strict=False):
+        place = int(table[2, start]), int(table[3, start])
+        brief = ConversationBrief(
+            topic_id=snapshot.topic_id,
+            began_at=int(said[start]),
+            last_at=int(said[end - 1]),
+            chunks=end - start,
+        )
+        yield brief, place
+
+
+def _first_words(text: str) -> str:
+    words = " ".join(text[: TITLE_CHARACTERS * 4].split())
+    return words if len(words) <= TITLE_CHARACTERS else f"{words[:TITLE_CHARACTERS].rsplit(' ', 1)[0]} …"

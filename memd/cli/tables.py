@@ -37,10 +37,10 @@ WIDE = 100_000
 def print_lines(lines: Sequence[RenderableType]) -> None:
     """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
     if sys.stdout.isatty():
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         console.print(*(fitting(line, console) for line in lines), sep="\n")
         return
-    console = Console(highlight=False, width=WIDE)
+    console = Console(highlight=False, markup=False, width=WIDE)
     with console.capture() as captured:
         console.print(*lines, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))

@@ -204,7 +204,7 @@ _PROBE = "memd-check/"
 
 
 def backup(config: Config, env: Mapping[str, str], daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Check the bucket of the settings, if they name one: what it keeps, whose backup it has, how far behind that is."""
+    """Check the bucket of the settings, if any: what it keeps, whose backup it has, how far behind that is."""
     if not config.backup.is_on:
         return
     try:
