@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
-from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, head_from, read_book
+from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, read_book
 from memd.store.disk import LocalDisk
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -102,9 +101,8 @@ class Auditor:
 
     def note_wrong_tokens(self, address: str, attempts: int) -> None:
         """Note requests that showed no token, or none that is known."""
-        self.note(
-            Act(at=_now(), act="refused", who="", source=address, detail="no token, or a wrong one", times=attempts)
-        )
+        detail = "no token, or a wrong one"
+        self.note(Act(at=_now(), act="refused", who="", source=address, detail=detail, times=attempts))
 
     def note_refused(self, request: web.BaseRequest, what: str, topic_id: str = "") -> None:
         """Note that somebody who was let in asked for what they have no right to."""
@@ -112,9 +110,15 @@ class Auditor:
             self.note(self.by(request, "refused", what, topics=names_of([topic_id]), status=FORBIDDEN))
 
     def note_start(self, config: Config, names: Sequence[str]) -> None:
-        """Note that a daemon starts, with which settings, and who has a token."""
-        if not self._command and self.is_on:
-            self.note(_start(config, names))
+        """Note that a daemon starts: its version, its settings as checksums, and who has a token."""
+        if self._command or not self.is_on:
+            return
+        groups = msgspec.to_builtins(config, enc_hook=str)  # paths
+        groups["auth"] = ""  # the checksum of a short token would tell it
+        encoded = {name: msgspec.json.encode(value, order="sorted") for name, value in groups.items()}
+        settings = {name: hashlib.sha256(value).hexdigest()[:_GROUP_DIGITS] for name, value in encoded.items()}
+        who, version = user_name(), f"memd {__version__}"
+        self.note(Act(at=_now(), act="start", who=who, detail=version, settings=settings, tokens=tuple(names)))
 
     def note_tokens(self, files: str, changes: str) -> None:
         """Note that a daemon took up tokens that were changed in files while it ran, by whomever."""
@@ -126,13 +130,9 @@ class Auditor:
         Raises:
             StoreError: it was not written, so none must be given.
         """
-        if self.is_on:
-            what = f"{request.method} {request.path}"
-            given = Act(at=_now(), act="token", who=name, source=request.remote or "", what=what, detail=detail)
-            try:
-                await self._append([given])
-            except StoreError as error:
-                raise not_done(error) from error
+        what = f"{request.method} {request.path}"
+        given = Act(at=_now(), act="token", who=name, source=request.remote or "", what=what, detail=detail)
+        await self._write_first(given)
 
     async def begin(self, act: Act) -> int:
         """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted.
@@ -140,10 +140,13 @@ class Auditor:
         Raises:
             StoreError: it was not written, so the act must not be done.
         """
+        return await self._write_first(msgspec.structs.replace(act, begins=True))
+
+    async def _write_first(self, act: Act) -> int:
         if not self.is_on:
             return 0
         try:
-            return (await self._append([msgspec.structs.replace(act, begins=True)])).n
+            return (await self._append([act])).n
         except StoreError as error:
             raise not_done(error) from error
 
@@ -204,7 +207,18 @@ class Auditor:
         async with self._appending:
             waiting, self._waiting = self._waiting, []
             lost, self._lost = self._lost, 0
-            acts = [*_summed(waiting), *([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
+            acts: list[Act] = []
+            refused: dict[tuple[str, ...], int] = {}  # who try what they may not in quick succession get one line each
+            for act in waiting:
+                key = (act.who, act.source, act.what, act.detail, *act.topics)
+                if act.act == "refused" and key in refused:
+                    earlier = acts[refused[key]]
+                    acts[refused[key]] = msgspec.structs.replace(earlier, times=earlier.times + act.times)
+                    continue
+                if act.act == "refused":
+                    refused[key] = len(acts)
+                acts.append(act)
+            acts += [*([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
             if not acts:  # whoever appended just before took them along
                 return self._head or Head()
             try:
@@ -271,19 +285,6 @@ async def audited(
         auditor.note(auditor.by(request, kind, what, status=status, ends=began, **facts))
 
 
-def _start(config: Config, names: Sequence[str]) -> Act:
-    """The line of a daemon that starts: its version, its settings as checksums, and who has a token."""
-    groups = msgspec.to_builtins(config, enc_hook=str)  # paths
-    groups["auth"] = ""  # the checksum of a short token would tell it
-    digests = {
-        name: hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest() for name, value in groups.items()
-    }
-    settings = {name: digest[:_GROUP_DIGITS] for name, digest in digests.items()}
-    return Act(
-        at=_now(), act="start", who=user_name(), detail=f"memd {__version__}", settings=settings, tokens=tuple(names)
-    )
-
-
 def not_done(error: StoreError) -> StoreError:
     """Return the refusal of an act whose line could not be written."""
     return StoreError(f"this was not done, as the audit cannot have its line: {error}")
@@ -299,22 +300,6 @@ def user_name() -> str:
 
 def _now() -> int:
     return time.time_ns() // 1000
-
-
-def _summed(acts: Sequence[Act]) -> list[Act]:
-    """Acts in their order; those who try what they may not in quick succession get one line each."""
-    kept: list[Act] = []
-    places: dict[tuple[str, ...], int] = {}
-    for act in acts:
-        key = (act.who, act.source, act.what, act.detail, *act.topics)
-        if act.act == "refused" and key in places:
-            earlier = kept[places[key]]
-            kept[places[key]] = msgspec.structs.replace(earlier, times=earlier.times + act.times)
-            continue
-        if act.act == "refused":
-            places[key] = len(kept)
-        kept.append(act)
-    return kept
 
 
 class AuditedAct(Act, frozen=True, kw_only=True):
@@ -373,31 +358,33 @@ def audit_of(
         BadQuestion: `expect` is no head.
     """
     if query.expect is not None:
-        known = [*known, KnownHead(_expected_head(query.expect), "the head that was expected")]
-    wanted = partial(_is_wanted, query)
+        try:
+            known = [*known, KnownHead(head_from(query.expect), "the head that was expected")]
+        except ValueError as error:
+            raise BadQuestion(str(error)) from None
+
+    def wanted(act: Act) -> bool:  # one that was about all topics was about each
+        return (
+            query.has(act.at)
+            and (not query.who or act.who in query.who)
+            and (not query.topic or any(topic in act.topics for topic in (*query.topic, ALL_TOPICS)))
+            and (not query.act or act.act in query.act)
+        )
+
     kept = read_book(files, data_dir, lambda act: act.act == "start" or wanted(act), known)
-    oldest, told = _told_by(receipts, wanted)
+    oldest, told = 1 << 63, list[AuditedAct]()
+    for receipt in map(receipt_in, receipts):
+        if receipt is not None:  # else it is torn, or the first line of a file
+            oldest = min(oldest, receipt.at)
+            told += [_numbered(act) for act in _acts_of(receipt) if wanted(act)]
+    chain = None
     if kept is not None:
         told += [one for one in _without_beginnings(kept.acts) if wanted(one)]
-    chain = None if kept is None else state_of(kept)
-    return AuditAnswer(chain=chain, receipts_since=oldest, acts=tuple(sorted(told, key=lambda one: (one.at, one.n))))
-
-
-def _expected_head(text: str) -> Head:
-    try:
-        return head_from(text)
-    except ValueError as error:
-        raise BadQuestion(str(error)) from None
-
-
-def _is_wanted(query: AuditQuery, act: Act) -> bool:
-    """Whether an act is asked for. One that was about all topics was about each."""
-    return (
-        query.has(act.at)
-        and (not query.who or act.who in query.who)
-        and (not query.topic or any(topic in act.topics for topic in (*query.topic, ALL_TOPICS)))
-        and (not query.act or act.act in query.act)
-    )
+        head, findings = kept.head, kept.findings
+        whole, notices = not findings, kept.notices
+        chain = ChainState(is_whole=whole, lines=head.n, head=str(head), findings=findings, notices=notices)
+    since = None if oldest == 1 << 63 else oldest
+    return AuditAnswer(chain=chain, receipts_since=since, acts=tuple(sorted(told, key=lambda one: (one.at, one.n))))
 
 
 def note_turn(auditor: Auditor, receipt: Receipt) -> None:
@@ -405,14 +392,6 @@ def note_turn(auditor: Auditor, receipt: Receipt) -> None:
     if auditor.is_on:
         for act in _acts_of(receipt):
             auditor.note(msgspec.structs.replace(act, turn=""))
-
-
-def state_of(kept: Checked) -> ChainState:
-    """The state of a chain that was read."""
-    head = kept.head
-    return ChainState(
-        is_whole=not kept.findings, lines=head.n, head=str(head), findings=kept.findings, notices=kept.notices
-    )
 
 
 def _without_beginnings(acts: Sequence[tuple[int, Act]]) -> Iterator[AuditedAct]:
@@ -429,8 +408,7 @@ def _without_beginnings(acts: Sequence[tuple[int, Act]]) -> Iterator[AuditedAct]
 
 
 def _numbered(act: Act, number: int = 0) -> AuditedAct:
-    facts: dict[str, Any] = {name: getattr(act, name) for name in Act.__struct_fields__}
-    return AuditedAct(**facts, n=number)
+    return AuditedAct(**{name: getattr(act, name) for name in Act.__struct_fields__}, n=number)
 
 
 def _changes(before: Act, now: Act) -> Iterator[AuditedAct]:
@@ -444,19 +422,6 @@ def _changes(before: Act, now: Act) -> Iterator[AuditedAct]:
     ):
         if names:
             yield AuditedAct(act="token", detail=f"{word}: {', '.join(sorted(names))}", **by)
-
-
-def _told_by(lines: Iterable[bytes], wanted: Callable[[Act], bool]) -> tuple[int | None, list[AuditedAct]]:
-    """When the oldest receipt is of, and the acts that receipts tell of."""
-    oldest: int | None = None
-    told: list[AuditedAct] = []
-    for line in lines:
-        receipt = receipt_in(line)
-        if receipt is None:  # torn, or the first line of a file
-            continue
-        oldest = receipt.at if oldest is None else min(oldest, receipt.at)
-        told += [_numbered(act) for act in _acts_of(receipt) if wanted(act)]
-    return oldest, told
 
 
 def _acts_of(receipt: Receipt) -> Iterator[Act]:

@@ -17,12 +17,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from memd.admin.parts import DaemonParts
+from memd.admin.parts import DaemonParts, check_changes
 from memd.admin.queries import Body, DocumentQuery, Extent, TopicBody, TopicsQuery
 from memd.admin.routing import get, post
-from memd.admin.topics import NamedTopics, check_changes
 from memd.documents import GivenDocument, GivenFile
-from memd.entries import Draft, Entry, Section
+from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
@@ -33,7 +32,7 @@ from memd.ingest.sources.look import REMOVED_AT_ONCE, is_below, root_digits
 from memd.ingest.sources.watch import SourceState
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import BufferedText
-from memd.principals import Principal
+from memd.principals import OWNER, Principal
 from memd.store.store import TopicLog
 from memd.wire.lenient_json import decode_or_none
 
@@ -85,11 +84,6 @@ class DocumentChunks(msgspec.Struct, frozen=True):
     chunks: tuple[DocumentChunk, ...]
 
 
-async def documents_in(topics: NamedTopics, named: Sequence[str], who: Principal) -> list[KnownDocument]:
-    """Return the documents of the topics of these names, of all that `who` may read if there are none."""
-    return await topics.read(named, who, lambda found: [one for each in found for one in known_documents(each)])
-
-
 def _written(done: TakenDocument) -> Extent:
     return Extent(count=done.written + done.taken_out)
 
@@ -97,7 +91,8 @@ def _written(done: TakenDocument) -> Extent:
 @get("/memd/documents", "read")
 async def documents(parts: DaemonParts, query: TopicsQuery, who: Principal) -> DocumentList:
     """The documents that have live chunks."""
-    return DocumentList(tuple(await documents_in(parts.named, query.topic, who)))
+    found = await parts.read(query.topic, who, lambda found: [one for each in found for one in known_documents(each)])
+    return DocumentList(tuple(found))
 
 
 @get(
@@ -108,12 +103,15 @@ async def documents(parts: DaemonParts, query: TopicsQuery, who: Principal) -> D
 )
 async def document(parts: DaemonParts, query: DocumentQuery, who: Principal) -> DocumentChunks:
     """The chunks of a document, in its order."""
-    async with parts.named.held_one(query.topic, who, "read") as topic:
+    async with parts.held_one(query.topic, who, "read") as topic:
         found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
     if not found:
         raise NotFound(_no_document(query.topic, query.source))
-    some = found[query.skip : query.skip + query.limit]
-    return DocumentChunks(query.topic, query.source, len(found), tuple(map(_shown, some)))
+    chunks = []
+    for one in found[query.skip : query.skip + query.limit]:
+        page, sheet = (one.part.page, one.part.sheet) if isinstance(one.part, Section) else (None, None)
+        chunks.append(DocumentChunk(one.public_id, one.uuid.hex(), one.content, one.heading, page, sheet))
+    return DocumentChunks(query.topic, query.source, len(found), tuple(chunks))
 
 
 @post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)
@@ -122,7 +120,7 @@ async def take_document(parts: DaemonParts, body: DocumentBody, who: Principal) 
     changes or takes out somebody else's chunks needs the right to correct."""
     if (body.document is None) == (body.file is None):
         raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
-    async with parts.named.held_or_new(body.topic_id, who) as topic:
+    async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
         document, is_apart = body.document, not who.may("read", body.topic_id)
         if document is None:
             assert body.file is not None
@@ -146,7 +144,7 @@ async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal
         known = [one.source for one in known_documents(topic.log.snapshot())]
         return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
 
-    async with parts.named.held_one(body.topic_id, who, "write") as topic:
+    async with parts.held_one(body.topic_id, who, "write") as topic:
         sources = await asyncio.to_thread(chosen, topic)
         gone = 0
         for start in range(0, len(sources), REMOVED_AT_ONCE):
@@ -160,11 +158,6 @@ async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal
 
 def _no_document(topic_id: str, named: str) -> str:
     return f"topic {topic_id} has no document {named[:200]!r}; `memd sources` lists them"
-
-
-def _shown(entry: Entry) -> DocumentChunk:
-    page, sheet = (entry.part.page, entry.part.sheet) if isinstance(entry.part, Section) else (None, None)
-    return DocumentChunk(entry.public_id, entry.uuid.hex(), entry.content, entry.heading, page, sheet)
 
 
 def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument:
@@ -212,15 +205,22 @@ class SourceList(SourceStates, frozen=True):
 @get("/memd/sources", "read")
 async def sources(parts: DaemonParts, query: TopicsQuery, who: Principal) -> SourceList:
     """The sources of the settings with their state, and all folders and files that documents are kept of."""
-    known = await documents_in(parts.named, query.topic, who)
-    states = tuple(one for one in _readable(parts, who) if not query.topic or one.topic_id in query.topic)
-    return SourceList(states, tuple(_by_source(known)))
+    found = (await documents(parts, query, who)).documents
+    states = tuple(one for one in _states(parts, who) if not query.topic or one.topic_id in query.topic)
+    grouped: dict[tuple[str, str], list[KnownDocument]] = {}
+    for one in found:
+        grouped.setdefault((one.topic_id, one.source.partition("/")[0]), []).append(one)
+    known = []
+    for (topic_id, name), group in grouped.items():
+        chunks, at = sum(one.chunks for one in group), max(one.at for one in group)
+        known.append(KnownSource(topic_id=topic_id, name=name, documents=len(group), chunks=chunks, at=at))
+    return SourceList(states, tuple(known))
 
 
 @get("/memd/index", "read")
 async def looks(parts: DaemonParts, who: Principal) -> SourceStates:
     """The sources of the settings with their state alone."""
-    return SourceStates(_readable(parts, who))
+    return SourceStates(_states(parts, who))
 
 
 @post(
@@ -236,31 +236,12 @@ async def index(parts: DaemonParts, body: IndexBody) -> SourceStates:
     They are read in the background; `GET /memd/index` tells how far that is.
     """
     parts.sources.ask(force=body.force)
-    return SourceStates(tuple(_named(parts, one) for one in parts.sources.states()))
+    return SourceStates(_states(parts, OWNER))
 
 
-def _readable(parts: DaemonParts, who: Principal) -> tuple[SourceState, ...]:
-    return tuple(_named(parts, one) for one in parts.sources.states() if who.may("read", one.topic_id))
-
-
-def _named(parts: DaemonParts, state: SourceState) -> SourceState:
-    return msgspec.structs.replace(state, daemon=parts.name)
-
-
-def _by_source(documents: list[KnownDocument]) -> list[KnownSource]:
-    grouped: dict[tuple[str, str], list[KnownDocument]] = {}
-    for one in documents:
-        grouped.setdefault((one.topic_id, one.source.partition("/")[0]), []).append(one)
-    return [
-        KnownSource(
-            topic_id=topic_id,
-            name=name,
-            documents=len(group),
-            chunks=sum(one.chunks for one in group),
-            at=max(one.at for one in group),
-        )
-        for (topic_id, name), group in grouped.items()
-    ]
+def _states(parts: DaemonParts, who: Principal) -> tuple[SourceState, ...]:
+    found = (one for one in parts.sources.states() if who.may("read", one.topic_id))
+    return tuple(msgspec.structs.replace(one, daemon=parts.name) for one in found)
 
 
 IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
@@ -354,9 +335,10 @@ async def _appended(
     """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
     made: list[Drafts] = []
 
-    async with parts.named.held_or_new(topic_id, who) as topic:
-        named = await asyncio.to_thread(_named_pending, topic.unstored(), lines)
-        await parts.archiver.store_named(topic, named)  # so that it is known whose it is
+    async with parts.held_one(topic_id, who, "write", creating=True) as topic:
+        if lines and (unstored := topic.unstored()):  # so that it is known whose it is
+            met = await asyncio.to_thread(_met, unstored, lines)
+            await parts.archiver.store_named(topic, met)
 
         def drafts(drafter: Drafter) -> list[Draft]:
             made.append(make(topic.log, drafter))
@@ -366,10 +348,8 @@ async def _appended(
     return made[-1]
 
 
-def _named_pending(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:
+def _met(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:
     """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
-    if not lines or not unstored:
-        return []
     read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
     uuids, texts = {one.uuid for one in read}, {one.content for one in read}
     waiting = (chunk.entry for chunk in unstored.chunks())

@@ -1,22 +1,31 @@
-"""The parts of a running daemon that operations work with.
+"""The parts of a running daemon that operations work with, and the topics that they are about.
 
 Rule: an operation is a function of these and of what is asked; it keeps nothing. Nothing here is changed while the
-daemon runs, though most of it has a state of its own.
+daemon runs, though most of it has a state of its own. An unknown topic is the caller's mistake, except where a note is
+put down: its topic begins with it. A right is asked for before it is looked whether the topic exists, so that a refusal
+neither says nor takes the time of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+
+from memd.entries import Draft, checked_topic_id
+from memd.errors import BadQuestion, UnknownTopic
+from memd.principals import Principal, Right
+from memd.wording import no_topic
 
 if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
     from memd.admin.auditing import Auditor
     from memd.admin.oauth.ledger import Ledger
     from memd.admin.status import UpstreamHealth
     from memd.admin.token_watch import TokenWatch
-    from memd.admin.topics import NamedTopics
     from memd.conversation.tokens import TokenCounter
     from memd.embedding.encoder import Encoder
     from memd.ingest.archiver import Archiver
@@ -24,16 +33,18 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.ingest.redaction.redactor import Redactor
     from memd.ingest.sources.documents import DocumentTaker
     from memd.ingest.sources.watch import SourceWatch
-    from memd.ingest.topics import Topics
+    from memd.ingest.topics import Topic, Topics
     from memd.principals import Principals
     from memd.recall.retrieve import Budget, Retriever
     from memd.receipts import Receipts
     from memd.settings.model import Config
     from memd.speech import Speech
     from memd.store.bucket.writing import BucketTender
-    from memd.store.store import Store
+    from memd.store.store import Snapshot, Store, TopicLog
     from memd.telemetry.events import Events
     from memd.telemetry.tasks import Tasks
+
+Result = TypeVar("Result")
 
 
 class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +59,6 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     """The same, by an IP address of this machine."""
     store: Store
     topics: Topics
-    named: NamedTopics
-    """The same, by their names."""
     redactor: Redactor
     encoder: Encoder
     counter: TokenCounter
@@ -84,3 +93,88 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """This daemon's in a cluster; empty: it is alone."""
         return "" if self.store.kept is None else self.own_url
+
+    @asynccontextmanager
+    async def held(
+        self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",)
+    ) -> AsyncIterator[list[Topic]]:
+        """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
+        block runs.
+
+        Raises:
+            Forbidden: `who` does not have the first right in one of them.
+            BadTopicId, BadQuestion: there is no such topic.
+            StoreError: a topic cannot be read.
+        """
+        wanted = [checked_topic_id(name) for name in names]
+        for name in wanted:
+            who.check(rights[0], name)
+        if not wanted:
+            there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
+            wanted = [name for name in there if any(who.may(right, name) for right in rights)]
+        found = []
+        for name in wanted:
+            if (topic := await self.topics.existing(name)) is None:
+                raise BadQuestion(no_topic(name))
+            found.append(topic)
+        with contextlib.ExitStack() as held:
+            for topic in found:
+                held.enter_context(topic.held())
+            yield found
+
+    async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
+        """Do work, in a thread, on snapshots of the topics of these names, or of all that `who` may read; raises as
+        `held`."""
+        async with self.held(names, who) as found:
+            return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
+
+    @asynccontextmanager
+    async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
+        """Hold those of these topics that still exist and `who` may read open while the block runs.
+
+        Raises:
+            StoreError: a topic cannot be read.
+        """
+        found = (await self.topics.readable([one for one in names if who.may("read", one)])).topics
+        with contextlib.ExitStack() as held:
+            for topic in found:
+                held.enter_context(topic.held())
+            yield list(found)
+
+    @asynccontextmanager
+    async def held_one(
+        self, name: str, who: Principal, right: Right, *, creating: bool = False
+    ) -> AsyncIterator[Topic]:
+        """Hold the topic of this name open while the block runs.
+
+        Args:
+            creating: one that does not exist yet is created.
+
+        Raises:
+            Forbidden: `who` does not have the right in it.
+            BadTopicId, UnknownTopic: there is no such topic.
+            StoreError: it cannot be read or created.
+        """
+        who.check(right, checked_topic_id(name))
+        topic = await (self.topics.get if creating else self.topics.existing)(name)
+        if topic is None:
+            raise UnknownTopic(no_topic(name))
+        with topic.used() if creating else topic.held():
+            yield topic
+
+
+def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], author: str) -> None:
+    """Make sure that `who` may append these entries where they change chunks of others in the topic.
+
+    Args:
+        author: `who` as the log names them.
+
+    Raises:
+        Forbidden: `who` has no right to correct there.
+        StoreError: an entry cannot be read.
+    """
+    if not who.may("correct", topic.topic_id):
+        snapshot = topic.snapshot()
+        known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
+        if any(one is not None and one.author != author for one in known):
+            who.check("correct", topic.topic_id)

@@ -77,7 +77,7 @@ async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> Sear
 
     They are the chunks that the question would get, and why.
     """
-    async with parts.named.held(query.topic, who) as found:
+    async with parts.held(query.topic, who) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if query.as_of is not None:
             logs = await parts.retriever.as_of([topic.log for topic in found], query.as_of)
@@ -94,7 +94,7 @@ async def log_page(parts: DaemonParts, query: LogQuery, who: Principal) -> histo
         known = history.known_to(who, found)
         return history.log_page(found, before=query.before, limit=query.limit, known=known)
 
-    return await parts.named.read(query.topic, who, read)
+    return await parts.read(query.topic, who, read)
 
 
 @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
@@ -107,14 +107,14 @@ async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> Chun
         known, before, limit = history.known_to(who, found), query.before, query.limit
         return history.log_page(found, before=before, limit=limit, states=states, wanted=wanted, known=known)
 
-    page = await parts.named.read(query.topic, who, read)
+    page = await parts.read(query.topic, who, read)
     return ChunksPage(page.events, page.next)
 
 
 @get("/memd/days", "read")
 async def days(parts: DaemonParts, query: FilterQuery, who: Principal) -> SaidDays:
     """How many chunks were said on which day, of this machine's time zone."""
-    return SaidDays(await parts.named.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
+    return SaidDays(await parts.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
 
 @get(
@@ -129,7 +129,7 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
 
     Also one that is not in the log yet.
     """
-    async with parts.named.held(query.topic, who) as found:
+    async with parts.held(query.topic, who) as found:
         topics = [(topic.log, topic.unstored()) for topic in found]
 
         def read() -> history.ChunkStory:
@@ -145,7 +145,7 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
 async def export(parts: DaemonParts, query: ExportQuery, request: web.Request, who: Principal) -> web.StreamResponse:
     """The log as JSON Lines, as `memd export` writes it."""
     if query.topic is not None:
-        async with parts.named.held([query.topic], who):
+        async with parts.held([query.topic], who):
             pass  # it exists, which is all that matters: the export reads the files
     lines = export_log(
         parts.config.data_dir,
@@ -234,13 +234,13 @@ async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Dige
         by, periods = digest_of(said, query.by, query.sentences)
         return Digest(by, tuple(periods))
 
-    return await parts.named.read(query.topic, who, digested)
+    return await parts.read(query.topic, who, digested)
 
 
 @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
 async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
     """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
-    async with parts.named.held(query.topic, who) as found:
+    async with parts.held(query.topic, who) as found:
         topics = [(topic.log, topic.unstored()) for topic in found]
 
         def read() -> RelatedChunks:
@@ -262,7 +262,7 @@ async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: P
 @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
 async def entities(parts: DaemonParts, query: EntitiesQuery, who: Principal) -> Entities:
     """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
-    return await parts.named.read(query.topic, who, lambda found: _entities(found, query))
+    return await parts.read(query.topic, who, lambda found: _entities(found, query))
 
 
 def _check_count(chunks: int, read: str, remedy: str) -> None:

@@ -105,7 +105,7 @@ async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Prin
     receipt = await turn(parts, turn_id, who)
     if receipt.question is None:
         raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
-    async with parts.named.held_if_there((receipt.topic_id, *receipt.related), who) as found:
+    async with parts.held_if_there((receipt.topic_id, *receipt.related), who) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if query.then:
             logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at))
@@ -249,7 +249,7 @@ async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Prin
                     brief.title, brief.source = _first_words(said), entry.source
         return ConversationsPage(tuple(one for one, _ in shown), len(found))
 
-    return await parts.named.read(query.topic, who, page)
+    return await parts.read(query.topic, who, page)
 
 
 @get(
@@ -277,7 +277,7 @@ async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal)
     def read(found: Sequence[Snapshot]) -> history.Transcript:
         return history.read_in_order(found, query.wanted, query.skip, query.limit, history.known_to(who, found))
 
-    return await parts.named.read(query.topic, who, read)
+    return await parts.read(query.topic, who, read)
 
 
 def conversation_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -78,6 +78,13 @@ class RequestCost(msgspec.Struct):
         """Whether the model server took the prompt."""
         return self.http_status is not None and self.http_status < 400
 
+    def add_to(self, row: UsageRow | FiguresPeriod) -> None:
+        """Add the tokens of a request that was answered."""
+        row.prompt_tokens += self.forwarded_tokens if self.prompt_tokens is None else self.prompt_tokens
+        row.cached_tokens += self.cached_tokens or 0
+        row.completion_tokens += self.completion_tokens or 0
+        row.memory_tokens += self.memory_tokens
+
 
 _decoder = msgspec.json.Decoder(RequestCost)
 
@@ -88,14 +95,6 @@ def _costs(lines: Iterable[bytes], query: PeriodQuery) -> tuple[int | None, list
     costs = [cost for cost in read if cost is not None]  # None: torn, or the first line of a file
     wanted = [one for one in costs if (not query.topic or one.topic_id in query.topic) and query.has(one.at)]
     return min((cost.at for cost in costs), default=None), wanted
-
-
-def _add(row: UsageRow | FiguresPeriod, cost: RequestCost) -> None:
-    """Add the tokens of a request that was answered."""
-    row.prompt_tokens += cost.forwarded_tokens if cost.prompt_tokens is None else cost.prompt_tokens
-    row.cached_tokens += cost.cached_tokens or 0
-    row.completion_tokens += cost.completion_tokens or 0
-    row.memory_tokens += cost.memory_tokens
 
 
 @get("/memd/usage", "read")
@@ -111,15 +110,14 @@ def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
     """Add up receipts, whatever their order."""
     rows: dict[tuple[str, str, str], UsageRow] = {}
     oldest, costs = _costs(lines, query)
-    for cost in costs:
-        if cost.was_answered:
-            day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
-            key = day, cost.topic_id, cost.model
-            _add(row := rows.setdefault(key, UsageRow(*key)), cost)
-            row.requests += 1
-            row.estimated += cost.prompt_tokens is None and cost.forwarded_tokens > 0
-    ordered = sorted(rows, key=lambda key: (key[1], key[2]))
-    return UsageByDay(tuple(rows[key] for key in sorted(ordered, key=lambda key: key[0], reverse=True)), oldest)
+    for cost in (one for one in costs if one.was_answered):
+        day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
+        key = day, cost.topic_id, cost.model
+        cost.add_to(row := rows.setdefault(key, UsageRow(*key)))
+        row.requests += 1
+        row.estimated += cost.prompt_tokens is None and cost.forwarded_tokens > 0
+    ordered = sorted(rows.values(), key=lambda row: (row.topic_id, row.model))
+    return UsageByDay(tuple(sorted(ordered, key=lambda row: row.day, reverse=True)), oldest)
 
 
 Length = Literal["hour", "day", "week"]
@@ -169,15 +167,29 @@ class FiguresOverTime(msgspec.Struct, frozen=True, kw_only=True):
     none."""
 
 
+Grown = Mapping[int, tuple[int, int]]
+"""Quarters of hours since the epoch: entries that were written in it, and their bytes."""
+
+
 @get("/memd/figures", "read")
 async def figures(parts: DaemonParts, query: FiguresQuery, who: Principal) -> FiguresOverTime:
     """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
-    grown = await parts.named.read(query.topic, who, _grown)
+    grown = await parts.read(query.topic, who, _grown)
     return await asyncio.to_thread(figures_of, await parts.receipts.lines(who), grown, query)
 
 
-Grown = Mapping[int, tuple[int, int]]
-"""Quarters of hours since the epoch: entries that were written in it, and their bytes."""
+def _grown(snapshots: Sequence[Snapshot]) -> Grown:
+    entries: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for rows in (view.rows for snapshot in snapshots for view in snapshot.views.values()):
+        quarters, inverse, counts = np.unique(
+            rows["canonical_id"] // QUARTER_US, return_inverse=True, return_counts=True
+        )
+        lengths = np.bincount(inverse, weights=rows["length"], minlength=len(quarters))
+        for quarter, count, length in zip(quarters.tolist(), counts.tolist(), lengths.tolist(), strict=True):
+            entries[quarter] += count
+            sizes[quarter] += int(length) + count * ROW.itemsize
+    return {quarter: (entries[quarter], sizes[quarter]) for quarter in sorted(entries)}
 
 
 def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> FiguresOverTime:
@@ -186,24 +198,32 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
     moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if query.has(one * QUARTER_US)]
     if not moments:
         return FiguresOverTime(by="hour" if query.by == "auto" else query.by, periods=(), since=oldest)
-    by = _length(query.by, max(moments) - min(moments))
-    begins = _beginnings(by, min(moments), max(moments))
-    place = _places(begins)
-    periods = [FiguresPeriod(at=one) for one in begins]
+    first, last = min(moments), max(moments)
+    by: Length = "week"
+    if query.by != "auto":
+        by = query.by
+    elif fits := [one for one, length in LENGTHS_US.items() if last - first <= length * PERIODS_WANTED]:
+        by = fits[0]
+    begins = np.array(_beginnings(by, first, last))
+    periods = [FiguresPeriod(at=one) for one in begins.tolist()]
     in_period: dict[int, list[RequestCost]] = defaultdict(list)
-    for cost in costs:
-        if cost.at >= begins[0]:
-            in_period[place(cost.at)].append(cost)
+    for cost in (one for one in costs if one.at >= periods[0].at):
+        in_period[int(begins.searchsorted(cost.at, "right")) - 1].append(cost)
     for number, some in in_period.items():
         _add_requests(periods[number], some)
-    _add_growth(periods, place, grown, begins[0], query.to or 1 << 63)
+    added: Counter[int] = Counter()
+    log_bytes = 0  # with what it had before the first period
+    for quarter, (entries, size) in grown.items():
+        if (at := quarter * QUARTER_US) < periods[0].at:
+            log_bytes += size
+        elif at < (query.to or 1 << 63):
+            number = int(begins.searchsorted(at, "right")) - 1
+            periods[number].stored += entries
+            added[number] += size
+    for number, period in enumerate(periods):
+        log_bytes += added[number]
+        period.log_bytes = log_bytes
     return FiguresOverTime(by=by, periods=tuple(periods), since=oldest)
-
-
-def _length(asked: Literal["auto", "hour", "day", "week"], span_us: int) -> Length:
-    if asked != "auto":
-        return asked
-    return next((one for one, length in LENGTHS_US.items() if span_us <= length * PERIODS_WANTED), "week")
 
 
 def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
@@ -222,18 +242,13 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
     return begins
 
 
-def _places(begins: Sequence[int]) -> Callable[[int], int]:
-    column = np.array(begins)
-    return lambda at: int(column.searchsorted(at, "right")) - 1
-
-
 def _add_requests(period: FiguresPeriod, costs: Sequence[RequestCost]) -> None:
     answered = [cost for cost in costs if cost.was_answered]
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
     period.requests = len(costs)
     for cost in answered:
-        _add(period, cost)
+        cost.add_to(period)
     period.questions, period.found, period.injected = len(asked), sum(map(bool, shown)), sum(shown)
     memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]
     if memory_ms:
@@ -242,35 +257,3 @@ def _add_requests(period: FiguresPeriod, costs: Sequence[RequestCost]) -> None:
     first_byte_ms = [cost.timings_ms["upstream"] for cost in answered if "upstream" in cost.timings_ms]
     if first_byte_ms:
         period.first_byte_ms = round(float(np.median(first_byte_ms)), 3)
-
-
-def _grown(snapshots: Sequence[Snapshot]) -> Grown:
-    entries: Counter[int] = Counter()
-    sizes: Counter[int] = Counter()
-    for rows in (view.rows for snapshot in snapshots for view in snapshot.views.values()):
-        quarters, inverse, counts = np.unique(
-            rows["canonical_id"] // QUARTER_US, return_inverse=True, return_counts=True
-        )
-        lengths = np.bincount(inverse, weights=rows["length"], minlength=len(quarters))
-        for quarter, count, length in zip(quarters.tolist(), counts.tolist(), lengths.tolist(), strict=True):
-            entries[quarter] += count
-            sizes[quarter] += int(length) + count * ROW.itemsize
-    return {quarter: (entries[quarter], sizes[quarter]) for quarter in sorted(entries)}
-
-
-def _add_growth(
-    periods: Sequence[FiguresPeriod], place: Callable[[int], int], grown: Grown, first: int, last: int
-) -> None:
-    """Add what the log grew by; what it had before the first period counts in the size of each."""
-    before = 0
-    added: Counter[int] = Counter()
-    for quarter, (entries, size) in grown.items():
-        at = quarter * QUARTER_US
-        if at < first:
-            before += size
-        elif at < last:
-            periods[place(at)].stored += entries
-            added[place(at)] += size
-    for number, period in enumerate(periods):
-        before += added[number]
-        period.log_bytes = before

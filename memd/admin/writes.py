@@ -12,11 +12,11 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -144,7 +144,7 @@ async def take_notes(parts: DaemonParts, body: NotesBody, request: web.Request, 
             check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
     except BadNote as error:
         raise BadQuestion(str(error)) from None
-    async with parts.named.held_or_new(body.topic_id, who) as topic:
+    async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
         mark = mark_of(request, body, who)
         taken = [
             await take_note(topic, note, parts.archiver, who.author, mark=b"%s%d" % (mark, position))
@@ -191,7 +191,7 @@ async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request
         raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
     correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
     mark = mark_of(request, body, who)
-    async with parts.named.held_one(body.topic_id, who, "correct") as topic:
+    async with parts.held_one(body.topic_id, who, "correct") as topic:
 
         async def corrected(log_: TopicLog, made_at: int) -> Applied:
             meant = await asyncio.to_thread(history.uuids_of, [(log_, topic.unstored())], body.chunk_ids)
@@ -217,7 +217,7 @@ async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request
 async def undo(parts: DaemonParts, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
     """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
     mark = mark_of(request, body, who)
-    async with parts.named.held_one(body.topic_id, who, "correct") as topic:
+    async with parts.held_one(body.topic_id, who, "correct") as topic:
 
         async def undone(log_: TopicLog, made_at: int) -> Applied:
             snapshot = log_.snapshot()
@@ -329,59 +329,64 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
         done = () if body.dry_run else tuple(await parts.retention.run(parts.auditor.name_of(who), confirmed=True))
         return ErasureAnswer(plans=tuple(plans), done=done, remains=_backups(parts))
     if body.chunk_ids:
-        answer = await _chunks(parts, body, who)
+        asked_for = await _chunks(parts, body, who)
     else:
         assert body.topic_id is not None, "asked for above"
-        answer = await (_older if body.before else _topic)(parts, body, body.topic_id, who)
-    told = (
-        one if who.may("read", one.topic_id) else msgspec.structs.replace(one, first_words=()) for one in answer.plans
-    )
-    return msgspec.structs.replace(answer, plans=tuple(told))
+        asked_for = await (_older if body.before else _topic)(parts, body, body.topic_id, who)
+    name, eraser, erased = parts.auditor.name_of(who), parts.retention.eraser, list[ErasureDone]()
+    for plan in () if body.dry_run else asked_for.erased:
+        erased.append(await eraser.erase(plan, name, asked_for.uuids, forbid=body.forbid))
+    replace = msgspec.structs.replace
+    told = (one if who.may("read", one.topic_id) else replace(one, first_words=()) for one in asked_for.plans)
+    return ErasureAnswer(plans=tuple(told), done=tuple(erased), remains=(*asked_for.remains, *_backups(parts)))
 
 
-async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
-    plans, remains = list[PlannedErasure](), _backups(parts)
+class _Asked(NamedTuple):
+    """What is to be erased."""
+
+    plans: Sequence[PlannedErasure]
+    """As it is told."""
+    erased: Sequence[PlannedErasure]
+    """As it is done."""
+    uuids: Collection[bytes]
+    """The chunks that go; none: with the plan of a topic all of it."""
+    remains: Sequence[str]
+
+
+async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> _Asked:
     try:
-        async with parts.named.held_one(topic_id, who, "admin") as topic:
-            plans.append(await asyncio.to_thread(plan_of, topic.log.snapshot()))
-            remains = (*_live_prompts(topic, None, forbid=body.forbid), *remains)
+        async with parts.held_one(topic_id, who, "admin") as topic:
+            plan = await asyncio.to_thread(plan_of, topic.log.snapshot())
+            return _Asked([plan], [plan], (), _live_prompts(topic, None, forbid=body.forbid))
     except StoreError as error:
-        logging.getLogger("memd").warning(
-            "a topic that cannot be read is erased", extra={"topic": topic_id, "error": error}
-        )
-        remains = (f"the topic cannot be read: {error}", *remains)
-    [plan] = plans or [PlannedErasure(topic_id=topic_id, kind="topic")]
-    erase, name = parts.retention.eraser.erase, parts.auditor.name_of(who)
-    done = () if body.dry_run else (await erase(plan, name, forbid=body.forbid),)
-    return ErasureAnswer(plans=tuple(plans), done=done, remains=remains)
+        told = {"topic": topic_id, "error": error}
+        logging.getLogger("memd").warning("a topic that cannot be read is erased", extra=told)
+        whole = PlannedErasure(topic_id=topic_id, kind="topic")
+        return _Asked([], [whole], (), [f"the topic cannot be read: {error}"])
 
 
-async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> ErasureAnswer:
+async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> _Asked:
     try:
         before = int(since(body.before or ""))
     except ValueError:
         raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
-    async with parts.named.held_one(topic_id, who, "admin") as topic:
+    async with parts.held_one(topic_id, who, "admin") as topic:
         visible = visible_digests(topic.buffer)
         plan, uuids = await asyncio.to_thread(plan_by_age, topic.log.snapshot(), before, visible)
-    done: tuple[ErasureDone, ...] = ()
-    if uuids and not body.dry_run:
-        name = parts.auditor.name_of(who)
-        done = (await parts.retention.eraser.erase(plan, name, uuids, forbid=body.forbid),)
-    return ErasureAnswer(plans=(plan,), done=done, remains=_backups(parts))
+    return _Asked([plan], [plan] if uuids else [], uuids, [])
 
 
-async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
+async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Asked:
     if len(body.chunk_ids) > CHUNKS_MAX:
         raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
-    async with parts.named.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
+    async with parts.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
         logs = [(topic.log, topic.unstored()) for topic in own]
         named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
         for topic in own:
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
         uuids = {one.uuid for one in named}
-    async with parts.named.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
+    async with parts.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
         having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
         mine = [one for one in having if who.may("admin", one.id)]
         plans = [plan for topic in mine if (plan := plan_of(topic.log.snapshot(), uuids)).entries]
@@ -390,10 +395,8 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> Eras
             await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
             digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
-        remains += [*await asyncio.to_thread(_elsewhere, topics, mine, uuids, who), *_backups(parts)]
-    name, wanted = parts.auditor.name_of(who), [] if body.dry_run else plans
-    done = [await parts.retention.eraser.erase(one, name, uuids, forbid=body.forbid) for one in wanted]
-    return ErasureAnswer(plans=tuple(plans), done=tuple(done), remains=tuple(remains))
+        remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
+    return _Asked(plans, plans, uuids, remains)
 
 
 def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:

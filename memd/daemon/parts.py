@@ -25,7 +25,6 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routes import OwnRoutes
 from memd.admin.status import UpstreamHealth
 from memd.admin.token_watch import TokenWatch
-from memd.admin.topics import NamedTopics
 from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
@@ -121,7 +120,6 @@ async def make_parts(
         ledger=_ledger(config, store, watch),
         store=store,
         topics=topics,
-        named=NamedTopics(topics, store.topic_ids),
         redactor=redactor,
         encoder=encoder,
         counter=counter,
