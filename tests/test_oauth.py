@@ -17,6 +17,7 @@ from memd.admin.oauth.consent import asking, going_back
 from memd.admin.oauth.grants import ACCESS_SECONDS, CODE_SECONDS, GRANTS_MAX, REFRESH_SECONDS, Allowed, Tokens
 from memd.admin.oauth.ledger import GrantFile, Ledger
 from memd.admin.oauth.protocol import (
+    PATHS,
     OAuthClient,
     Permission,
     PermissionRefused,
@@ -251,7 +252,7 @@ def test_the_documents_name_one_issuer_and_what_there_is() -> None:
     resource = metadata("/.well-known/oauth-protected-resource", ISSUER)
     assert resource and resource == metadata("/.well-known/oauth-protected-resource/mcp", ISSUER)
     assert (resource["resource"], resource["authorization_servers"]) == (f"{ISSUER}/mcp", [ISSUER])
-    assert metadata("/.well-known/oauth-protected-resource/memd", ISSUER) is None
+    assert "/.well-known/oauth-protected-resource/memd" not in PATHS
 
 
 def test_a_page_puts_in_nothing_of_a_stranger_that_is_not_escaped() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
 import msgspec
 
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags, with_settings
+from memd.cli.ingest import progress
 from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
@@ -30,7 +32,7 @@ from memd.store.encryption.opening import check_not_lost, disk_of
 from memd.store.layout import KEY_NAME, LOCK_NAME, check_no_cluster
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
-from memd.store.tools.conversations import FORMS, Told, conversations, written
+from memd.store.tools.conversations import FORMS, conversations, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics
 from memd.store.tools.verify import verify as verify_log
@@ -89,8 +91,11 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
             command_act(config, "export", topic, "" if output == "-" else output) as done,
             click.open_file(output, "wb", atomic=atomic) as file,
         ):
-            if form is not None:
-                file.writelines(written(_conversations(folder, files, topic), form))
+            if form is not None:  # no more is held than one topic
+                entries = partial(exported_entries, folder, files, live_only=True)
+                names = exported_topics(folder, files, topic)
+                said = (conversations((entry for _, entry, _ in entries(topic_id=name)), name) for name in names)
+                file.writelines(written(chain.from_iterable(said), form))
             else:
                 for entry in export_log(folder, files, topic_id=topic, live_only=live):
                     file.write(msgspec.json.encode(entry) + b"\n")
@@ -106,13 +111,6 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
         name = "stdout" if output == "-" else output
         raise StoreError(f"the export to {name} failed: {error.strerror or error}; try another --output") from None
     return 0
-
-
-def _conversations(folder: Path, files: LocalDisk, topic_id: str | None) -> Iterator[Told]:
-    """The conversations of each topic; no more is held than one topic."""
-    for name in exported_topics(folder, files, topic_id):
-        found = exported_entries(folder, files, topic_id=name, live_only=True)
-        yield from conversations((entry for _, entry, _ in found), name)
 
 
 @click.command()
@@ -154,9 +152,6 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
 
     Example: memd restore s3://backups/memd ./memory
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     config = config_of(config_path, {})
     try:
         at = None if until is None else int(time_of(until))
@@ -165,13 +160,8 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     bucket = Bucket.of(at_url(config.backup, source), os.environ) if "://" in source else None
     if bucket is None and at is not None:
         raise BadQuestion(f"{source}: a folder has the state of its last `memd backup` alone; leave --until away")
-    folder, console = folder.absolute(), Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("restoring", total=None)
-
-        def tell(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of)
-
+    folder = folder.absolute()
+    with progress("restoring") as tell:
         if bucket is None:
             report = restore_copy(Path(source).absolute(), folder, LocalDisk(), tell)
         else:

@@ -7,9 +7,9 @@ never in their place: a secret that is to hold on one side alone is taken back o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -17,13 +17,14 @@ import msgspec
 from memd.admin.oauth.grants import LedgerState
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.cli.flags import FOUND_SOMETHING, config_of, key_flag, key_of
+from memd.cli.ingest import progress
 from memd.errors import BadQuestion, ConfigError
-from memd.settings.model import Config, EncryptionSettings
+from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import GRANTS_NAME, topic_ids_in
 from memd.store.shared.books import SharedBook, SharedTokens
-from memd.store.shared.moving import MovedTopic, Step, into_folder, into_log
+from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenList
@@ -40,7 +41,7 @@ _STAYS = (
 )
 
 
-class CopiedRights(msgspec.Struct, frozen=True):
+class CopiedRights(NamedTuple):
     """The names of tokens, and the number of grants."""
 
     tokens: tuple[str, ...]
@@ -76,11 +77,16 @@ def move(
 
     Example: memd move ./memory cluster.yaml
     """
-    is_into_log = _is_cluster(target)
-    if is_into_log == _is_cluster(source):
+    from_log, is_into_log = (one.startswith(_SCHEMES) or Path(one).is_file() for one in (source, target))
+    if is_into_log == from_log:
         raise BadQuestion(_TWO_SIDES)
     folder, place = (Path(source), target) if is_into_log else (Path(target), source)
-    config = _settings_of(place, config_path)
+    if place.startswith(_SCHEMES):
+        config = config_of(config_path, {"cluster.database": place})
+    else:
+        config = config_of(Path(place), {})
+        if not config.cluster.is_on:
+            raise ConfigError(f"{place}: names no cluster; set cluster.database in it")
     own = EncryptionSettings(key=key_of(key_stdin) or "") if key_stdin else config.encryption
     files = disk_of(msgspec.structs.replace(config, data_dir=folder.absolute(), encryption=own), creating=not dry_run)
     with closing(shared_log(config)) as kept:
@@ -91,10 +97,16 @@ def move(
                 click.echo(f"{name}: to be moved")
             click.echo(f"{counted(len(names), 'topic')} to move; nothing was changed.")
             return 0
-        if is_into_log:
-            done = _shown(into_log(folder, files, kept, names), as_json)
-        else:
-            done = _shown(into_folder(kept, folder, files, names), as_json)
+        steps = into_log(folder, files, kept, names) if is_into_log else into_folder(kept, folder, files, names)
+        done = list[MovedTopic]()
+        with progress("moving") as advanced:
+            for number, of, one in steps:
+                done.append(one)
+                advanced(number, of)
+                if as_json:
+                    click.echo(msgspec.json.encode(one))
+                elif one.note:
+                    click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
         rights = None if topics else _copy_rights(folder, kept, is_into_cluster=is_into_log)
     if not as_json:
         moved = [one for one in done if one.outcome == "moved"]
@@ -103,46 +115,13 @@ def move(
             f"{counted(len(moved), 'topic')} moved, {len(done) - len(moved):,} refused; {compared} read again there "
             "and compared. Nothing was removed from where they came from."
         )
-        if rights is not None:
-            _tell_rights(rights)
+        if rights is not None and rights.tokens:
+            grants = f", with {counted(rights.grants, 'grant')}" if rights.grants else ""
+            click.echo(f"Tokens that hold there now: {', '.join(rights.tokens)}{grants}.")
+        if rights is not None and rights.left:
+            click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(rights.left)}.")
         click.echo(_STAYS)
     return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
-
-
-def _tell_rights(rights: CopiedRights) -> None:
-    if rights.tokens:
-        grants = f", with {counted(rights.grants, 'grant')}" if rights.grants else ""
-        click.echo(f"Tokens that hold there now: {', '.join(rights.tokens)}{grants}.")
-    if rights.left:
-        click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(rights.left)}.")
-
-
-def _is_cluster(place: str) -> bool:
-    return place.startswith(_SCHEMES) or Path(place).is_file()
-
-
-def _settings_of(place: str, config_path: Path | None) -> Config:
-    if place.startswith(_SCHEMES):
-        return config_of(config_path, {"cluster.database": place})
-    config = config_of(Path(place), {})
-    if not config.cluster.is_on:
-        raise ConfigError(f"{place}: names no cluster; set cluster.database in it")
-    return config
-
-
-def _shown(steps: Iterator[Step], as_json: bool) -> list[MovedTopic]:
-    from memd.cli.ingest import progress
-
-    done = []
-    with progress("moving") as advanced:
-        for number, of, one in steps:
-            done.append(one)
-            advanced(number, of)
-            if as_json:
-                click.echo(msgspec.json.encode(one))
-            elif one.note:
-                click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
-    return done
 
 
 def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:

@@ -57,15 +57,12 @@ class RunningDaemon(OwnRoutesClient):
             url, secret = ((data_dir / name).read_text() for name in (ADDRESS_NAME, SECRET_NAME))
         except (OSError, ValueError):
             return None
-        if not _is_on_this_machine(url) or not cls(url, "")._proves(secret):
+        if not _is_on_this_machine(url):
             return None
-        return cls(url, token, partial(command_token, secret))
-
-    def _proves(self, secret: str) -> bool:
-        """Whether the server proves that it has the secret of the data directory."""
         challenge = new_secret()
-        told = self._glance(f"{PROOF}?challenge={challenge}", Proof) or Proof("")
-        return compare_digest(told.proof.encode(), proof_of(secret, self.url, challenge).encode())
+        told = cls(url, "")._glance(f"{PROOF}?challenge={challenge}", Proof) or Proof("")
+        proves = compare_digest(told.proof.encode(), proof_of(secret, url, challenge).encode())
+        return cls(url, token, partial(command_token, secret)) if proves else None
 
     def health(self) -> dict[str, Any]:
         """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
@@ -96,25 +93,23 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
         StoreLocked: a daemon holds the folder and does not answer.
         MemdError: none can be started.
     """
-    with ExitStack() as until_then:
-        yield _daemon_for(config, until_then)
-
-
-def _daemon_for(config: Config, until_then: ExitStack) -> RunningDaemon:
     until = time.monotonic() + START_SECONDS_MAX
-    while True:
-        is_late, is_held = time.monotonic() > until, LocalDisk().is_locked(config.data_dir / LOCK_NAME)
-        is_starting = is_held and not _has_listener(config.data_dir)
-        daemon = None if is_starting else RunningDaemon.find(config.data_dir, config.auth.token)
-        if daemon is not None:
-            return daemon
-        if is_late or not is_starting:
-            try:
-                return RunningDaemon(*until_then.enter_context(embedded_daemon(config, command_name())))
-            except StoreLocked:
-                if is_late or is_held:
-                    raise
-        time.sleep(START_GLANCES_SECONDS)
+    with ExitStack() as until_then:
+        daemon: RunningDaemon | None = None
+        while daemon is None:
+            is_late, is_held = time.monotonic() > until, LocalDisk().is_locked(config.data_dir / LOCK_NAME)
+            is_starting = is_held and not _has_listener(config.data_dir)
+            if not is_starting:
+                daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+            if daemon is None and (is_late or not is_starting):
+                try:
+                    daemon = RunningDaemon(*until_then.enter_context(embedded_daemon(config, command_name())))
+                except StoreLocked:
+                    if is_late or is_held:
+                        raise
+            if daemon is None:
+                time.sleep(START_GLANCES_SECONDS)
+        yield daemon
 
 
 def _has_listener(data_dir: Path) -> bool:
@@ -168,8 +163,11 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
     Raises:
         StoreError: the first line cannot be written; the block did not run.
     """
-    done, book = CommandAct(), _book(config, kind == "token")
-    if book is None:
+    done, folder, record = CommandAct(), config.data_dir, config.audit.record
+    book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
+    is_begun = kind == "token" or bool(config.auth.tokens) or book.is_begun()
+    is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
+    if is_backup or not (record == "always" or (record == "auto" and is_begun)):
         yield done
         return
 
@@ -189,16 +187,6 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
             book.append([act(ends=began, detail=f"{detail} failed: {type(error).__name__}".strip())])
         raise
     book.append([act(ends=began, count=None if topic == "" else done.count)])
-
-
-def _book(config: Config, is_first_token: bool) -> AuditBook | None:
-    """The audit of the settings' data directory; None if none is kept."""
-    files, folder, record = LocalDisk(), config.data_dir, config.audit.record
-    is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
-    book = AuditBook(files, folder, config.audit.keep_months)
-    is_begun = is_first_token or bool(config.auth.tokens) or book.is_begun()
-    is_on = record == "always" or (record == "auto" and is_begun)
-    return book if is_on and not is_backup else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import os
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,6 +30,13 @@ from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
 
+_SETTINGS_OF = {
+    "data_dir": "data_dir",
+    "host": "listen.host",
+    "port": "listen.port",
+    "admin_port": "admin.port",
+    "log_level": "log.level",
+}
 SWITCH_SECONDS = 0.001
 """A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
 25 MB with 300,000 tool calls other requests take 5 ms and not 13 (bench/NOTES.md, 2026-11-27)."""
@@ -37,7 +45,12 @@ SWITCH_SECONDS = 0.001
 @click.command()
 @settings_flags
 @click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; 0 takes a free one. Default: 8765.")
+@click.option(
+    "--port",
+    "listen.port",
+    type=click.IntRange(0, 65_535),
+    help="Port to listen on; 0 takes a free one. Default: 8765.",
+)
 @click.option(
     "--admin-port",
     type=click.IntRange(0, 65_535),
@@ -46,17 +59,14 @@ SWITCH_SECONDS = 0.001
 @upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
 @model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
 @key_flag
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
+@click.option(
+    "--log-level",
+    "log.level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Default: log.level, info.",
+)
 def serve(
-    config_path: Path | None,
-    data_dir: str | None,
-    host: str | None,
-    port: int | None,
-    admin_port: int | None,
-    upstream: tuple[str, ...],
-    model: Path | None,
-    key_stdin: bool,
-    log_level: str | None,
+    config_path: Path | None, upstream: tuple[str, ...], model: Path | None, key_stdin: bool, **flags: Any
 ) -> int:
     """Run the daemon until Ctrl-C or SIGTERM.
 
@@ -66,15 +76,8 @@ def serve(
     """
     if model is not None and upstream:
         raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
-    given = {
-        "data_dir": data_dir,
-        "listen.host": host,
-        "listen.port": port,
-        "admin.port": admin_port,
-        **servers_of(upstream),
-        "log.level": log_level,
-        "encryption.key": key_of(key_stdin),
-    }
+    named = {_SETTINGS_OF[flag]: value for flag, value in flags.items()}
+    given = {**named, **servers_of(upstream), "encryption.key": key_of(key_stdin)}
     config = config_of(config_path, given, tells_each=True)
     gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
     from memd.admin.token_watch import AuthSource
@@ -83,9 +86,9 @@ def serve(
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
-    flags = {key: value for key, value in given.items() if value is not None}
-    path, _ = places_of_settings(config_path, os.environ, flags)
-    source = AuthSource(path, lambda: load_config(path, os.environ, flags).auth)
+    known = {key: value for key, value in given.items() if value is not None}
+    path, _ = places_of_settings(config_path, os.environ, known)
+    source = AuthSource(path, lambda: load_config(path, os.environ, known).auth)
     return serve_until_stopped(config, model=model, auth_source=source)
 
 

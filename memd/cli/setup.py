@@ -68,6 +68,12 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     never_beside: str = ""
     then: str = ""
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether the agent is on this machine."""
+        is_set_up = (Path.home() / self.sign).exists() or bool(os.environ.get(self.variable))
+        return is_set_up or bool(shutil.which(self.binary))
+
 
 AGENTS = tuple(
     msgspec.convert(row | {"wanted": json.loads(row["wanted"])}, AgentFile) for row in words_of("agents")["agents"]
@@ -98,14 +104,7 @@ class CannotEdit(MemdError):
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_settings(existing=False)
-def setup(
-    agents: tuple[str, ...],
-    topic: str | None,
-    model: str | None,
-    undo: bool,
-    yes: bool,
-    config: Config,
-) -> int:
+def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: bool, yes: bool, config: Config) -> int:
     """Write memd's base URL into the agents that are installed.
 
     AGENT...: pi, opencode, codex, claude-code, qwen-code, continue, cline or aider; default: all. Each change is shown
@@ -116,7 +115,8 @@ def setup(
     if undo and (topic or model):
         raise BadQuestion("--undo takes everything back: give it without --topic and --model")
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-    base = _base_url(config, daemon)
+    scheme, health = "https" if config.listen.tls_cert else "http", daemon.health() if daemon else {}
+    base = str(health.get("model_url") or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
     values = {"url": base + (f"/t/{checked_topic_id(topic)}" if topic else ""), "key": config.auth.token or "-"}
     values |= {"now": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}", "model": model or ""}
     if not undo:
@@ -125,7 +125,7 @@ def setup(
         if not (model or listed):
             click.echo("Nobody tells a model's name: `local` is written, which llama-server takes; else give --model.")
     rows = [one for one in AGENTS if one.agent in (agents or NAMES)]
-    rows = [one for one in rows if (_copy_of(_path(one)).exists() if undo else _is_installed(one))]
+    rows = [one for one in rows if (_copy_of(_path(one)).exists() if undo else one.is_installed)]
     if not rows:
         which = ", ".join(agents or NAMES)
         click.echo(f"There is nothing to take back for {which}." if undo else f"Not installed: {which}.")
@@ -147,7 +147,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
             click.echo(f"{agent}: {_path(row)} is left alone: {for_terminal(str(error))}.", err=True)
             if not undo:
                 kind = _path(row).suffix.lstrip(".")
-                click.echo(f"Write into it by hand:\n{_snippet(_filled(row.wanted, values), kind)}", err=True)
+                click.echo(f"Write into it by hand:\n{_by_hand(_filled(row.wanted, values), kind)}", err=True)
             left_alone = True
     different = [one for one in changes if one.before != one.after]
     for one in different:
@@ -164,7 +164,9 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
             _write(one)
             _copy_of(one.path).unlink()
         elif one.before != one.after:
-            _keep_copy(one.path)
+            if not (copy := _copy_of(one.path)).exists():  # as it was before the first run; empty: it was not there
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(one.path, copy) if one.path.exists() else copy.touch()
             _write(one)
     if different:
         then = "".join(f"; {row.then}" for row in files if row.then)
@@ -174,13 +176,6 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
 
 
 # The model servers
-
-
-def _base_url(config: Config, daemon: RunningDaemon | None) -> str:
-    """The address at which clients reach memd, without a path: that of the running daemon, else of the settings."""
-    told = daemon.health().get("model_url") if daemon else None
-    scheme = "https" if config.listen.tls_cert else "http"
-    return str(told or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
 
 
 def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str:
@@ -224,27 +219,12 @@ def _path(row: AgentFile) -> Path:
     return next((one for one in paths if one.exists()), paths[-1])
 
 
-def _is_installed(row: AgentFile) -> bool:
-    return (Path.home() / row.sign).exists() or bool(os.environ.get(row.variable)) or bool(shutil.which(row.binary))
-
-
 def _copy_of(path: Path) -> Path:
     return path.with_name(path.name + COPY)
 
 
 def _text(path: Path) -> str:
     return path.read_bytes().decode() if path.exists() else ""
-
-
-def _keep_copy(path: Path) -> None:
-    """Keep the file as it was before the first run; one that is not there is kept as an empty copy."""
-    if _copy_of(path).exists():
-        return
-    _copy_of(path).parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        shutil.copy2(path, _copy_of(path))
-    else:
-        _copy_of(path).touch()
 
 
 def _write(change: Change) -> None:
@@ -353,7 +333,7 @@ def _parsed(text: str, kind: str) -> Json:
     return told
 
 
-def _snippet(wanted: Json, kind: str) -> str:
+def _by_hand(wanted: Json, kind: str) -> str:
     wanted = _plain(wanted)
     if kind == "toml":
         return "\n".join([*_pairs({n: v for n, v in wanted.items() if not isinstance(v, dict)}, "="), *_tables(wanted)])

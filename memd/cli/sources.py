@@ -383,8 +383,9 @@ def remember(config: Config, topic: str, as_json: bool, text: str, **given: Any)
         check_not_ahead(note.checked(), time.time_ns() // 1000)
     except BadNote as error:
         raise BadQuestion(f"the note cannot be taken: its {error}") from None
+    body = {"topic_id": checked_topic_id(topic), "notes": [note]}
     with daemon_for(config) as daemon:
-        answer = daemon.ask(take_notes, body={"topic_id": checked_topic_id(topic), "notes": [note]})
+        answer = daemon.ask(take_notes, body=body)
     [taken] = answer.notes  # a part of it at least is stored; else that is an error
     ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
     done = "is remembered already" if taken.duplicate else "remembered"

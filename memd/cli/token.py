@@ -34,6 +34,7 @@ from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.shared.books import SharedBook, SharedTokens
 from memd.store.shared.postgres import shared_log
 from memd.store.token_list import KeptToken, TokenList
+from memd.wording import day_and_time
 
 Tokens = tuple[KeptToken, ...]
 SECRET_BYTES = 32
@@ -131,14 +132,20 @@ def list_(as_json: bool, config: Config) -> int:
     tokens: list[TokenSettings] = [*config.auth.tokens, *_kept(config)]
     grants = _live_grants(config)
     if as_json:
-        click.echo(json.dumps([*map(_fields, tokens), *map(msgspec.to_builtins, grants)], indent=2))
+        told: list[dict[str, object]] = list(map(msgspec.to_builtins, (*tokens, *grants)))
+        shown = [{name: value for name, value in one.items() if name != "token_sha256"} for one in told]
+        click.echo(json.dumps(shown, indent=2))
         return 0
     if config.auth.token and digest_of(config.auth.token).hex() not in {one.token_sha256 for one in tokens}:
         click.echo("owner: every right in every topic (auth.token)")
     for one in tokens:
-        click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({_origin(one)})")
+        origin = f"since {day_and_time(one.since)}" if isinstance(one, KeptToken) else "auth.tokens of the settings"
+        click.echo(f"{one.name}: {', '.join(one.rights)} in {', '.join(one.topics)} ({origin})")
     for grant in grants:
-        click.echo(_grant_line(grant))
+        where = ", ".join(grant.topics) or f"the topics of {grant.principal}"
+        until = f"{datetime.fromtimestamp(grant.until, UTC).astimezone():%Y-%m-%d}"
+        may = f"{', '.join(grant.rights)} in {where} (OAuth; if not used, until {until})"
+        click.echo(f"{grant.id}: {grant.program}, as {grant.principal}: {may}")
     if not tokens and not config.auth.token:
         click.echo("There is no token: whoever is on this machine may do everything, and nobody else anything.")
     return 0
@@ -170,7 +177,7 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
             raise ConfigError(problem)
         return after
 
-    with token_list(config) as listed:
+    with _token_list(config) as listed:
         checked(listed.read())  # what cannot be done leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
@@ -181,7 +188,7 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
 
 
 def _kept(config: Config) -> Tokens:
-    with token_list(config) as listed:
+    with _token_list(config) as listed:
         return listed.read()
 
 
@@ -221,17 +228,6 @@ def _tell(config: Config) -> bool:
     return True
 
 
-def _origin(one: TokenSettings) -> str:
-    if not isinstance(one, KeptToken):
-        return "auth.tokens of the settings"
-    return f"since {datetime.fromtimestamp(one.since / 1e6, UTC).astimezone():%Y-%m-%d %H:%M}"
-
-
-def _fields(one: TokenSettings) -> dict[str, object]:
-    told: dict[str, object] = msgspec.to_builtins(one)
-    return {name: value for name, value in told.items() if name != "token_sha256"}
-
-
 def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
     """Return the grants that are not over, oldest first; where no daemon tells, those of tokens that are gone too.
 
@@ -259,11 +255,8 @@ def _end_grant(config: Config, grant_id: str) -> None:
     elif (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
         daemon.ask(endpoint.end_grant, body={"id": grant_id})
     else:
-        lock = LocalDisk().lock(config.data_dir / LOCK_NAME)
-        try:
+        with LocalDisk().lock(config.data_dir / LOCK_NAME):
             _end_kept(config, lambda one: one.id == grant_id)
-        finally:
-            lock.release()
 
 
 def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
@@ -271,18 +264,8 @@ def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
         kept.change(lambda state: state.without(is_over))
 
 
-def _grant_line(grant: GivenGrant) -> str:
-    """Return a grant as a line for people."""
-    until = datetime.fromtimestamp(grant.until, UTC).astimezone()
-    where = ", ".join(grant.topics) or f"the topics of {grant.principal}"
-    return (
-        f"{grant.id}: {grant.program}, as {grant.principal}: {', '.join(grant.rights)} in {where} "
-        f"(OAuth; if not used, until {until:%Y-%m-%d})"
-    )
-
-
 @contextmanager
-def shared_book(config: Config, name: str) -> Iterator[SharedBook]:
+def _shared_book(config: Config, name: str) -> Iterator[SharedBook]:
     """A book of the cluster; raises StoreError where the database cannot be used."""
     with closing(shared_log(config)) as kept:
         kept.connect()
@@ -290,21 +273,21 @@ def shared_book(config: Config, name: str) -> Iterator[SharedBook]:
 
 
 @contextmanager
-def token_list(config: Config) -> Iterator[TokenList]:
+def _token_list(config: Config) -> Iterator[TokenList]:
     """The list of `memd token`; raises StoreError where the database cannot be used."""
-    if not config.cluster.is_on:
+    if config.cluster.is_on:
+        with _shared_book(config, "tokens") as book:
+            yield SharedTokens(book)
+    else:
         check_no_cluster(LocalDisk(), config.data_dir)
         yield TokenList(LocalDisk(), config.data_dir)
-        return
-    with shared_book(config, "tokens") as book:
-        yield SharedTokens(book)
 
 
 @contextmanager
 def _grant_list(config: Config) -> Iterator[GrantList]:
     """The list of grants; raises StoreError where the database cannot be used."""
-    if not config.cluster.is_on:
+    if config.cluster.is_on:
+        with _shared_book(config, "grants") as book:
+            yield SharedGrants(book)
+    else:
         yield GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
-        return
-    with shared_book(config, "grants") as book:
-        yield SharedGrants(book)

@@ -27,10 +27,10 @@ from memd.admin.oauth.protocol import (
     TOKEN,
     PermissionRefused,
     challenge_of,
-    client_id_of,
     metadata,
     permission_asked,
     registered,
+    registration,
     token_asked,
     token_to_revoke,
 )
@@ -44,6 +44,7 @@ from memd.principals import Principal, Principals, Right, digest_of
 from memd.settings.url import is_this_machine
 
 BODY_BYTES_MAX = 32_768
+BY_POST = (TOKEN, REGISTER, REVOKE)
 TOPICS_MAX = 64
 UNAUTHORIZED = 401
 INSUFFICIENT = "insufficient_scope"
@@ -114,10 +115,8 @@ class OAuthEndpoint:
         if len(self._led_on) >= LED_ON_MAX:
             self._led_on.clear()
         self._led_on.add(asked)
-        allowed = " and ".join(one for one in SCOPES if one in has) or "nothing"
-        message = (
-            f"memd: this program was allowed {allowed}, and this tool needs {right}; it can ask you in your browser"
-        )
+        allowed = f"this program was allowed {' and '.join(one for one in SCOPES if one in has) or 'nothing'}"
+        message = f"memd: {allowed}, and this tool needs {right}; it can ask you in your browser"
         refusal = error_response(403, message, INSUFFICIENT)
         scopes = [one for one in SCOPES if one in has or one == right]
         refusal.headers["WWW-Authenticate"] = challenge_of(issuer, INSUFFICIENT, scopes)
@@ -133,63 +132,49 @@ class OAuthEndpoint:
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer one request."""
-        issuer, methods = issuer_of(request), _methods(request.path)
+        path, issuer = request.path, issuer_of(request)
+        methods = ("GET", "POST") if path == AUTHORIZE else ("POST",) if path in BY_POST else ("GET", "HEAD")
         if not issuer:
             return _refusal(OAuthRefused("invalid_request", NO_TLS))
-        if is_from_another_page(request) and not _is_opened(request):
+        fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+        is_opened = request.method == "GET" and path == AUTHORIZE and fetched == ("navigate", "document")
+        if is_from_another_page(request) and not is_opened:  # a client's page may have the browser open memd's
             return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
         if request.method not in methods:
-            refusal = _refusal(OAuthRefused("invalid_request", f"{request.path} takes {' and '.join(methods)}"), 405)
+            refusal = _refusal(OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}"), 405)
             refusal.headers["Allow"] = ", ".join(methods)
             return refusal
+        if path == AUTHORIZE and request.method == "GET":
+            query = request.raw_path.partition("?")[2]
+            try:
+                permission = permission_asked(query, self._ledger.key, issuer)
+            except OAuthRefused as error:
+                return _page_of_refusal(error)
+            return _page(consent.asking(permission, query, rights=permission.scopes))
         if request.method != "POST":
-            document = metadata(request.path, issuer)
-            return _json(document) if document is not None else self._ask(request.raw_path.partition("?")[2], issuer)
+            return _json(metadata(path, issuer))
         body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
         if body is None:
             return _refusal(OAuthRefused("invalid_request", f"the body exceeds {BODY_BYTES_MAX:,} bytes"), 413)
-        try:
-            return await self._take(request, body, issuer)
-        except OAuthRefused as error:
-            return _refusal(error)
-        except StoreError as error:
-            return _refusal(OAuthRefused("server_error", f"what was asked for cannot be kept: {error}"), 503)
-
-    async def _take(self, request: web.Request, body: bytes, issuer: str) -> web.Response:
-        """Take what was sent."""
-        if request.path == REGISTER:
-            return await self._register(body)
         form = body.decode("ascii", "replace")
-        if request.path == AUTHORIZE:
-            return await self._take_answer(request, form, issuer)
-        if request.path == REVOKE:
+        try:
+            if path == AUTHORIZE:
+                return await self._take_answer(request, form, issuer)
+            if path == REGISTER:
+                client = registered(body)
+                return _json(registration(client, await self._ledger.key_to_register()), 201)
+            if path == TOKEN:
+                return _json(await self._ledger.tokens_for(token_asked(form, self._ledger.key, issuer)))
             token = token_to_revoke(form)
             grant = self._ledger.acting(token)
             await self._ledger.revoke(token)
             if grant is not None:
                 await self._recorded(request, grant.principal, "a program is let in no more")
             return _json({})
-        return _json(await self._ledger.tokens_for(token_asked(form, self._ledger.key, issuer)))
-
-    async def _register(self, body: bytes) -> web.Response:
-        client = registered(body)
-        client_id = client_id_of(client, await self._ledger.key_to_register())
-        known = {
-            "client_id": client_id,
-            "client_name": client.name,
-            "redirect_uris": client.redirect_uris,
-            "grant_types": ["authorization_code", "refresh_token"],
-            "response_types": ["code"],
-            "token_endpoint_auth_method": "none",
-        }
-        return _json(known, 201)
-
-    def _ask(self, query: str, issuer: str) -> web.Response:
-        try:
-            permission = permission_asked(query, self._ledger.key, issuer)
         except OAuthRefused as error:
-            return _page_of_refusal(error)
-        return _page(consent.asking(permission, query, rights=permission.scopes))
+            return _refusal(error)
+        except StoreError as error:
+            return _refusal(OAuthRefused("server_error", f"what was asked for cannot be kept: {error}"), 503)
 
     async def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
         """Take the answer of a person, given on the page."""
@@ -260,12 +245,6 @@ async def end_grant(parts: DaemonParts, body: GrantEnd) -> GrantEnded:
     return GrantEnded(body.id)
 
 
-def _methods(path: str) -> tuple[str, ...]:
-    if path == AUTHORIZE:
-        return ("GET", "POST")
-    return ("POST",) if path in (TOKEN, REGISTER, REVOKE) else ("GET", "HEAD")
-
-
 def issuer_of(request: web.BaseRequest) -> str:
     """Return the address by which the client calls memd, as scheme and host; empty where others could read along.
 
@@ -277,12 +256,6 @@ def issuer_of(request: web.BaseRequest) -> str:
         return ""
     name = urlsplit(f"//{host}").hostname or ""
     return f"{scheme}://{host}" if scheme == "https" or is_this_machine(name) else ""
-
-
-def _is_opened(request: web.BaseRequest) -> bool:
-    """Whether a page of another address had the browser open the page that asks a person: a client's may."""
-    fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
-    return request.method == "GET" and request.path == AUTHORIZE and fetched == ("navigate", "document")
 
 
 def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list[str]) -> str:

@@ -81,7 +81,21 @@ def registered(body: bytes) -> OAuthClient:
     for uri in asked.redirect_uris:
         if problem := _problem_of(uri):
             raise OAuthRefused("invalid_redirect_uri", f"{uri[:80]!r} {problem}")
-    return OAuthClient(_shown_name(asked.client_name), tuple(asked.redirect_uris))
+    # Without what could hide or turn around words on a page.
+    name = " ".join("".join(one if one.isprintable() else " " for one in asked.client_name).split())
+    return OAuthClient(name[:NAME_CHARACTERS_MAX] or "A program without a name", tuple(asked.redirect_uris))
+
+
+def registration(client: OAuthClient, key: bytes) -> Mapping[str, Any]:
+    """Return the answer to a registration (RFC 7591 section 3.2.1)."""
+    return {
+        "client_id": client_id_of(client, key),
+        "client_name": client.name,
+        "redirect_uris": client.redirect_uris,
+        "grant_types": ["authorization_code", "refresh_token"],
+        "response_types": ["code"],
+        "token_endpoint_auth_method": "none",
+    }
 
 
 def client_id_of(client: OAuthClient, key: bytes) -> str:
@@ -134,12 +148,6 @@ def _problem_of(uri: str) -> str:
 
 def _without_port(uri: str) -> str:
     return _LOOPBACK_PORT.sub(r"\1", uri, count=1)
-
-
-def _shown_name(name: str) -> str:
-    """The name without what could hide or turn around words on a page."""
-    plain = " ".join("".join(one if one.isprintable() else " " for one in name).split())
-    return plain[:NAME_CHARACTERS_MAX] or "A program without a name"
 
 
 def _seal(said: bytes, key: bytes) -> bytes:
@@ -203,8 +211,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     redirect_uri: str | None
 
 
-def metadata(path: str, issuer: str) -> Mapping[str, Any] | None:
-    """Return the document at one of the paths where clients look for it; None if there is none.
+def metadata(path: str, issuer: str) -> Mapping[str, Any]:
+    """Return the document at a path where clients look for it: that of the resource, else that of the server.
 
     RFC 9728 and RFC 8414; a client that finds no OAuth looks where OpenID has the same document.
     """
@@ -216,8 +224,6 @@ def metadata(path: str, issuer: str) -> Mapping[str, Any] | None:
             "bearer_methods_supported": ["header"],
             "resource_name": "memd",
         }
-    if path not in _ABOUT_SERVER:
-        return None
     return {
         "issuer": issuer,
         "authorization_endpoint": issuer + AUTHORIZE,
