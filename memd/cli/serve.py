@@ -37,6 +37,7 @@ _SETTINGS_OF = {
     "admin_port": "admin.port",
     "log_level": "log.level",
 }
+_PORT = click.IntRange(0, 65_535)
 SWITCH_SECONDS = 0.001
 """A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
 25 MB with 300,000 tool calls other requests take 5 ms and not 13 (bench/NOTES.md, 2026-11-27)."""
@@ -45,26 +46,12 @@ SWITCH_SECONDS = 0.001
 @click.command()
 @settings_flags
 @click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
-@click.option(
-    "--port",
-    "listen.port",
-    type=click.IntRange(0, 65_535),
-    help="Port to listen on; 0 takes a free one. Default: 8765.",
-)
-@click.option(
-    "--admin-port",
-    type=click.IntRange(0, 65_535),
-    help="Port of memd's own page. Default: one above --port, 8766.",
-)
+@click.option("--port", type=_PORT, help="Port to listen on; 0 takes a free one. Default: 8765.")
+@click.option("--admin-port", type=_PORT, help="Port of memd's own page. Default: one above --port, 8766.")
 @upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
 @model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
 @key_flag
-@click.option(
-    "--log-level",
-    "log.level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Default: log.level, info.",
-)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
 def serve(
     config_path: Path | None, upstream: tuple[str, ...], model: Path | None, key_stdin: bool, **flags: Any
 ) -> int:
