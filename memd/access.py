@@ -16,10 +16,9 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
-from memd.principals import OWNER, SECRET_PREFIX, Principal, Principals
+from memd.principals import OWNER, SECRET_PREFIX, TOKEN_HEADER, Principal, Principals
 from memd.settings.url import is_this_machine
 
-TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 UNGUESSABLE_CHARACTERS = 32
 """Characters; the secrets that `memd token add` makes are longer."""
 _BEARER = "bearer "

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from memd.access import TOKEN_HEADER
 from memd.errors import (
     BadDocument,
     BadQuestion,
@@ -26,6 +25,7 @@ from memd.errors import (
     NotFound,
     UnknownTopic,
 )
+from memd.principals import TOKEN_HEADER
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat import CHAT

@@ -18,6 +18,7 @@ from memd.errors import Forbidden
 
 Right = Literal["read", "write", "correct", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
+TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 SECRET_PREFIX = "memd_"  # noqa: S105  # what all begin with
 """Of each secret that `memd token` makes, so that people and scanners of secrets know one."""
 EVERY_TOPIC = "*"

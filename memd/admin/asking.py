@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from memd.access import TOKEN_HEADER
 from memd.admin.routing import route_of
 from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMissing, UnknownTopic
+from memd.principals import TOKEN_HEADER
 
 Answer = TypeVar("Answer")
 ANSWER_SECONDS_MAX = 60.0

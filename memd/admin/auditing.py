@@ -9,15 +9,13 @@ its end is. Reading needs no daemon: `audit_of` is what the route and the comman
 from __future__ import annotations
 
 import asyncio
-import getpass
 import hashlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -25,7 +23,7 @@ from aiohttp import web
 from memd import __version__
 from memd.access import principal_of, source_of
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import ALL_TOPICS, BEFOREHAND, COUNTED, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
+from memd.admin.queries import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
 from memd.admin.routing import Route, get
 from memd.errors import BadQuestion, MemdError, StoreError
 from memd.http import refusal_of
@@ -33,7 +31,7 @@ from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
-from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, read_book
+from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, not_done, read_book, user_name
 from memd.store.disk import LocalDisk
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -247,6 +245,13 @@ async def own_erasure(auditor: Auditor, who: str, topic_id: str, chunks: int) ->
         auditor.note(msgspec.structs.replace(act, at=_now(), ends=began, detail=detail))
 
 
+class Streamed(NamedTuple):
+    """An answer that was sent piece by piece."""
+
+    response: web.StreamResponse
+    lines: int
+
+
 async def audited(
     auditor: Auditor,
     request: web.Request,
@@ -268,8 +273,8 @@ async def audited(
     status, told = 500, asked
     try:
         answered = await answer()
-        if isinstance(answered, web.StreamResponse):
-            status, told = answered.status, msgspec.structs.replace(asked, count=request.get(COUNTED))
+        if isinstance(answered, Streamed):
+            status, told = answered.response.status, msgspec.structs.replace(asked, count=answered.lines)
         else:
             status, told = 200, asked.and_of(Extent() if route.touches is None else route.touches(answered))
         return answered
@@ -283,19 +288,6 @@ async def audited(
         kind = "refused" if status == FORBIDDEN else kind
         facts = msgspec.structs.asdict(told)
         auditor.note(auditor.by(request, kind, what, status=status, ends=began, **facts))
-
-
-def not_done(error: StoreError) -> StoreError:
-    """Return the refusal of an act whose line could not be written."""
-    return StoreError(f"this was not done, as the audit cannot have its line: {error}")
-
-
-def user_name() -> str:
-    """The system's name of the user who runs this process, or its number."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 def _now() -> int:

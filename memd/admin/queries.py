@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 from multidict import MultiMapping
 
@@ -30,8 +29,6 @@ ALL_TOPICS = "*"
 FORBIDDEN = 403
 BEFOREHAND = frozenset({"export", "backup", "erase", "token"})
 """Acts that are not done unless a line that they begin is on disk."""
-COUNTED = web.RequestKey("counted", int)
-"""Where the handler of a streamed answer says how many entries it sent."""
 
 
 class Extent(msgspec.Struct, frozen=True):

@@ -8,25 +8,27 @@ handler runs; unknown members are refused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from memd.access import forwarding_header, is_from_another_page, is_own, principal_of, same_host
+from memd.access import forwarding_header, is_from_another_page, is_let_in_still, is_own, principal_of, same_host
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, usage, writes
-from memd.admin.auditing import audited
+from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import FORBIDDEN, Extent, NoQuery, decode_query
-from memd.admin.routing import Route, document, get, route_of, routes_of
+from memd.admin.queries import FORBIDDEN, Extent, decode_query
+from memd.admin.routing import Route, Sent, document, get, route_of, routes_of
 from memd.admin.tokens import PROOF
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
-from memd.http import error_response, prove, read_body, refusal_of
+from memd.http import error_response, key_of, prove, read_body, refusal_of
 from memd.principals import OWNER
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -157,8 +159,11 @@ class OwnRoutes:
         except MemdError as error:
             status, kind = refusal_of(error)
             return error_response(status, f"memd: {error}", kind)
-        if isinstance(answer, web.StreamResponse):
-            return answer
+        if isinstance(answer, Streamed):
+            return answer.response
+        if isinstance(answer, Sent):
+            headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store"}
+            return web.Response(body=answer.content, headers=headers)
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
 
     async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
@@ -172,27 +177,46 @@ class OwnRoutes:
                 self._parts.auditor.note_refused(request, f"{route.method} {route.path}")
                 raise
         query = decode_query(request.query, route.query)
-        arguments: dict[str, Any] = {"query": query} if route.query is not NoQuery else {}
-        if route.takes_who:
-            arguments["who"] = who
-        if route.takes_request:
-            arguments["request"] = request
+        given: dict[str, Any] = {"query": query, "who": who, "headers": request.headers, "key": key_of(request)}
         if route.body is not None:
-            arguments["body"] = await self._decoded_body(request, route.body, route.body_bytes_max)
+            body = await read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
+            if body is None:
+                raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
+            try:
+                given["body"] = msgspec.json.decode(body, type=route.body)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise BadQuestion(f"the body is not what this route takes: {error}") from None
         named = tuple(matched.values())
-        asked = Extent(ids=named).and_of((arguments["body"] if route.body is not None else query).extent)
-        return await audited(
-            self._parts.auditor, request, route, asked, partial(route.handler, self._parts, *named, **arguments)
-        )
+        asked = Extent(ids=named).and_of(given.get("body", query).extent)
+        taken = {name: value for name, value in given.items() if name in route.takes}
+        answer = partial(route.handler, self._parts, *named, **taken)
+        if inspect.isasyncgenfunction(route.handler):
+            answer = partial(_streamed, request, route.streams, answer)
+        return await audited(self._parts.auditor, request, route, asked, answer)
 
-    async def _decoded_body(self, request: web.Request, kind: type, bytes_max: int) -> Any:
-        body = await read_body(request, bytes_max, self._parts.config.limits.idle_seconds)
-        if body is None:
-            raise BadQuestion(f"the body is larger than {bytes_max:,} bytes")
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadQuestion(f"the body is not what this route takes: {error}") from None
+
+async def _streamed(
+    request: web.Request, content_type: str, pieces: Callable[[], AsyncGenerator[bytes, None]]
+) -> Streamed:
+    """Send what an operation yields, until the client leaves or its token is taken back.
+
+    An answer that would have an end is broken off then, so that nobody takes it for the whole.
+    """
+    lines = 0
+    async with aclosing(pieces()) as yielded:
+        piece = await anext(yielded, b"")  # what is refused is refused before anything is sent
+        response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while piece:
+                if not is_let_in_still(request):
+                    if content_type != ENDLESS and request.transport is not None:
+                        request.transport.abort()
+                    break
+                await response.write(piece)
+                lines += piece.count(b"\n")
+                piece = await anext(yielded, b"")
+    return Streamed(response, lines)
 
 
 def _led(location: str) -> web.Response:

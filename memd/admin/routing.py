@@ -3,19 +3,20 @@
 Rule: everything that is said about an operation is said here, and every surface reads it: the route and the right that
 it needs, the audit's act, the OpenAPI document, the command's options and the tool of MCP. The rest is read from the
 function's signature: `parts` are those of the daemon, `query` is the struct of its parameters, `body` that of its JSON
-body, `request` the request itself, `who` the principal that asks, any other argument a part of the path. A function
-that takes `who` asks for the right topic by topic; for any other the principal needs it in every topic. It returns what
-is sent as JSON, or a whole response, or raises a `MemdError`. `docs/openapi.json` is the `document` of all; a test
-holds the two together.
+body, `headers` those of the request, `key` what it is known by when it is sent again, `who` the principal that asks,
+any other argument a part of the path. A function that takes `who` asks for the right topic by topic; for any other the
+principal needs it in every topic. It returns what is sent as JSON, or `Sent`, or yields pieces of an answer that is no
+JSON, or raises a `MemdError`. It knows nothing of HTTP, and its module imports no server: a command reads it, too.
+`docs/openapi.json` is the `document` of all; a test holds the two together.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -24,11 +25,18 @@ from memd.admin.queries import Body, Extent, NoQuery
 from memd.principals import Right
 from memd.store.audit import ActKind
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any] | AsyncIterator[bytes]])
 RouteRight = Right | Literal["any", "open"]
 """`any`: whoever has a token; `open`: also who has none."""
 _DECLARED = "memd_route"
 """The attribute of a handler that has its declaration."""
+
+
+class Sent(NamedTuple):
+    """A whole answer that is no JSON."""
+
+    content: bytes
+    content_type: str
 
 
 class Columns(TypedDict, total=False):
@@ -57,7 +65,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = ""
     """Its name over MCP; empty: it is no tool."""
     body_bytes_max: int = 4 << 20
-    handler: Callable[..., Awaitable[Any]]
+    handler: Callable[..., Any]
     name: str
     """The handler's."""
     summary: str
@@ -65,10 +73,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The first paragraph of the handler's docstring, and the rest."""
     query: type[NoQuery]
     body: type[Body] | None
-    takes_request: bool
-    takes_who: bool
+    takes: frozenset[str]
+    """The names of the handler's arguments."""
     answer: Any
     """The type that the handler returns."""
+
+    @property
+    def takes_who(self) -> bool:
+        """Whether the handler asks for the right itself, topic by topic."""
+        return "who" in self.takes
 
 
 def get(path: str, right: RouteRight, **columns: Unpack[Columns]) -> Callable[[Handler], Handler]:
@@ -108,8 +121,7 @@ def route_of(handler: Callable[..., Any]) -> Route:
         details=details.replace("\n", " "),
         query=types.get("query", NoQuery),
         body=types.get("body"),
-        takes_request="request" in types,
-        takes_who="who" in types,
+        takes=frozenset(types),
         answer=types["return"],
     )
 

@@ -7,19 +7,16 @@ be used, and not where it is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from aiohttp import web
 
 from memd import __version__
-from memd.access import is_let_in_still
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import Extent, TopicQuery
-from memd.admin.routing import get
+from memd.admin.routing import Sent, get
 from memd.clock import shown_time
 from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
@@ -242,39 +239,31 @@ async def buffer(parts: DaemonParts, query: TopicQuery, who: Principal) -> Buffe
 
 
 @get("/memd/events", "read", act="read", streams="text/event-stream")
-async def events(parts: DaemonParts, request: web.Request, who: Principal) -> web.StreamResponse:
+async def events(parts: DaemonParts, who: Principal) -> AsyncIterator[bytes]:
     """Turns, stored chunks and corrections as they happen, as server-sent events, until the client disconnects or
     its token is taken back."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-    await response.prepare(request)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(contextlib.suppress(ConnectionError))
-        queue = stack.enter_context(parts.events.subscription(who.author))
-        await response.write(b": memd\n\n")
+    with parts.events.subscription(who.author) as queue:
+        yield b": memd\n\n"
         while not parts.events.have_ended():
             try:
-                event = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                kind, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
             except TimeoutError:
-                event = None
-            if parts.events.have_ended() or not is_let_in_still(request):
+                yield b": ping\n\n"
+                continue
+            if parts.events.have_ended():
                 break
-            if event is None:
-                await response.write(b": ping\n\n")
-            elif event[0] == "end":  # it makes room; a browser would be back at once
-                told = msgspec.json.encode(event[1])
-                await response.write(b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told))
+            if kind == "end":  # it makes room; a browser would be back at once
+                told = msgspec.json.encode(value)
+                yield b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told)
                 break
-            elif who.may("read", event[1]["topic_id"]):
-                told = msgspec.json.encode(_told(event[1], who))
-                await response.write(b"event: %s\ndata: %s\n\n" % (event[0].encode(), told))
-    return response
+            if who.may("read", value["topic_id"]):
+                yield b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(_told(value, who)))
 
 
 @get("/memd/metrics", "admin", streams="text/plain")
-async def metrics(parts: DaemonParts, request: web.Request) -> web.StreamResponse:
+async def metrics(parts: DaemonParts, headers: Mapping[str, str]) -> Sent:
     """Metrics for Prometheus; docs/operations.md lists them."""
-    body, content_type = await parts.exposition(request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
+    return Sent(*await parts.exposition(headers.get("Accept", "")))
 
 
 def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from aiohttp import web
 from msgspec import UNSET
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import ConversationsQuery, Extent, ReplayQuery, TranscriptQuery, TurnsQuery, chunks_in
-from memd.admin.routing import get
+from memd.admin.routing import Sent, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal
@@ -81,12 +80,9 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
 
 
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")
-async def receipts(parts: DaemonParts, who: Principal) -> web.StreamResponse:
+async def receipts(parts: DaemonParts, who: Principal) -> Sent:
     """All receipts that this daemon keeps, a JSON line each, the newest first."""
-    lines = await parts.receipts.lines(who)
-    return web.Response(
-        body=b"\n".join(lines), headers={"Content-Type": "application/jsonl", "Cache-Control": "no-store"}
-    )
+    return Sent(b"\n".join(await parts.receipts.lines(who)), "application/jsonl")
 
 
 @get("/memd/turns/{id}", "read", act="read", touches=lambda turn: _candidates_in(turn, turn.candidates))

@@ -12,14 +12,13 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
-from aiohttp import web
 from msgspec import Meta
 
 from memd.admin import history
@@ -28,7 +27,6 @@ from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
 from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
-from memd.http import key_of
 from memd.ingest.erasing import (
     ErasureDone,
     PlannedErasure,
@@ -127,13 +125,15 @@ def _notes_in(done: NotesTaken) -> Extent:
 
 
 @post("/memd/notes", "write", act="write", touches=_notes_in, tool="remember")
-async def take_notes(parts: DaemonParts, body: NotesBody, request: web.Request, who: Principal) -> NotesTaken:
+async def take_notes(
+    parts: DaemonParts, body: NotesBody, key: str, headers: Mapping[str, str], who: Principal
+) -> NotesTaken:
     """Remember notes from now on. What is remembered already is not stored again.
 
     They are durable when this is answered. With an `Idempotency-Key` that was shown before they are not taken
     again, whatever became of them since.
     """
-    mode = request.headers.get(MODE_HEADER, "full")
+    mode = headers.get(MODE_HEADER, "full")
     if mode != "full":
         raise BadQuestion(f"{MODE_HEADER} is {mode[:20]!r}, so nothing may be stored; leave it out to take notes")
     if not body.notes:
@@ -145,7 +145,7 @@ async def take_notes(parts: DaemonParts, body: NotesBody, request: web.Request, 
     except BadNote as error:
         raise BadQuestion(str(error)) from None
     async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
-        mark = mark_of(request, body, who)
+        mark = mark_of(key, body, who)
         taken = [
             await take_note(topic, note, parts.archiver, who.author, mark=b"%s%d" % (mark, position))
             for position, note in enumerate(notes)
@@ -178,7 +178,7 @@ async def _until_made(topic: Topic, work: Callable[[TopicLog, int], Awaitable[Ap
     touches=lambda done: Extent(count=len(done.applied)),
     tool="correct_memory",
 )
-async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request, who: Principal) -> Corrected:
+async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Principal) -> Corrected:
     """Correct what is remembered. Nothing is lost: each correction can be taken back by a person (memd undo).
 
     With an `Idempotency-Key` that was shown before it tells what became of it then.
@@ -190,7 +190,7 @@ async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request
     if body.steps != 1 and body.action == "Update":
         raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
     correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
-    mark = mark_of(request, body, who)
+    mark = mark_of(key, body, who)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
 
         async def corrected(log_: TopicLog, made_at: int) -> Applied:
@@ -214,9 +214,9 @@ async def correct(parts: DaemonParts, body: CorrectionBody, request: web.Request
 
 
 @post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
-async def undo(parts: DaemonParts, body: UndoBody, request: web.Request, who: Principal) -> Corrected:
+async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> Corrected:
     """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
-    mark = mark_of(request, body, who)
+    mark = mark_of(key, body, who)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
 
         async def undone(log_: TopicLog, made_at: int) -> Applied:
@@ -259,9 +259,9 @@ async def backup(parts: DaemonParts, body: BackupBody) -> BackupReport:
     return await asyncio.to_thread(backed_up)
 
 
-def mark_of(request: web.Request, body: msgspec.Struct, who: Principal) -> bytes:
+def mark_of(key: str, body: msgspec.Struct, who: Principal) -> bytes:
     """The mark of the entries that a request appends, see `ChunkState.asked_by`: another one for each key."""
-    told = "\0".join((key_of(request), who.name)).encode(errors="surrogateescape") + msgspec.json.encode(body)
+    told = "\0".join((key, who.name)).encode(errors="surrogateescape") + msgspec.json.encode(body)
     return hashlib.blake2b(told, digest_size=16).digest()
 
 

@@ -59,8 +59,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "reembed": ("ingest", "Re-embed chunks that another model embedded."),
     },
     "Team": {
-        "token": ("token", "Make, list and take back tokens for others, each with its topics and rights."),
-        "audit": ("audit", "Show who read, wrote, corrected, erased and exported what."),
+        "token": ("team", "Make, list and take back tokens for others, each with its topics and rights."),
+        "audit": ("team", "Show who read, wrote, corrected, erased and exported what."),
         "move": ("move", "Move topics between a folder and a cluster."),
     },
     "Service": {

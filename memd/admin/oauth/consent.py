@@ -11,6 +11,7 @@ from html import escape
 from urllib.parse import urlsplit
 
 from memd.admin.oauth.protocol import AUTHORIZE, SCOPES, Permission, told_host
+from memd.assets import words_of
 from memd.settings.url import is_this_machine
 
 HEADERS = {
@@ -23,56 +24,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-{refresh}<title>{title} – memd</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="/memd/page.css">
-</head>
-<body>
-<header><div class="bar"><span class="brand">memd</span></div></header>
-<main class="consent">
-<h1>{title}</h1>
-{body}
-</main>
-</body>
-</html>
-"""
-_FORM = """<p><b>{name}</b> asks for access to what memd remembers. It calls itself that; nobody checked it.</p>
-<dl class="facts">
-<div><dt>The answer goes to</dt><dd><b>{host}</b>, at <code>{uri}</code></dd></div>
-</dl>
-{warning}{problem}<form method="post" action="{action}">
-<input type="hidden" name="request" value="{query}">
-<fieldset>
-<legend>It may</legend>
-{rights}
-</fieldset>
-<label>Only in these topics
-<input name="topics" value="{topics}" placeholder="all topics of the token" autocomplete="off" autocapitalize="none"
-spellcheck="false" aria-describedby="topics-hint"></label>
-<p class="hint" id="topics-hint">Names with spaces between them; <code>*</code> stands for any characters. Empty: all
-that your token may use.</p>
-<label>Your memd token
-<input type="password" name="token" autocomplete="current-password" required aria-describedby="token-hint"></label>
-<p class="hint" id="token-hint">The setting <code>auth.token</code>, or what <code>memd token add</code> printed.
-{name} gets none of it, but a token of its own: until you revoke it or yours (<code>memd token revoke</code>), or until
-it is not used for 30 days.</p>
-<p class="buttons"><button class="main" name="answer" value="allow">Allow</button>
-<button name="answer" value="refuse" formnovalidate>Refuse</button></p>
-</form>
-"""
-_RIGHT = """<label><input type="checkbox" name="right" value="{right}"{checked}>
-<span><b>{right}</b>: {words}</span></label>
-"""
-_LOOPBACK = (
-    '<p class="remark">Any program on this computer can ask like this. Go on only if you have just started it '
-    "yourself, from {name}.</p>\n"
-)
+_WORDS: dict[str, str] = words_of("consent")
 
 
 def asking(permission: Permission, query: str, *, rights: Collection[str], topics: str = "", problem: str = "") -> str:
@@ -87,15 +39,15 @@ def asking(permission: Permission, query: str, *, rights: Collection[str], topic
     uri, name = permission.redirect_uri, escape(permission.client.name)
     host = urlsplit(uri).hostname or ""
     ticks = (
-        _RIGHT.format(right=right, words=words, checked=" checked" if right in rights else "")
+        _WORDS["right"].format(right=right, words=words, checked=" checked" if right in rights else "")
         for right, words in SCOPES.items()
         if right in permission.scopes
     )
-    body = _FORM.format(
+    body = _WORDS["form"].format(
         name=name,
         host=escape(told_host(uri)),
         uri=escape(uri),
-        warning=_LOOPBACK.format(name=name) if is_this_machine(host) else "",
+        warning=_WORDS["loopback"].format(name=name) if is_this_machine(host) else "",
         problem=f'<p class="problem" role="alert">{escape(problem)}</p>\n' if problem else "",
         action=AUTHORIZE,
         query=escape(query),
@@ -125,4 +77,4 @@ def refusing(problem: str, back: str = "") -> str:
 
 def _page(title: str, body: str, refresh: str = "") -> str:
     leading = f'<meta http-equiv="refresh" content="0;url={escape(refresh)}">\n' if refresh else ""
-    return _PAGE.format(title=escape(title), body=body, refresh=leading)
+    return _WORDS["page"].format(title=escape(title), body=body, refresh=leading)

@@ -21,12 +21,12 @@ import aiohttp
 import click
 import msgspec
 
-from memd.access import TOKEN_HEADER
 from memd.admin.asking import unchecked_tls
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.daemon.app import running
 from memd.errors import MemdError
+from memd.principals import TOKEN_HEADER
 from memd.proxy.upstream.client import NO_TEMPLATE, WANTS_KEY
 from memd.settings.loading import variable_of
 from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
