@@ -12,21 +12,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memd.entries import Correction, digits_of_id
 from memd.errors import StoreError
-from memd.ingest.erasing import Concern
-from memd.ingest.redaction.redactor import Redactor
 from memd.principals import Principal
 from memd.recall.explained import INJECTED, ScoredChunk
 from memd.selection import EVERYTHING, Selection
 from memd.store.disk import Wiper
 from memd.store.receipts import ReceiptRing, rewrite_receipts
-from memd.telemetry.events import Events
 from memd.wire.lenient_json import decode_or_none
+
+if TYPE_CHECKING:
+    from memd.ingest.erasing import Concern
+    from memd.ingest.redaction.redactor import Redactor
+    from memd.telemetry.events import Events
 
 log = logging.getLogger("memd")
 

@@ -18,8 +18,9 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of
+from memd.recall.explained import Verdict
 from memd.recall.question import PARTS_MAX, parts_of
-from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever, Verdict
+from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever
 from memd.selection import Selection
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.store import Store, TopicLog

@@ -38,7 +38,6 @@ from memd.recall.digest import digest as digest_of
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.related import Related
 from memd.recall.related import related as related_to
-from memd.recall.retrieve import Filters
 from memd.store.choice import chosen, live_ids
 from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
 from memd.store.store import Snapshot
@@ -74,6 +73,8 @@ async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> Sear
 
     They are the chunks that the question would get, and why.
     """
+    from memd.recall.retrieve import Filters  # a command imports this module and retrieves nothing
+
     async with parts.held(query.topic, who) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if query.as_of is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -18,16 +18,18 @@ from memd.admin.parts import DaemonParts
 from memd.admin.queries import Extent, TopicQuery
 from memd.admin.routing import Sent, get
 from memd.clock import shown_time
-from memd.conversation.conversation import Conversation
 from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
-from memd.ingest.topics import Topic, Topics
 from memd.principals import Principal
 from memd.store.bucket.writing import BackupHealth
 from memd.store.disk_trouble import DiskTrouble, Trouble
-from memd.store.shared.seam import SharedLog
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
+
+if TYPE_CHECKING:
+    from memd.conversation.conversation import Conversation
+    from memd.ingest.topics import Topic, Topics
+    from memd.store.shared.seam import SharedLog
 
 RETRY_SECONDS = 60
 PING_SECONDS = 15.0

@@ -25,7 +25,6 @@ from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal
 from memd.recall.columns import Searchable
 from memd.recall.explained import EARLIER, INJECTED, ScoredChunk, SearchAnswer, search_answer
-from memd.recall.retrieve import Budget, Filters
 from memd.receipts import Receipt, summary
 from memd.selection import Selection
 from memd.store.log.columns import may_be_wanted
@@ -98,6 +97,8 @@ async def turn(parts: DaemonParts, turn_id: str, who: Principal) -> Receipt:
 @get("/memd/turns/{id}/replay", "read", act="search", touches=lambda told: _candidates_in(told.turn, told.now.chunks))
 async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Principal) -> TurnReplay:
     """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
+    from memd.recall.retrieve import Budget, Filters  # a command imports this module and retrieves nothing
+
     receipt = await turn(parts, turn_id, who)
     if receipt.question is None:
         raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")

@@ -1,46 +1,29 @@
-"""`memd log`, `show`, `turn`, `correct`, `undo` and `erase`: what happened to the memory, and what is to change in it.
+"""`memd log`, `show` and `turn`: what happened to the memory, and what it did.
 
-Rule: the daemon reads, appends, erases and answers from its receipts; these commands only show its answers. Before an
-erasure they show what would go, and ask.
+Rule: the daemon reads, and answers from its receipts; these commands only show its answers.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from memd.admin import reads, status, turns, writes
+from memd.admin import reads, status, turns
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.turns import TurnReplay, TurnsPage
-from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import FOUND_SOMETHING, tell_not_overwritten, with_settings
-from memd.cli.kept import waiting_messages, waiting_note
-from memd.cli.operations import RouteAnswer, json_flag, options_of, shows
+from memd.cli.flags import with_settings
+from memd.cli.operations import RouteAnswer, json_flag, shows
 from memd.cli.operations import show as show_answer
-from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.tables import Lines, indented, marks_of, print_lines, table, time_of
-from memd.errors import BadQuestion, NotFound, WrongKey
+from memd.cli.running import daemon_for
+from memd.cli.tables import Lines, indented, marks_of, table, time_of
+from memd.errors import BadQuestion, WrongKey
 from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.store.encryption.opening import disk_of
-from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
-
-TEXT_CHARACTERS = 100
-"""Of a corrected chunk that are shown, so that it is seen which it was."""
-CHUNK_DIGITS = range(4, 13)
-"""A decimal number of so many digits is a chunk's id, any other one an entry's, which is a time in microseconds."""
-_DONE = {
-    "Helpful": "counts for more",
-    "Unhelpful": "counts for less",
-    "Update": "is no longer shown",
-    "replacement": "is shown in its place",
-}
-"""The outcome of an entry; an undo's depends on the chunk."""
-ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
+from memd.wording import counted, for_terminal, memory_words, name_for_terminal
 
 
 @click.command()
@@ -54,6 +37,8 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
+    from memd.cli.kept import waiting_messages, waiting_note  # it reads journals, which takes a moment to import
+
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
         known = asked.daemon.ask(status.topics)  # those that may be read
         topics = asked.given.get("topic", [one.topic_id for one in known.topics])
@@ -107,98 +92,6 @@ def _event(event: LogEvent) -> RenderableType:
     why = "" if event.event == "erased" else "because: "
     reason = [indented(why + event.reason)] if event.reason else []
     return Group(head, *reason, indented(event.content, "" if event.live else "dim", below=1))
-
-
-@click.command()
-@with_settings()
-@click.option("--topic", help="The topic of the chunks. Default: the one that has them.")
-@click.option("--helpful", is_flag=True, help="It counts for more from now on.")
-@click.option("--unhelpful", is_flag=True, help="It counts for less from now on.")
-@options_of(CorrectionBody, only=["steps"])
-@click.option("--update", "content", metavar="TEXT", help="It is wrong: TEXT takes its place.")
-@click.option("--deprecate", is_flag=True, help="It is wrong: it is not shown any more.")
-@options_of(CorrectionBody, only=["reason"])
-@click.argument("chunk_ids", metavar="ID...", nargs=-1, required=True)
-def correct(config: Config, topic: str | None, *, helpful: bool, unhelpful: bool, deprecate: bool, **given: Any) -> int:
-    """Mark the chunks ID... as helpful, unhelpful or wrong.
-
-    Example: memd correct 9ada --update "The shop listens on 4443."
-    """
-    chunk_ids, content, steps = given["chunk_ids"], given["content"], given["steps"]
-    flags = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
-    named = [flag for flag, is_given in flags.items() if is_given]
-    if len(named) != 1:
-        raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
-    if content is not None and not content.strip():
-        raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
-    if steps not in (None, 1) and not (helpful or unhelpful):
-        raise BadQuestion("--steps belongs to --helpful and --unhelpful")
-    action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
-    with daemon_for(config) as daemon:
-        if topic is None:
-            topics = {_chunk(daemon, chunk_id).topic_id for chunk_id in chunk_ids}
-            if len(topics) > 1:
-                raise BadQuestion(f"these chunks are in several topics ({', '.join(sorted(topics))}): name one")
-            [topic] = topics
-        body = {name: value for name, value in given.items() if value is not None}
-        done = daemon.ask(writes.correct, body=body | {"topic_id": topic, "action": action})
-        _tell_appended(daemon, topic, done)
-    for chunk_id in done.failed:
-        why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
-        click.echo(f"{chunk_id}: not corrected: {why}", err=True)
-    return FOUND_SOMETHING if done.failed else 0
-
-
-@click.command()
-@with_settings()
-@click.option("--topic", help="The topic of the chunk or entry. Default: the one that has it.")
-@options_of(UndoBody, only=["reason"])
-@click.argument("id_", metavar="ID")
-def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int:
-    """Take back the latest correction of the chunk ID.
-
-    ID may also be the number of an entry; `memd log` shows them.
-
-    Example: memd undo 9ada
-    """
-    with daemon_for(config) as daemon:
-        if id_.isascii() and id_.isdigit() and len(id_) not in CHUNK_DIGITS:
-            before = int(id_) + 1
-            page = daemon.ask(reads.log_page, topic=[topic] if topic else [], before=before, limit=1)
-            if not page.events or page.events[0].canonical_id != int(id_):
-                raise NotFound(f"there is no entry {int(id_)}; `memd log` lists them")
-            [undone] = page.events
-        else:
-            story = _chunk(daemon, id_, topic)
-            undone = story.versions[-1]
-            if len(story.versions) == 1 and story.replaces:
-                one = story.replaces[0][:8]
-                raise BadQuestion(f"chunk {story.id} took the place of {one}: `memd undo {one}` takes that back")
-            if len(story.versions) == 1:
-                raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
-        body = {"topic_id": undone.topic_id, "canonical_id": undone.canonical_id, "reason": reason or ""}
-        _tell_appended(daemon, undone.topic_id, daemon.ask(writes.undo, body=body), undone)
-    return 0
-
-
-def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
-    return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
-
-
-def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> None:
-    """Print the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
-    if not answer.applied:
-        return
-    page = daemon.ask(reads.log_page, topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
-    lines: Lines = []
-    for one in reversed(page.events):
-        was_shown = undone is not None and undone.live and undone.uuid == one.uuid
-        again = "counts as before" if was_shown else "is shown again"
-        done = _DONE.get(one.event, again if one.live else "is no longer shown")
-        takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
-        text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
-        lines += [Text(f"{one.id} {done} in topic {one.topic_id}{takes_back}"), Text(f"  {text}")]
-    print_lines(lines)
 
 
 QUESTION_CHARACTERS = 60
@@ -309,87 +202,4 @@ def _turn_lines(one: Receipt) -> Lines:
         lines.append(shown)
     if one.block is not None:
         lines += [Text("The block, as the model saw it", style="bold"), indented(one.block, below=1)]
-    return lines
-
-
-SECONDS_MAX = 3_600.0
-"""How long an erasure may take: a large topic is overwritten at the speed of its disk."""
-OVERWRITTEN = (
-    "Its files were overwritten and removed. A disk that writes elsewhere than it read (an SSD, a file system with "
-    "snapshots or copy on write) may keep old blocks until it needs them."
-)
-
-
-@click.command()
-@with_settings()
-@options_of(ErasureBody, leave_out=["topic_id"], chunk_ids="--chunk")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
-@click.argument("topic", metavar="[TOPIC]", required=False)
-def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str | None, **chosen: Any) -> int:
-    """Erase a topic, or single chunks, for good.
-
-    With TOPIC alone all of it. What is erased cannot be brought back; backups keep what they have.
-
-    Example: memd erase --dry-run work
-    """
-    chunk_ids, before, retention, resume = (chosen[name] for name in ("chunk_ids", "before", "retention", "resume"))
-    given = {"TOPIC": bool(topic and not chunk_ids), "--chunk": bool(chunk_ids), "--retention": retention}
-    named = [name for name, is_given in (given | {"--resume": resume}).items() if is_given]
-    if len(named) != 1 or (topic and (retention or resume)):
-        raise BadQuestion(
-            f"say what to erase: TOPIC, --chunk ID, --retention or --resume, not {' and '.join(named) or 'none'}"
-        )
-    if before and named != ["TOPIC"]:
-        raise BadQuestion("--before belongs to a TOPIC")
-    if as_json and not (yes or dry_run or resume):
-        raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
-    body = {"topic_id": topic, **chosen}
-    with daemon_for(config) as daemon:
-        if not resume and not as_json:
-            plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
-            whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
-            click.echo("\n".join(_planned(plan, whole_topic)))
-            if retention and not config.retention:
-                click.echo("The settings keep everything: they have no `retention`.")
-            if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
-                return 0
-            if not yes and not click.confirm("Erase this for good?"):
-                click.echo("Nothing was erased.")
-                return 0
-        answer = daemon.ask(writes.erase, body=body | {"dry_run": dry_run}, seconds=SECONDS_MAX)
-    lines: Lines = []
-    for one in answer.done:
-        what = f"topic {one.topic_id}" if one.kind == "topic" else f"in topic {one.topic_id}"
-        size = f"{counted(one.chunks, 'chunk')} ({counted(one.entries, 'entry')})"
-        lines.append(f"Erased {what}: {size}, in {one.seconds:.1f} s.")
-    show_answer(answer, [*lines, OVERWRITTEN] if lines else ["Nothing was left to erase."], as_json=as_json)
-    if not as_json:
-        left = [path for one in answer.done for path in one.not_overwritten]
-        tell_not_overwritten(left, "a backup shares them or a reader had them")
-    return 0
-
-
-def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
-    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
-    lines = []
-    if not whole_topic and not any(plan.chunks for plan in answer.plans):
-        lines.append("There is nothing to erase.")
-    if whole_topic and not answer.plans:
-        lines.append(f"topic {whole_topic}, with its folder")
-    for plan in answer.plans:
-        size = f"{counted(plan.chunks, 'chunk')} ({counted(plan.entries, 'entry')})"
-        said = ""
-        if plan.oldest is not None and plan.newest is not None:
-            said = f", said from {day_and_time(plan.oldest)} to {day_and_time(plan.newest)}"
-        lines.append(f"topic {plan.topic_id}{', with its folder' if plan.kind == 'topic' else ''}: {size}{said}")
-        lines += [f"  {for_terminal(words)}" for words in plan.first_words]
-        more = plan.chunks - len(plan.first_words)
-        lines += [f"  and {more:,} more"] if more > 0 and plan.first_words else []
-        if plan.kept_documents:
-            lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
-        if plan.kept_live:
-            lines.append(f"  {counted(plan.kept_live, 'chunk')} of live conversations stay for now")
-    if (whole_topic or answer.plans) and answer.remains:
-        lines += ["What this does not reach:", *(f"  {for_terminal(one)}" for one in answer.remains)]
     return lines

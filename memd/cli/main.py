@@ -33,8 +33,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "remember": ("sources", "Remember TEXT, without a chat."),
         "turn": ("history", "Show what memory did in a turn, and why."),
         "log": ("history", "Show what happened to the memory, newest first."),
-        "correct": ("history", "Mark the chunks ID... as helpful, unhelpful or wrong."),
-        "undo": ("history", "Take back the latest correction of the chunk ID."),
+        "correct": ("changes", "Mark the chunks ID... as helpful, unhelpful or wrong."),
+        "undo": ("changes", "Take back the latest correction of the chunk ID."),
     },
     "Look": {
         "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
@@ -50,7 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "verify": ("log_files", "Read every byte of the log and report any damage."),
         "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
         "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),
-        "erase": ("history", "Erase a topic, or single chunks, for good."),
+        "erase": ("changes", "Erase a topic, or single chunks, for good."),
     },
     "Bring in": {
         "sources": ("sources", "List the documents that were added, or take some out."),

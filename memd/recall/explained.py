@@ -5,15 +5,32 @@ Rule: a value for JSON only; every field is taken from `Retrieved` or its texts,
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
 from memd.recall.instructions import instructing_chunk
-from memd.recall.relevance import PARTS_DIGITS
-from memd.recall.retrieve import Candidate, Retrieved, Verdict
+
+if TYPE_CHECKING:
+    from memd.recall.retrieve import Candidate, Retrieved
+
+PARTS_DIGITS = 6
+"""Of the parts of a score that people and programs are told."""
+
+
+class Verdict(enum.StrEnum):
+    """Why a chunk is in or out, in the words that a user reads."""
+
+    INJECTED = "injected"
+    EARLIER = "in the block of an earlier turn"
+    NO_ROOM = "no room in the budget"
+    WEAK = "too weak"
+    VISIBLE = "in the prompt already"
+    SILENT = "nothing is near the question"
+
 
 INJECTED = str(Verdict.INJECTED)
 EARLIER = str(Verdict.EARLIER)

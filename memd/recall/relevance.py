@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.recall.columns import TABLE_COSINE, Pool, TopicColumns
+from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
 from memd.store.log.columns import uuid_bytes
 from memd.store.pending import PENDING_SEGMENT
@@ -63,8 +64,6 @@ RETOLD_SHARE = 0.7
 every answer was shown something, and holding each against all of that hid what was told beside it (measured: of 13
 identifiers 2, of 5 pieces of code 1; with 0.5 of the 591 facts of a soak, told beside questions that were like the one
 asked, 15)."""
-PARTS_DIGITS = 6
-"""Of the parts of a score that people and programs are told."""
 COPY_COSINE, COMPARED = 0.99, 48
 """A chunk this near to a better one waits until all others are in; so many of the best are compared."""
 

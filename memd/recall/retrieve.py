@@ -14,7 +14,6 @@ Figures of each step, and what was tried and is not here: bench/NOTES.md.
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import itertools
 import logging
@@ -35,6 +34,7 @@ from memd.entries import Entry
 from memd.errors import EmbeddingError, StoreError
 from memd.recall import block
 from memd.recall.columns import Searchable, TopicColumns
+from memd.recall.explained import Verdict
 from memd.recall.question import PART_TOKENS, parts_of
 from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
 from memd.recall.rerank import Reranker
@@ -60,17 +60,6 @@ LINE_TOKENS_MIN = 8
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
-
-
-class Verdict(enum.StrEnum):
-    """Why a chunk is in or out, in the words that a user reads."""
-
-    INJECTED = "injected"
-    EARLIER = "in the block of an earlier turn"
-    NO_ROOM = "no room in the budget"
-    WEAK = "too weak"
-    VISIBLE = "in the prompt already"
-    SILENT = "nothing is near the question"
 
 
 SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."

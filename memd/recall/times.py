@@ -16,6 +16,7 @@ from datetime import date, datetime, time, timedelta
 from itertools import islice
 
 from memd.assets import words_of
+from memd.patterns import late_pattern
 from memd.recall.days import day_of
 from memd.store.lexical.analyzer import language_of_text
 
@@ -37,7 +38,7 @@ _UNITS: dict[str, str] = _W["units"]
 _NUMBER = rf"\d{{1,3}}|{_any(_W['numbers'])}"
 _UNIT, _MONTH, _WEEKDAY = _any(_UNITS.values()), _any(_W["months"]), _any(_W["weekdays"])
 _NEXT, _LAST, _OF, _NTH = _W["next"], _W["last"], rf"(?:(?:{_W['of']})\s)?", rf"(?:{_W['ordinal']})?"
-_TIMES = re.compile(
+_TIMES = late_pattern(
     r"(?<!\w)(?:"
     # What is to come is nothing that was said: it is matched so that nothing in it is.
     rf"(?P<coming>(?:{_NEXT})\s(?:{_UNIT}|{_WEEKDAY}|{_MONTH})|(?:{_UNIT}|{_WEEKDAY}|{_MONTH})\s(?:{_W['next_behind']}))"

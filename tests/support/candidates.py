@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from memd.entries import Entry, Status
+from memd.recall.explained import Verdict
 from memd.recall.relevance import Parts
-from memd.recall.retrieve import Candidate, Verdict
+from memd.recall.retrieve import Candidate
 
 
 def entry(name: str, content: str = "", *, at: int = 1, public_id: str | None = None, **members: Any) -> Entry:
