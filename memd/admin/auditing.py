@@ -25,13 +25,14 @@ from memd.access import principal_of, source_of
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
 from memd.admin.routing import Route, get
+from memd.admin.tokens import user_name
 from memd.errors import BadQuestion, MemdError, StoreError
 from memd.http import refusal_of
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
-from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, not_done, read_book, user_name
+from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, not_done, read_book
 from memd.store.disk import LocalDisk
 from memd.telemetry.request_log import CLIENT_GONE
 

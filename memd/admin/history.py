@@ -361,7 +361,7 @@ def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
 
 
 def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
-    """What an entry did to its chunk."""
+    """Name the change that an entry is to its chunk."""
     is_live = entry.status is Status.ACTIVE
     plain = "replacement" if is_live and entry.action == "Update" else entry.action or "told"
     earlier = [one for one in snapshot.places(entry.uuid) if _canonical_id(snapshot, one) < entry.canonical_id]

@@ -24,7 +24,7 @@ from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import FORBIDDEN, Extent, decode_query
-from memd.admin.routing import Route, Sent, document, get, route_of, routes_of
+from memd.admin.routing import Route, WholeAnswer, document, get, route_of, routes_of
 from memd.admin.tokens import PROOF
 from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
@@ -161,7 +161,7 @@ class OwnRoutes:
             return error_response(status, f"memd: {error}", kind)
         if isinstance(answer, Streamed):
             return answer.response
-        if isinstance(answer, Sent):
+        if isinstance(answer, WholeAnswer):
             headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store"}
             return web.Response(body=answer.content, headers=headers)
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})

@@ -5,8 +5,9 @@ it needs, the audit's act, the OpenAPI document, the command's options and the t
 function's signature: `parts` are those of the daemon, `query` is the struct of its parameters, `body` that of its JSON
 body, `headers` those of the request, `key` what it is known by when it is sent again, `who` the principal that asks,
 any other argument a part of the path. A function that takes `who` asks for the right topic by topic; for any other the
-principal needs it in every topic. It returns what is sent as JSON, or `Sent`, or yields pieces of an answer that is no
-JSON, or raises a `MemdError`. It knows nothing of HTTP, and its module imports no server: a command reads it, too.
+principal needs it in every topic. It returns what is sent as JSON, or `WholeAnswer`, or yields pieces of an answer that
+is no JSON, or raises a `MemdError`. It knows nothing of HTTP, and its module imports no server: a command reads it,
+too.
 `docs/openapi.json` is the `document` of all; a test holds the two together.
 """
 
@@ -32,7 +33,7 @@ _DECLARED = "memd_route"
 """The attribute of a handler that has its declaration."""
 
 
-class Sent(NamedTuple):
+class WholeAnswer(NamedTuple):
     """A whole answer that is no JSON."""
 
     content: bytes

@@ -16,7 +16,7 @@ import msgspec
 from memd import __version__
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import Extent, TopicQuery
-from memd.admin.routing import Sent, get
+from memd.admin.routing import WholeAnswer, get
 from memd.clock import shown_time
 from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
@@ -263,9 +263,9 @@ async def events(parts: DaemonParts, who: Principal) -> AsyncIterator[bytes]:
 
 
 @get("/memd/metrics", "admin", streams="text/plain")
-async def metrics(parts: DaemonParts, headers: Mapping[str, str]) -> Sent:
+async def metrics(parts: DaemonParts, headers: Mapping[str, str]) -> WholeAnswer:
     """Metrics for Prometheus; docs/operations.md lists them."""
-    return Sent(*await parts.exposition(headers.get("Accept", "")))
+    return WholeAnswer(*await parts.exposition(headers.get("Accept", "")))
 
 
 def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:

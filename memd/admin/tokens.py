@@ -8,8 +8,10 @@ challenge on gets one that is of no use. Where `auth.token` is not set, commands
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import hmac
+import os
 import secrets
 
 import msgspec
@@ -56,6 +58,14 @@ async def me(parts: DaemonParts, who: Principal) -> OwnRights:
 async def reload_tokens(parts: DaemonParts, body: ReloadBody) -> TokensRead:
     """Read the tokens of the settings and of `memd token` again: one that was revoked is refused from now on."""
     return TokensRead(changes=await parts.token_watch.reload())
+
+
+def user_name() -> str:
+    """The system's name of the user who runs this process, or its number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 PROOF = "/memd/proof"

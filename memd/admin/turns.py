@@ -19,7 +19,7 @@ from msgspec import UNSET
 from memd.admin import history
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import ConversationsQuery, Extent, ReplayQuery, TranscriptQuery, TurnsQuery, chunks_in
-from memd.admin.routing import Sent, get
+from memd.admin.routing import WholeAnswer, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal
@@ -79,9 +79,9 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
 
 
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")
-async def receipts(parts: DaemonParts, who: Principal) -> Sent:
+async def receipts(parts: DaemonParts, who: Principal) -> WholeAnswer:
     """All receipts that this daemon keeps, a JSON line each, the newest first."""
-    return Sent(b"\n".join(await parts.receipts.lines(who)), "application/jsonl")
+    return WholeAnswer(b"\n".join(await parts.receipts.lines(who)), "application/jsonl")
 
 
 @get("/memd/turns/{id}", "read", act="read", touches=lambda turn: _candidates_in(turn, turn.candidates))

@@ -342,7 +342,7 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
 
 
 class _Asked(NamedTuple):
-    """What is to be erased."""
+    """The part that is to be erased."""
 
     plans: Sequence[PlannedErasure]
     """As it is told."""

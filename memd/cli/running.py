@@ -29,10 +29,10 @@ import msgspec
 
 from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.queries import ALL_TOPICS
-from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of
+from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
-from memd.store.audit import Act, ActKind, AuditBook, not_done, user_name
+from memd.store.audit import Act, ActKind, AuditBook, not_done
 from memd.store.disk import LocalDisk
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME

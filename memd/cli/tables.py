@@ -1,4 +1,4 @@
-"""What commands print: lines, chunks, and tables also on narrow terminals.
+"""The output of commands: lines, chunks, and tables also on narrow terminals.
 
 Rule: what others wrote is shown and never obeyed by the terminal. No cell is cut, as an id that is cut can be neither
 copied nor told from another: columns with `no_wrap` keep their width, the others break their text; where even that does
@@ -57,8 +57,8 @@ def indented(text: str, style: str = "", below: int = 0) -> RenderableType:
 
 
 def marks_of(chunk: FoundChunk | LogEvent) -> list[tuple[str, str]]:
-    """What stands beside a chunk's id, each behind two spaces and with its style: where a note or document is from,
-    whose it is, and whether it looks like an instruction to a model."""
+    """The marks beside a chunk's id, each behind two spaces and with its style: where a note or document is from, whose
+    it is, and whether it looks like an instruction to a model."""
     place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
     words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
     told = [word for word in words if word and chunk.kind != "turn"] + ([f"by {chunk.author}"] if chunk.author else [])

@@ -14,9 +14,7 @@ so in a line.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -68,14 +66,6 @@ LOCK_RETRY_SECONDS = 0.05
 def not_done(error: StoreError) -> StoreError:
     """Return the refusal of an act whose line could not be written."""
     return StoreError(f"this was not done, as the audit cannot have its line: {error}")
-
-
-def user_name() -> str:
-    """The system's name of the user who runs this process, or its number."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
