@@ -75,7 +75,7 @@ class OwnRoutes:
         self._routes: dict[web.AbstractRoute, Route] = {}
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
-                self._routes[self._router.add_route(method, route.path, route.handler)] = route
+                self._routes[self._router.add_route(method, route.path, self.answer)] = route
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request at memd's own address."""
