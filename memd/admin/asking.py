@@ -43,7 +43,7 @@ class OwnRoutesClient:
         """
         given = {name: value for name, value in query.items() if value is not None}
         query_string = urllib.parse.urlencode(given, doseq=True, errors="surrogateescape")  # as the terminal gave it
-        return self._request(f"{path}?{query_string}" if given else path, None)
+        return self._request(f"{path}?{query_string}" if given else path, None, ANSWER_SECONDS_MAX)
 
     def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         """Return the body of the answer to a POST, which may take so long.
@@ -78,7 +78,7 @@ class OwnRoutesClient:
         answer: Answer = msgspec.json.decode(told, type=route.answer)
         return answer
 
-    def _request(self, path: str, body: bytes | None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+    def _request(self, path: str, body: bytes | None, seconds: float) -> bytes:
         try:
             return self.send(path, body, seconds)
         except (OSError, http.client.HTTPException) as error:
@@ -96,7 +96,12 @@ class OwnRoutesClient:
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         parts = urllib.parse.urlsplit(self.url)
-        with closing(_connection(parts, seconds)) as connection:
+        made: http.client.HTTPConnection
+        if parts.scheme == "http":
+            made = http.client.HTTPConnection(parts.netloc, timeout=seconds)
+        else:
+            made = http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unchecked_tls())
+        with closing(made) as connection:
             connection.request("GET" if body is None else "POST", path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
@@ -118,12 +123,6 @@ def _error(body: bytes) -> tuple[str, str]:
     except msgspec.MsgspecError:
         return "", ""
     return str(error.get("message", "")).removeprefix("memd: "), str(error.get("type", ""))
-
-
-def _connection(parts: urllib.parse.SplitResult, seconds: float) -> http.client.HTTPConnection:
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.netloc, timeout=seconds)
-    return http.client.HTTPSConnection(parts.netloc, timeout=seconds, context=unchecked_tls())
 
 
 def unchecked_tls() -> ssl.SSLContext:

@@ -10,7 +10,6 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -29,11 +28,10 @@ from memd.admin.routes import TOOLS
 from memd.admin.writes import CorrectionBody
 from memd.entries import DEFAULT_TOPIC_ID, Action
 from memd.errors import MemdError
-from memd.ingest.sources.watch import SourceState
 from memd.notes import GivenNote
 from memd.recall.explained import FoundChunk
 from memd.recall.neutralising import neutralised
-from memd.wording import counted, erased_for_good, instructing_words
+from memd.wording import counted, day_and_time, erased_for_good, instructing_words
 
 VALUE_CHARACTERS_MAX = 40
 
@@ -138,7 +136,7 @@ class MemoryTools:
         reach = min(offset + limit, PAGE_MAX)
         answer = self._ask(reads.search, q=query, limit=reach, **chosen)
         found = answer.chunks[offset:]
-        lines = [*([answer.note] if answer.note else []), *(_found(one) for one in found)]
+        lines = [*([answer.note] if answer.note else []), *(f"{_head(one)}\n{_cut(one.content)}" for one in found)]
         if not found:
             lines.append("Nothing was found.")
         elif len(answer.chunks) == reach < PAGE_MAX:
@@ -180,7 +178,12 @@ class MemoryTools:
         while any(one.state in ("waiting", "looking") for one in states) and time.monotonic() < until:
             time.sleep(ASK_AGAIN_SECONDS)
             states = self._ask(documents.looks).sources
-        return "\n".join(map(_source_state, states)) or "The settings name no sources."
+        lines = []
+        for one in states:
+            done = f"{one.done:,} of {counted(one.files, 'file')}, {counted(one.written, 'chunk')} written"
+            left_out = f", {counted(one.problem_count, 'file')} left out" if one.problem_count else ""
+            lines.append(f"{one.topic_id}: {neutralised(one.path)}: {one.state}: {one.error or done}{left_out}")
+        return "\n".join(lines) or "The settings name no sources."
 
     def remember(
         self,
@@ -237,31 +240,17 @@ def server_for(client: OwnRoutesClient) -> MCPServer[Any]:
     return server
 
 
-def _found(chunk: FoundChunk) -> str:
-    return f"{_head(chunk)}\n{_cut(chunk.content)}"
-
-
 def _event(event: LogEvent, more: str = "", offset: int = 0) -> str:
     return f"{_head(event)}{f', {more}' if more else ''}\n{_cut(event.content, offset)}"
 
 
 def _head(chunk: FoundChunk | LogEvent) -> str:
-    said = datetime.fromtimestamp(chunk.said_at / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
     kind = " and ".join(chunk.roles) if chunk.kind == "turn" else chunk.kind
-    named = (chunk.topic_id, said, kind, chunk.author and f"by {chunk.author}", _source(chunk))
+    part = f"page {chunk.page}" if chunk.page else f"sheet {chunk.sheet}" if chunk.sheet else ""
+    source = ", ".join(one for one in (chunk.source or "", " > ".join(chunk.heading), part) if one)
+    named = (chunk.topic_id, day_and_time(chunk.said_at), kind, chunk.author and f"by {chunk.author}", source)
     where = neutralised(" ".join(", ".join(filter(None, named)).split()))  # an import names roles as it likes
     return ", ".join(filter(None, (f"[mem:{chunk.id}] {where}", instructing_words(chunk.instructs))))
-
-
-def _source(chunk: FoundChunk | LogEvent) -> str:
-    part = f"page {chunk.page}" if chunk.page else f"sheet {chunk.sheet}" if chunk.sheet else ""
-    return ", ".join(one for one in (chunk.source or "", " > ".join(chunk.heading), part) if one)
-
-
-def _source_state(one: SourceState) -> str:
-    done = f"{one.done:,} of {counted(one.files, 'file')}, {counted(one.written, 'chunk')} written"
-    left_out = f", {counted(one.problem_count, 'file')} left out" if one.problem_count else ""
-    return f"{one.topic_id}: {neutralised(one.path)}: {one.state}: {one.error or done}{left_out}"
 
 
 def _cut(content: str, offset: int = 0) -> str:

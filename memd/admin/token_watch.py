@@ -181,7 +181,8 @@ class TokenWatch:
                 log.info("the tokens can be asked for again", extra=known)
             else:
                 log.warning("the tokens cannot be asked for", extra={**known, "error": self._trouble})
-        others = [place for place, now, then in zip(self._places, stamps, self._seen, strict=True) if now != then]
+        places = self._listed.place, "" if self._source is None else str(self._source.path)
+        others = [place for place, now, then in zip(places, stamps, self._seen, strict=True) if now != then]
         if others:
             try:
                 await self.reload(partial(self._noted, ", ".join(others)))
@@ -202,16 +203,13 @@ class TokenWatch:
         is_settled = settings_stamp == settled
         if self._source is not None and is_settled and settings_stamp != self._seen[1]:
             try:
-                read = self._source.read()
-                if self._source.path is not None and settings_stamp is not None and settings_stamp[1] == 0:
-                    raise ConfigError(
-                        f"{self._source.path}: is empty, as an interrupted write leaves it; write it anew"
-                    )
-            except MemdError as error:
-                problems.append(error)
-            else:
+                read, path = self._source.read(), self._source.path
+                if path is not None and settings_stamp is not None and settings_stamp[1] == 0:
+                    raise ConfigError(f"{path}: is empty, as an interrupted write leaves it; write it anew")
                 is_settled = self._stamps()[1] == settled
                 auth = read if is_settled else auth
+            except MemdError as error:
+                problems.append(error)
         self._seen = tokens_stamp, settings_stamp if is_settled else self._seen[1]
         return auth, kept, problems
 
@@ -227,10 +225,6 @@ class TokenWatch:
         before, self._taken = self._taken, msgspec.structs.replace(auth, tokens=(*auth.tokens, *kept))
         self.principals.exchange(known_principals(self._taken))
         return token_changes(before, self._taken)
-
-    @property
-    def _places(self) -> tuple[str, str]:
-        return self._listed.place, "" if self._source is None else str(self._source.path)
 
     def _stamps(self) -> Stamps:
         """The stamps; of a list that cannot be asked the one that was seen."""
