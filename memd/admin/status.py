@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -22,19 +22,20 @@ from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
 from memd.principals import Principal
 from memd.store.bucket.writing import BackupHealth
-from memd.store.disk_trouble import DiskTrouble, Trouble
+from memd.store.disk_trouble import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
 
 if TYPE_CHECKING:
     from memd.conversation.conversation import Conversation
     from memd.ingest.topics import Topic, Topics
-    from memd.store.shared.seam import SharedLog
 
 RETRY_SECONDS = 60
 PING_SECONDS = 15.0
 LATEST_MESSAGES = 20
 PREVIEW_CHARACTERS = 400
+TROUBLED_MAX = 10
+"""More topics in trouble are not named: it is the same for most."""
 
 
 class UpstreamHealth(msgspec.Struct, frozen=True):
@@ -75,6 +76,17 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     """The address for clients, without `/v1`."""
     own_url: str
     """The address of memd's own routes."""
+
+
+class ClusterHealth(msgspec.Struct, frozen=True):
+    """This daemon's part in a cluster, as it is now."""
+
+    place: str
+    """Of the database."""
+    trouble: str
+    """Why it cannot be asked; empty: it can."""
+    trouble_seconds: float
+    """For how long."""
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
@@ -165,8 +177,9 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     """Whether the daemon runs, on which folder, and whether the model server answers."""
     data_dir = str(parts.config.data_dir.resolve())
     topics, sees_all = _visible(parts.topics, who), who.may_everywhere("read")
-    troubles = troubles_of(parts.topics.disk.trouble, topics, _cluster(parts.store.kept), sees_all=sees_all)
+    troubles = _troubles(parts, topics, sees_all=sees_all)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
+    late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
     upstreams = parts.upstreams()
     return DaemonHealth(
         status="ok",
@@ -175,7 +188,7 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
         topics=len(topics),
         memory="degraded" if troubles else "ok",
         trouble=str(troubles[0]) if troubles else None,
-        troubles=[*troubles, *backup_trouble(backup)],
+        troubles=[*troubles, *late],
         upstream=next((one for one in upstreams if one.reachable), upstreams[0]),
         upstreams=upstreams,
         model_url=parts.base_url,
@@ -186,7 +199,8 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
 @get("/memd/stats", "read")
 async def stats(parts: DaemonParts, who: Principal) -> DaemonStats:
     """Memory use of the open topics."""
-    visible, is_all = _visible(parts.topics, who), who.may_everywhere("read")
+    visible, is_all, kept = _visible(parts.topics, who), who.may_everywhere("read"), parts.store.kept
+    cluster = ClusterHealth(kept.place, kept.trouble, kept.trouble_seconds) if kept is not None and is_all else None
     topics = {topic.id: topic.log.stats() for topic in visible}
     return DaemonStats(
         data_dir=str(parts.config.data_dir.resolve()),
@@ -200,7 +214,7 @@ async def stats(parts: DaemonParts, who: Principal) -> DaemonStats:
         unstored=sum(topic.buffer.unstored_count for topic in visible),
         redacted=dict(parts.redactor.counts) if parts.redactor and is_all else None,
         backup=parts.backup.health if parts.backup is not None and is_all else None,
-        cluster=_cluster(parts.store.kept) if is_all else None,
+        cluster=cluster,
         topics=topics,
     )
 
@@ -307,49 +321,24 @@ def _conversation(talk: Conversation) -> BufferedConversation:
     )
 
 
-class ClusterHealth(msgspec.Struct, frozen=True):
-    """This daemon's part in a cluster, as it is now."""
-
-    place: str
-    """Of the database."""
-    trouble: str
-    """Why it cannot be asked; empty: it can."""
-    trouble_seconds: float
-    """For how long."""
-
-
-def _cluster(kept: SharedLog | None) -> ClusterHealth | None:
-    return None if kept is None else ClusterHealth(kept.place, kept.trouble, kept.trouble_seconds)
-
-
-TROUBLED_MAX = 10
-"""More topics in trouble are not named: it is the same for most."""
-
-
-def troubles_of(
-    disk: DiskTrouble | None, topics: Sequence[Topic], cluster: ClusterHealth | None, *, sees_all: bool
-) -> list[Trouble]:
+def _troubles(parts: DaemonParts, topics: Sequence[Topic], *, sees_all: bool) -> list[Trouble]:
     """Return the troubles by which what is said now is at risk, or memory is missing.
 
     Args:
         topics: those that may be told of.
-        sees_all: the place of the database may be told.
+        sees_all: the place of the cluster's database may be told.
     """
+    disk, kept = parts.topics.disk.trouble, parts.store.kept
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
     if disk is not None:  # it is the same one
         told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
     found += [_trouble(str(error), topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
-    if cluster is not None and cluster.trouble:
+    if kept is not None and kept.trouble:
         found = [one for one in found if "PostgreSQL" not in one.what]  # it is the same one
-        text = cluster.trouble if sees_all else "the database cannot be used; ask who runs this memd"
-        found.append(_trouble(text, _ago(cluster.trouble_seconds)))
+        text = kept.trouble if sees_all else "the database cannot be used; ask who runs this memd"
+        found.append(_trouble(text, _ago(kept.trouble_seconds)))
     return found
-
-
-def backup_trouble(backup: BackupHealth | None) -> list[Trouble]:
-    """Return the trouble of the backup to a bucket, if it has one."""
-    return [] if backup is None or not backup.trouble else [_trouble(backup.trouble, _ago(backup.lag_seconds))]
 
 
 def _trouble(text: str, since: int) -> Trouble:
@@ -357,5 +346,5 @@ def _trouble(text: str, since: int) -> Trouble:
     return Trouble(said or remedy, since, remedy if said else "")
 
 
-def _ago(seconds: float, now: Callable[[], float] = time.time) -> int:
-    return int((now() - seconds) * 1e6)
+def _ago(seconds: float) -> int:
+    return int((time.time() - seconds) * 1e6)

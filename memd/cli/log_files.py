@@ -1,14 +1,17 @@
 """`memd verify`, `export`, `backup` and `restore`: the commands that read and write the files of the log.
 
 Rule: they change nothing in the data directory, but for a note of where a backup is, and work beside a running daemon;
-`restore` writes into an empty folder alone.
+`restore` writes into an empty folder alone. Of a cluster a copy of all it has is read: that of one daemon is never read
+as if it were all there is.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +21,6 @@ import msgspec
 
 from memd.cli.flags import FOUND_SOMETHING, config_of, config_of_existing, settings_flags, with_settings
 from memd.cli.ingest import progress
-from memd.cli.kept import topics_folder, waiting_messages, waiting_note
 from memd.cli.running import command_act
 from memd.errors import BadQuestion, StoreError
 from memd.ingest.topic import waiting_in
@@ -29,7 +31,8 @@ from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import check_not_lost, disk_of
-from memd.store.layout import KEY_NAME, LOCK_NAME, check_no_cluster
+from memd.store.layout import KEY_NAME, LOCK_NAME, TopicLayout, check_no_cluster, topic_ids_in
+from memd.store.shared.postgres import shared_log
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
 from memd.store.tools.conversations import FORMS, conversations, written
@@ -180,3 +183,48 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     key = ", with its master key" if (folder / KEY_NAME).exists() else ""
     click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
     return 0
+
+
+@contextmanager
+def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple[Path, LocalDisk]]:
+    """Yield a folder with the files of all topics, or at least of one, and its disk.
+
+    Raises:
+        StoreError: it is the copy of a cluster that the settings do not name, or the cluster cannot be read.
+    """
+    if not config.cluster.is_on:
+        check_no_cluster(files := disk_of(config), config.data_dir)
+        yield config.data_dir, files
+        return
+    from memd.store.shared.moving import into_folder  # it takes a moment
+
+    with closing(shared_log(config)) as kept, tempfile.TemporaryDirectory(prefix="memd-") as folder:
+        kept.connect()
+        files = disk_of(msgspec.structs.replace(config, data_dir=Path(folder)), creating=True)
+        with progress("reading the cluster") as advanced:
+            names = None if topic_id is None else [topic_id]
+            for done, of, _ in into_folder(kept, Path(folder), files, names):
+                advanced(done, of)
+        yield Path(folder), files
+
+
+def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
+    """How many messages of all topics, or of one, are in a journal and not in the log.
+
+    Raises:
+        StoreError: a journal cannot be read.
+    """
+    named = topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
+    return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
+
+
+def waiting_note(messages: int) -> str | None:
+    """Say that so many messages are not in the log yet; None if all are."""
+    if not messages:
+        return None
+    are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
+    told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
+    return (
+        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, and the "
+        "rest once it is stored, when its conversation has rested (buffer.idle_seconds)"
+    )
