@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import date
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -212,7 +212,15 @@ def story(
     """
     versions: tuple[LogEvent, ...]
     if waiting is not None:
-        events = {row: _pending(snapshot.topic_id, one.entry) for row, one in waiting.by_row().items()}
+        events = {}
+        for row, entry in ((row, one.entry) for row, one in waiting.by_row().items()):
+            facts: dict[str, Any] = {
+                "at": entry.created_at,
+                "event": "pending",
+                "reason": None,
+                "content": entry.displayed,
+            }
+            events[row] = _told(entry, snapshot.topic_id, live=True, **facts)
         [at] = [row for row, event in events.items() if event.uuid == chunk_uuid.hex()]
         versions, follows = (events[at],), waiting.columns.follows
         before = events.get(at - 1) if follows[at] else None
@@ -289,24 +297,22 @@ def _is_wanted(one: LogEvent, wanted: Selection) -> bool:
     return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
 
 
-def _pending(topic_id: str, entry: Entry) -> LogEvent:
+def _told(entry: Entry, topic_id: str, known: Known = _all_known, **facts: Any) -> LogEvent:
+    """An entry as an event; `facts` are what does not stand in the entry."""
     return LogEvent(
         canonical_id=entry.canonical_id,
-        at=entry.created_at,
         said_at=entry.said,
         topic_id=topic_id,
         id=entry.public_id,
         uuid=entry.uuid.hex(),
-        event="pending",
-        reason=None,
-        content=entry.displayed,
         roles=entry.roles,
         **origin_fields(entry),
         by=entry.written_by,
-        multiplier=1.0,
-        live=True,
-        supersedes=(),
+        multiplier=multiplier_of(entry.utility_steps),
+        supersedes=tuple(one.hex() for one in entry.supersedes),
+        shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown if known(one)),
         instructs=instructing_chunk(entry),
+        **facts,
     )
 
 
@@ -339,25 +345,8 @@ def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
     elif entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
         content = next((one.displayed for one in reversed(earlier) if one.content), "")
-    return LogEvent(
-        canonical_id=entry.canonical_id,
-        at=entry.at,
-        said_at=entry.said,
-        topic_id=snapshot.topic_id,
-        id=entry.public_id,
-        uuid=entry.uuid.hex(),
-        event=kind,
-        reason=reason,
-        content=content,
-        roles=entry.roles,
-        **origin_fields(entry),
-        by=entry.written_by,
-        multiplier=multiplier_of(entry.utility_steps),
-        live=snapshot.is_live(place),
-        supersedes=tuple(one.hex() for one in entry.supersedes),
-        shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown if known(one)),
-        instructs=instructing_chunk(entry),
-    )
+    live = snapshot.is_live(place)
+    return _told(entry, snapshot.topic_id, known, at=entry.at, event=kind, reason=reason, content=content, live=live)
 
 
 def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
