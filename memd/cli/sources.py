@@ -28,7 +28,16 @@ from memd.cli.tables import Lines, time_of
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
-from memd.ingest.imports.files import NAMES, STANDARD_INPUT, TITLES, Found, ImportedFile, files_of, has_conversation, read
+from memd.ingest.imports.files import (
+    NAMES,
+    STANDARD_INPUT,
+    TITLES,
+    Found,
+    ImportedFile,
+    files_of,
+    has_conversation,
+    read,
+)
 from memd.ingest.imports.parts import ImportCounts, Sending
 from memd.ingest.imports.threads import Dating
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
@@ -294,7 +303,8 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                 try:
                     found_any = _send(sending, file, dating, wanted, advance)
                 except OSError as error:
-                    problems.append((file.name, Found("the file", problem=f"it cannot be read ({error.strerror or error})")))
+                    why = f"it cannot be read ({error.strerror or error})"
+                    problems.append((file.name, Found("the file", problem=why)))
                     continue
                 if not found_any and not file.is_named:  # a folder has other files, too
                     problems[before:] = [one for one in problems[before:] if one[1].is_broken]
