@@ -16,8 +16,9 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,18 +41,8 @@ class WholeAnswer(NamedTuple):
     content_type: str
 
 
-class Columns(TypedDict, total=False):
-    """The columns of a declaration that have defaults; see `Route`."""
-
-    act: ActKind
-    touches: Callable[[Any], Extent]
-    streams: str
-    tool: str
-    body_bytes_max: int
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation, as its handler declares it."""
+class Operation(msgspec.Struct, frozen=True):
+    """The declaration of an operation, put on the function that does it. What changes something is always an act."""
 
     method: str
     path: str
@@ -66,6 +57,23 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = ""
     """Its name over MCP; empty: it is no tool."""
     body_bytes_max: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        assert self.method == "GET" or self.act, f"{self.path} changes something: name its act"
+
+    def __call__(self, handler: Handler) -> Handler:
+        """Declare that this function does it."""
+        vars(handler)[_DECLARED] = self
+        return handler
+
+
+get, post = partial(Operation, "GET"), partial(Operation, "POST")
+"""Declare an operation that reads (HEAD is answered too), or one that changes something: its body is JSON."""
+
+
+class Route(Operation, frozen=True, kw_only=True):
+    """One operation, with what its handler's signature and docstring say."""
+
     handler: Callable[..., Any]
     name: str
     """The handler's."""
@@ -85,25 +93,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return "who" in self.takes
 
 
-def get(path: str, right: RouteRight, **columns: Unpack[Columns]) -> Callable[[Handler], Handler]:
-    """Declare an operation that reads. HEAD is answered too."""
-    return _declare(method="GET", path=path, right=right, **columns)
-
-
-def post(path: str, right: RouteRight, **columns: Unpack[Columns]) -> Callable[[Handler], Handler]:
-    """Declare an operation that changes something, so it is always an act; its body is JSON."""
-    assert "act" in columns, f"{path} changes something: name its act"
-    return _declare(method="POST", path=path, right=right, **columns)
-
-
-def _declare(**columns: Any) -> Callable[[Handler], Handler]:
-    def declare(handler: Handler) -> Handler:
-        vars(handler)[_DECLARED] = columns
-        return handler
-
-    return declare
-
-
 def routes_of(module: ModuleType) -> Iterator[Route]:
     """Yield the operations that the functions of a module declare, in order."""
     own = (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__)
@@ -115,7 +104,7 @@ def route_of(handler: Callable[..., Any]) -> Route:
     types = typing.get_type_hints(handler)
     summary, _, details = (inspect.getdoc(handler) or "").partition("\n\n")
     return Route(
-        **vars(handler)[_DECLARED],
+        **msgspec.structs.asdict(vars(handler)[_DECLARED]),
         handler=handler,
         name=handler.__name__,
         summary=summary.replace("\n", " "),
@@ -180,13 +169,15 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    rights = {"open": "Needs no token.", "any": "Any token."}
+    needs = f"Needs the right `{route.right}` in {'the topics' if route.takes_who else 'every topic'}."
     answer = schema_of.get(route.answer)
     content = {"application/json": {"schema": answer}} if answer else {route.streams or "application/json": {}}
     refusal = {"content": {"application/json": {"schema": schema_of[Refusal]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
-        "description": f"{route.details} {_right(route)}".lstrip(),
+        "description": f"{route.details} {rights.get(route.right, needs)}".lstrip(),
         "parameters": list(_parameters(route)),
         "responses": {
             "200": {"description": "The answer.", "content": content},
@@ -197,14 +188,6 @@ def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, 
         body = {"application/json": {"schema": schema_of[route.body]}}
         operation["requestBody"] = {"required": True, "content": body}
     return operation
-
-
-def _right(route: Route) -> str:
-    if route.right == "open":
-        return "Needs no token."
-    if route.right == "any":
-        return "Any token."
-    return f"Needs the right `{route.right}` in {'the topics' if route.takes_who else 'every topic'}."
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
