@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +29,12 @@ def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(
         done = CliRunner(charset="latin-1").invoke(main, [*command, "--data-dir", str(daemon.data_dir)])
         assert done.exit_code == 0, done.output
         assert '?ó??: the "spare" key hangs' in done.stdout, done.stdout
+
+
+def test_what_stands_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
+    (folder := tmp_path / "mine[bold]").mkdir()
+    told = CliRunner().invoke(main, ["stats", "--data-dir", str(folder)])
+    assert told.exit_code == 0 and str(folder) in told.stdout
 
 
 def test_a_character_that_an_encoding_lacks_is_shown_as_one_like_it_or_as_a_question_mark() -> None:
