@@ -135,11 +135,11 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StoreError: a topic cannot be read.
         """
-        found = (await self.topics.readable([one for one in names if who.may("read", one)])).topics
+        found = await self.topics.readable([one for one in names if who.may("read", one)])
         with contextlib.ExitStack() as held:
             for topic in found:
                 held.enter_context(topic.held())
-            yield list(found)
+            yield found
 
     @asynccontextmanager
     async def held_one(

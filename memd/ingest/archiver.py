@@ -1,5 +1,13 @@
 """Moves turns from the hot buffer into the log, and appends entries of other sources and corrections.
 
+The life of a text, which is found and named by one id from the second step on:
+
+    said       a message of a conversation, in the journal within a second         conversation.hot_buffer
+    listed     in a part, once that is complete: a turn, a round of calls          unstored.ListedParts
+    cut        into chunks, which questions look into and corrections may name     unstored.PartCutter
+    drafted    as many as a step takes, but for those that the log has already     pipeline.Drafter
+    appended   durably, as one group; then the conversation's mark moves on        Topic.append
+
 Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable. They leave the
 prompt only when they are durable, in the log or, for the time until they are embedded, in the journal. A failed append
 of messages changes nothing but the time of the next attempt. Whatever embeds and appends holds `Topic.storing`, so that

@@ -71,22 +71,17 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, 
     it has something to store."""
     assert part.note is not None, "a note's part"
     pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
-    said = {(one.draft.source, one.draft.content, one.draft.author): one.entry.public_id for one in pending}
     drafts, snapshot = topic.cutter.drafts_of(*part.note), topic.log.snapshot()
-    if topic.log.has_digest(part.note[0]) or any(
-        one.note is not None and one.note[0] == part.note[0] for one in waiting
-    ):
-        ids_now = {one.draft.uuid: one.entry.public_id for one in pending}
-        ids_now |= {entry.uuid: entry.public_id for one in drafts if (entry := snapshot.find(one.uuid)) is not None}
-        return TakenNote(tuple(ids_now[one.uuid] for one in drafts if one.uuid in ids_now)), False
-    copies = {
-        draft.uuid: said.get((draft.source, draft.content, draft.author)) if copy is None else copy.public_id
-        for draft, copy in ((draft, live_copy(snapshot, draft)) for draft in drafts)
-    }
-    lacking = [draft for draft in drafts if not copies[draft.uuid]]
-    allowed = [draft for draft in lacking if not topic.log.forbidden.has_text(draft.content)]
-    is_new = bool(allowed)
-    own = [chunk for cut in topic.cutter.cut([part]) for chunk in cut.chunks] if is_new else []
-    ids = copies | {chunk.draft.uuid: chunk.entry.public_id for chunk in own}
-    told = tuple(dict.fromkeys(one for one in ids.values() if one))
-    return TakenNote(told, not lacking, "" if len(allowed) == len(lacking) else FORBIDDEN), is_new
+    if topic.log.has_digest(part.note[0]) or any(one.key == part.key for one in waiting):
+        taken = {one.draft.uuid: one.entry for one in pending}
+        entries = [taken.get(one.uuid) or snapshot.find(one.uuid) for one in drafts]
+        return TakenNote(tuple(one.public_id for one in entries if one is not None)), False
+    said = {(one.draft.source, one.draft.content, one.draft.author): one.entry for one in pending}
+    found = {one.uuid: live_copy(snapshot, one) or said.get((one.source, one.content, one.author)) for one in drafts}
+    lacking = [draft for draft in drafts if found[draft.uuid] is None]
+    is_new = not all(topic.log.forbidden.has_text(draft.content) for draft in lacking)
+    if is_new:
+        found |= {chunk.draft.uuid: chunk.entry for cut in topic.cutter.cut([part]) for chunk in cut.chunks}
+    told = tuple(dict.fromkeys(one.public_id for one in found.values() if one is not None))
+    is_forbidden = any(topic.log.forbidden.has_text(draft.content) for draft in lacking)
+    return TakenNote(told, not lacking, FORBIDDEN if is_forbidden else ""), is_new

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from memd import __version__
-from memd.conversation.hot_buffer import HotBuffer, rebased
+from memd.conversation.hot_buffer import rebased
 from memd.embedding.loading import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
@@ -44,14 +44,6 @@ LOOK_SECONDS = 5.0
 """Between two looks at the disk."""
 OPEN_MAX = 256
 """Topics that stay open between two requests."""
-
-
-class Readable(NamedTuple):
-    """Topics to be read."""
-
-    topics: tuple[Topic, ...]
-    is_fresh: bool
-    """They are all there, with all that was acknowledged before they were asked for."""
 
 
 class Topics:
@@ -109,11 +101,11 @@ class Topics:
     async def let_idle_go(self) -> None:
         """Close topics that have been idle for long, and sooner while they are too many or take too much memory; what
         they took goes back to the system."""
-        if await self._let_some_go():
+        if await self._let_some_go():  # whose locals name the topics
             await asyncio.to_thread(_give_back)
 
     async def _let_some_go(self) -> bool:
-        settings, is_any_gone = self._config.store, False
+        settings, gone = self._config.store, []
         # Those that cannot go now are the last to go: somebody uses them, or they have something to store.
         topics = sorted(self._open.values(), key=lambda one: (bool(one.buffer.unstored_count), -one.idle_seconds))
         sized = (Held(one.used_by, one.log.stats().memory_bytes) for one in topics)
@@ -124,9 +116,8 @@ class Topics:
         for topic in topics:
             is_over = topic.id in reasons or topic.idle_seconds >= settings.topic_idle_seconds
             if is_over and topic.idle_seconds > 0:
-                is_gone = await self._let_go(topic, reasons.get(topic.id, "it was idle"))
-                is_any_gone = is_any_gone or is_gone
-        return is_any_gone
+                gone.append(await self._let_go(topic, reasons.get(topic.id, "it was idle")))
+        return any(gone)
 
     async def close(self) -> None:
         """Journal all buffers."""
@@ -210,15 +201,14 @@ class Topics:
         """Whether the topic is open here."""
         return topic_id in self._open
 
-    async def readable(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> Readable:
+    async def readable(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> list[Topic]:
         """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`.
 
         Raises:
             StoreError: one cannot be opened.
         """
         found = await asyncio.gather(*(self.existing(topic_id, inquiry) for topic_id in topic_ids))
-        topics = tuple(topic for topic in found if topic is not None)
-        return Readable(topics, is_fresh=all(topic.is_fresh for topic in topics))
+        return [topic for topic in found if topic is not None]
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
         """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
@@ -249,8 +239,8 @@ class Topics:
         if self._ends is None:
             log_: TopicLog = self._store.topic(topic_id)
             journal, payloads = Journal.open(log_.claim)
-            buffer, is_as_kept = self._buffer_of(topic_id, payloads)
-            is_current = True
+            events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+            buffer, is_current = replayed(events), True
         else:
             log_, journal, payloads, hot = self._read_copy(topic_id)
             buffer, is_as_kept, is_current = hot.kept, True, log_.is_current
@@ -330,15 +320,11 @@ class Topics:
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
         """When the topic was last used, by its journal, and whether there is work to do in it."""
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
-        buffer, is_as_kept = self._buffer_of(topic_id, payloads)
+        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+        buffer = replayed(events)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
         return used_at, has_stored_work or buffer.unstored_count > 0 or not is_as_kept
-
-    def _buffer_of(self, topic_id: str, payloads: Sequence[bytes]) -> tuple[HotBuffer, bool]:
-        """Replay a journal; also say whether it may stay as it is, which it may not with something to redact in it."""
-        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
-        return replayed(events), is_as_kept
 
 
 def _give_back() -> None:

@@ -198,7 +198,7 @@ class Corrector:
         return None if topic is None else topic.log.snapshot()
 
     async def _readable(self, topic_id: str) -> Topic | None:
-        return next(iter((await self._topics.readable([topic_id])).topics), None)
+        return next(iter(await self._topics.readable([topic_id])), None)
 
 
 def _named(asked: Iterable[Correction]) -> FailedIds:

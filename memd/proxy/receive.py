@@ -247,14 +247,15 @@ class Receiver:
             key = RequestKey(topic.id, asked.who.author, asked.session, turn_key)
             if not is_retry:
                 self._idempotency.register(key)
-        related = await self._topics.readable(self.read_by(asked)[1:], inquiry)  # the others as if they were not there
-        repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related.topics))
+        # The others as if they were not there.
+        related = tuple(await self._topics.readable(self.read_by(asked)[1:], inquiry))
+        repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related))
         return Received(
             asked=asked,
             assignment=self._pool.assign(partial(_hints, asked, arrival)),
             topic=topic,
-            related=related.topics,
-            is_fresh=related.is_fresh,
+            related=related,
+            is_fresh=all(one.is_fresh for one in related),
             at=at,
             arrival=arrival,
             prompt=prompt,
