@@ -435,17 +435,17 @@ class RecentTopics:
             topics: how many the directory has. Where it has others than the list knows of, somebody has put them there
                 or taken them away, and the list is none.
         """
-        self._files = files
-        self._path = data_dir / RECENT_NAME
-        self.highest_id = 0
+        self._files, self._path = files, data_dir / RECENT_NAME
+        self.highest_id, self._state = 0, ""
         """No topic that is not listed has a higher id."""
         self._names: dict[str, None] = {}
         """In the order in which they were first used."""
-        self._state = ""
+        self._file: AppendFile | None = None
         self._is_synced = True
         self._lock = threading.Lock()
-        self._file: AppendFile | None = None
-        if not self._read(topics):
+        with suppress(StoreError, ValueError):
+            self._read(topics)
+        if self._file is None:
             self._give_up()
         self._lines = len(self._names)
 
@@ -454,26 +454,14 @@ class RecentTopics:
         """The topics that are listed; None: there is no list."""
         return None if self._file is None else tuple(self._names)
 
-    def _read(self, topics: int) -> bool:
-        try:
-            if self._files.size(self._path) is None:
-                return False
-            head, *lines, rest = self._files.read(self._path).decode("ascii").split("\n")
-        except (StoreError, UnicodeDecodeError, ValueError):
-            return False
-        header = _HEADER.fullmatch(head)
+    def _read(self, topics: int) -> None:
+        head, *lines, rest = self._files.read(self._path).decode("ascii").split("\n")
+        header, names = _HEADER.fullmatch(head), [line.removeprefix("+") for line in lines]
         created = sum(line.startswith("+") for line in lines)
-        names = [line.removeprefix("+") for line in lines]
-        if (
-            header is None
-            or rest
-            or int(header[2]) + created != topics
-            or not all(map(TOPIC_ID_PATTERN.fullmatch, names))
-        ):
-            return False
-        self.highest_id, self._state, self._names = int(header[1]), header[3], dict.fromkeys(names)
-        self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
-        return True
+        is_whole = not rest and all(map(TOPIC_ID_PATTERN.fullmatch, names))
+        if header is not None and is_whole and int(header[2]) + created == topics:
+            self.highest_id, self._state, self._names = int(header[1]), header[3], dict.fromkeys(names)
+            self._go_on()
 
     def to_look_at(self, state: str) -> tuple[str, ...] | None:
         """The topics in which there may be something to do; None: in any."""
@@ -494,11 +482,9 @@ class RecentTopics:
             if self._file is not None:
                 try:
                     self._file.append(f"{'+' if is_new else ''}{topic_id}\n".encode(), sync=False)
+                    self._lines, self._is_synced = self._lines + 1, False
                 except StoreError:
                     self._give_up()
-                else:
-                    self._lines += 1
-                    self._is_synced = False
 
     def sync(self) -> None:
         """Make durable what was noted: before anything is written to a topic, and not each time that one is read."""
@@ -521,30 +507,28 @@ class RecentTopics:
     def write(self, at_rest: Collection[str], *, highest_id: int, topics: int, state: str | None = None) -> None:
         """Write the file anew, without the topics `at_rest`; where that fails there is none."""
         with self._lock:
+            self.close()
             self._names = {name: None for name in self._names if name not in at_rest}
             self._state = self._state if state is None else state
-            self._close()
             lines = [f"memd recent 1 {highest_id} {topics} {self._state}", *self._names]
             try:
                 replace_file(self._files, self._path, "".join(f"{line}\n" for line in lines).encode())
+                self._go_on()
+                self._lines, self._is_synced = len(self._names), True
             except StoreError:
                 self._give_up()
-            else:
-                self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
-                self._lines, self._is_synced = len(self._names), True
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._close()
-
-    def _close(self) -> None:
+        """Close the file; what is noted opens it again."""
         if self._file is not None:
             self._file.close()
 
+    def _go_on(self) -> None:
+        self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
+
     def _give_up(self) -> None:
         """Rather no list than one in which a topic is missing."""
-        self._close()
+        self.close()
         self._file = None
         with suppress(StoreError):
             self._files.remove(self._path)
