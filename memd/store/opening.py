@@ -7,6 +7,7 @@ older memd wrote fewer of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,8 +51,6 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     """By number, ascending; the active one included."""
     index_files: list[IndexFile] = []
     """The indexes to search: together they cover each searchable sealed segment once."""
-    gaps: dict[int, list[tuple[int, int]]] = {}
-    """Unreadable ranges of the segments that are not sealed."""
     active: GrowingSegment | None = None
     """None until something is appended."""
     findings: list[Finding] = []
@@ -153,8 +152,7 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
             opened.index_files.append(own_index_file(layout, segment))
     except ShortLogFile as error:
         opened.findings.append(Finding("damaged", name, str(error)))
-        _open_unsealed(claim, model, segment_id, opened)
-        opened.gaps.setdefault(segment_id, []).append(error.gap)
+        _open_unsealed(claim, model, segment_id, opened, [error.gap])
         return True
     except StoreError as error:
         opened.findings.append(Finding("derived", name, f"its index is rebuilt from the log: {error}"))
@@ -186,7 +184,10 @@ def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
     opened.index_files = [*merged, *(file for number, file in own.items() if number not in covered)]
 
 
-def _open_unsealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
+def _open_unsealed(
+    claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic, lost: Sequence[tuple[int, int]] = ()
+) -> None:
+    """Read a full segment from its log; `lost` is missing at its end."""
     files, layout = claim.files, claim.layout
     path = layout.bin(segment_id)
     try:
@@ -204,7 +205,8 @@ def _open_unsealed(claim: Claim, model: ModelId, segment_id: int, opened: Opened
     segment = GrowingSegment(files, [path], header, searchable=model.wrote(header))
     _fill(segment, log_file, len(log_file.entries), opened)
     if log_file.has_tail:
-        opened.gaps[segment_id] = [*log_file.gaps, (log_file.whole_end, log_file.size)]
+        segment.gaps.append((log_file.whole_end, log_file.size))
+    segment.gaps += lost
 
 
 def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
@@ -253,4 +255,4 @@ def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: Opened
         log_file.spans[:count],
     )
     opened.segments[segment.segment_id] = segment
-    opened.gaps[segment.segment_id] = log_file.gaps
+    segment.gaps = list(log_file.gaps)

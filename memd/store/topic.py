@@ -127,7 +127,6 @@ class TopicLog:
         """Noticed while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
         self.is_incomplete = bool(opened.missing)
         """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
-        self._gaps = opened.gaps
         self._active = opened.active
         self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
         self.forbidden = read_forbidden(self._files, layout)
@@ -257,8 +256,7 @@ class TopicLog:
                 return
             growing = self._snapshot.views[segment_id].segment
             assert isinstance(growing, GrowingSegment), "an unsealed segment"
-            gaps = self._gaps.get(segment_id, [])
-            sealed = write_sealed(self.claim, growing, gaps, sealed_at=self._shared.clock.now_us())
+            sealed = write_sealed(self.claim, growing, sealed_at=self._shared.clock.now_us())
             segments = {number: view.segment for number, view in self._snapshot.views.items()} | {segment_id: sealed}
             uuid_index = uuid_index_of(segments.values())
             searched = None
@@ -446,22 +444,19 @@ class TopicLog:
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
         before = self._snapshot
         self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
-        count, read, segments = 0, {}, {}
+        count, segments = 0, {}
         for number in numbers:
             path = self._layout.bin(number)
             data, erased = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
             if erased:
                 self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
             count += erased
-            read[number] = reread_segment(self.claim, self._shared.model, number)
-            segment = read[number].segments[number]
+            segment = reread_segment(self.claim, self._shared.model, number).segments[number]
             assert isinstance(segment, GrowingSegment), "its index is gone"
             segments[number] = segment
         indexes = indexes_without(self._files, self._layout, before, numbers)
         uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
         with self._state:
-            for number, opened in read.items():
-                self._gaps[number] = opened.gaps[number]
             self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
         return count
 
@@ -571,7 +566,6 @@ class TopicLog:
             else:
                 opened = reread_segment(self.claim, self._shared.model, index.segment_ids[0])
                 segments |= opened.segments
-                self._gaps |= opened.gaps
                 self.findings += opened.findings
             # Rows may be lost to the damage, so that other entries count now: everything is computed anew.
             self._snapshot = first_snapshot(self._files, self.topic_id, segments, files)

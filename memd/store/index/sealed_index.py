@@ -268,9 +268,7 @@ class SealedIndex:
         return np.unique(np.concatenate([labels[:0], *found]))
 
 
-def write_sealed(
-    claim: Claim, segment: GrowingSegment, gaps: list[tuple[int, int]], *, sealed_at: int
-) -> SealedSegment:
+def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> SealedSegment:
     """Write the index of a full segment, which is its matrix, and publish both files.
 
     Raises:
@@ -288,7 +286,7 @@ def write_sealed(
         sealed_at=sealed_at,
         bin_bytes=len(log),
         bin_crc=zlib.crc32(log),
-        gaps=tuple(gaps),
+        gaps=tuple(segment.gaps),
         rows=rows.tobytes(),
         digests=segment.digests.tobytes(),
     )

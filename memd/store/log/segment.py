@@ -137,6 +137,8 @@ class GrowingSegment(LogSegment):
     def __init__(self, files: LocalDisk, paths: Sequence[Path], header: Header, *, searchable: bool) -> None:
         super().__init__(files, paths, header)
         self.searchable = searchable
+        self.gaps: list[tuple[int, int]] = []
+        """Unreadable ranges of the file."""
         self.count = 0
         self._rows = np.zeros(_CAPACITY_MIN, dtype=ROW)
         self._matrix = np.zeros((_CAPACITY_MIN, header.dimension), dtype=np.float32)
