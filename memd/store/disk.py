@@ -491,17 +491,22 @@ class Lock:
 
 def lock_alone(descriptor: int, path: Path) -> None:
     """Lock a file, or raise StoreLocked, naming the holder (StoreError where nothing can be locked)."""
-    try:
-        _try_locking(descriptor)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
-        raise StoreLocked(
-            f"{path.parent} is in use by another memd ({holder}); stop that one, or choose another data_dir"
-        ) from None
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
-        ) from error
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if left:
+                time.sleep(LOCK_RETRY_SECONDS)
+                continue
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "process unknown"
+            raise StoreLocked(
+                f"{path.parent} is in use by another memd ({holder}); stop that one, or choose another data_dir"
+            ) from None
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
+            ) from error
 
 
 def _sign(descriptor: int) -> None:
@@ -512,14 +517,12 @@ def _sign(descriptor: int) -> None:
         os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
 
 
-def _try_locking(descriptor: int) -> None:
-    """Lock a file, or raise BlockingIOError."""
-    for _ in range(LOCK_TRIES - 1):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(LOCK_RETRY_SECONDS)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def make_folder(files: LocalDisk, path: Path) -> None:
+    """Make a directory and its missing parents, durably."""
+    for folder in reversed([path, *path.parents]):
+        if not files.is_directory(folder):
+            files.make_directory(folder)
+            files.sync_directory(folder.parent)
 
 
 def replace_file(files: LocalDisk, path: Path, data: bytes) -> None:

@@ -35,7 +35,7 @@ from memd.entries import Entry, Erased, Status
 from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, replace_file, write_beside
+from memd.store.disk import LocalDisk, make_folder, replace_file, write_beside
 from memd.store.index.meta import own_index_file
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
@@ -152,9 +152,7 @@ class ErasureLedger(Erasures):
         Raises:
             StoreWriteFailed: the file is as it was (DiskFull if the disk is full).
         """
-        if not self._files.is_directory(self._folder):
-            self._files.make_directory(self._folder)
-            self._files.sync_directory(self._folder.parent)
+        make_folder(self._files, self._folder)
         digests = _digests_file(self._folder, erasure)
         if erasure.digests:
             replace_file(self._files, digests, erasure.digests)

@@ -8,6 +8,7 @@ older memd wrote fewer of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,6 @@ from memd.store.disk import LocalDisk
 from memd.store.index.meta import (
     IndexFile,
     choose_merged,
-    highest_canonical_id,
     own_index_file,
     read_segment_meta,
     sealed_segment,
@@ -97,9 +97,8 @@ def highest_id_on_disk(files: LocalDisk, layout: TopicLayout, dimension: int) ->
     """Return the highest canonical_id of a topic, reading as little as possible. Unreadable files count as empty."""
     highest = _highest_in(files, layout.active, dimension)
     for segment_id in reversed(layout.segment_ids(files)):
-        found = highest_canonical_id(files, layout, segment_id)
-        if found is not None:
-            return max(highest, found)
+        with suppress(StoreError):
+            return max(highest, read_segment_meta(files, layout, segment_id)[1].canonical_id_range[1])
         highest = max(highest, _highest_in(files, layout.bin(segment_id), dimension))
     return highest
 

@@ -339,11 +339,8 @@ class Snapshot:
 
     def read_many(self, places: Iterable[Place]) -> dict[Place, Entry]:
         """Read the entries at many places at once; those are absent that cannot be read so: `read` tells why."""
-        by_segment: dict[int, list[int]] = {}
-        for segment_id, row in places:
-            by_segment.setdefault(segment_id, []).append(row)
         found: dict[Place, Entry] = {}
-        for segment_id, rows in by_segment.items():
+        for segment_id, rows in _by_segment(places).items():
             view = self.views[segment_id]
             entries = view.segment.read_many(view.rows[rows])
             found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
@@ -371,10 +368,8 @@ class Snapshot:
         """Return the cosine of each of these entries to a unit vector, (dimension,); those are absent that were
         embedded with another model or cannot be read."""
         found: dict[Place, float] = {}
-        by_segment: dict[int, list[Place]] = {}
-        for place in places:
-            by_segment.setdefault(place[0], []).append(place)
-        for segment_id, some in by_segment.items():
+        for segment_id, rows in _by_segment(places).items():
+            some = [(segment_id, row) for row in rows]
             if segment_id in self.indexed_segments:
                 vectors = {place: one.embedding for place, one in self.read_many(some).items() if one.vector}
             elif (matrix := self.views[segment_id].matrix) is not None:
@@ -510,6 +505,13 @@ class Snapshot:
 
     def _canonical_id(self, place: Place) -> int:
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
+
+
+def _by_segment(places: Iterable[Place]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for segment_id, row in places:
+        found.setdefault(segment_id, []).append(row)
+    return found
 
 
 def first_snapshot(

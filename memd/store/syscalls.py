@@ -114,28 +114,25 @@ def create_private(path: Path, data: bytes) -> None:
 
 def descriptors_limit() -> int:
     """Return how many descriptors this process may have now."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _RAISED_MAX if soft == resource.RLIM_INFINITY else min(soft, _RAISED_MAX)
+    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def descriptors_hard_limit() -> int:
     """Return how many descriptors this process may have once it has raised its limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, _RAISED_MAX)
+    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def _bounded(limit: int) -> int:
+    return _RAISED_MAX if limit == resource.RLIM_INFINITY else min(limit, _RAISED_MAX)
 
 
 def raise_descriptors_limit() -> int:
     """Raise the soft limit as far as the hard one allows, and return what it is now. Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = descriptors_hard_limit()
-    for wanted in (highest, min(highest, _ACCEPTED_MAX)):
-        if soft == resource.RLIM_INFINITY or wanted <= soft:
-            break
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            break
-        except (ValueError, OSError):
-            continue
+    for wanted in (_bounded(hard), min(_bounded(hard), _ACCEPTED_MAX)):
+        if soft != resource.RLIM_INFINITY and wanted > descriptors_limit():
+            with suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return descriptors_limit()
 
 

@@ -34,6 +34,7 @@ from memd.store.disk import (
     FileChecksum,
     LocalDisk,
     checksum_of,
+    make_folder,
     only_whole,
     put_in_place,
     replace_file,
@@ -203,12 +204,11 @@ def _restored(
     """
     _check_target(files, target)
     folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
-    for folder in reversed([target, *target.parents]):
-        _make_folder(files, folder)
+    make_folder(files, target)
     replace_file(files, target / RESTORING_NAME, b"")
     _check_room(files, target, plan)
     for folder in sorted(folders - {target}):
-        _make_folder(files, folder)
+        make_folder(files, folder)
     _remove_others(files, target, plan)
     report, left_out, done, total = RestoreReport(at=0), list[str](), 0, sum(file.size for file in plan.values())
     whole = lru_cache(_KEPT)(lambda key: read(key, 0, sizes[key]))
@@ -250,12 +250,6 @@ def _check_target(files: LocalDisk, target: Path) -> None:
 def _make_whole(files: LocalDisk, target: Path) -> None:
     files.remove(target / RESTORING_NAME)
     files.sync_directory(target)
-
-
-def _make_folder(files: LocalDisk, folder: Path) -> None:
-    if not files.is_directory(folder):
-        files.make_directory(folder)
-        files.sync_directory(folder.parent)
 
 
 def _check_room(files: LocalDisk, target: Path, plan: dict[Path, KnownFile]) -> None:

@@ -120,14 +120,6 @@ def frame_at(data: bytes, at: int, base: int = 0) -> Frame | None:
     return Frame(base + at, length, number, start, salt) if is_whole else None
 
 
-def last_frame(data: bytes) -> Frame | None:
-    """Return the frame with which `data` ends, placed in it; None if it does not end with a whole one."""
-    if len(data) < FRAME_OVERHEAD:
-        return None
-    [length] = _LENGTH.unpack_from(data, len(data) - _LENGTH.size)
-    return frame_at(data, len(data) - length - FRAME_OVERHEAD)
-
-
 def opened(key: DataKey, data: bytes, at: int, length: int) -> bytes | None:
     """Return the contents of the frame at `data[at]`; None if it is not as this key has written it."""
     _, _, _, _, salt, nonce = _HEAD.unpack_from(data, at)
@@ -204,8 +196,11 @@ class FrameTable:
     def _last_frame(self, raw_size: int) -> Frame | None:
         """The frame with which the file ends, found by its end alone; None unless it is whole."""
         length = min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES)
-        data = self._read_at(raw_size - length, length) if length > 0 else b""
-        frame = last_frame(data)
+        if length < FRAME_OVERHEAD:
+            return None
+        data = self._read_at(raw_size - length, length)
+        [inside] = _LENGTH.unpack_from(data, len(data) - _LENGTH.size)
+        frame = frame_at(data, len(data) - inside - FRAME_OVERHEAD)
         return None if frame is None or opened(self.key, data, frame.place, frame.length) is None else frame
 
     def _tail_of(self, raw_size: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from memd.errors import StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, make_folder
 from memd.store.layout import (
     KEY_NAME,
     LOCK_NAME,
@@ -179,10 +179,7 @@ def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
     """Make a new directory an encrypted one, unless another process has just done so."""
     from memd.store.encryption.key_files import KeyMaker, new_key, write_key_file
 
-    for folder in reversed([data_dir, *data_dir.parents]):
-        if not disk.is_directory(folder):
-            disk.make_directory(folder)
-            disk.sync_directory(folder.parent)
+    make_folder(disk, data_dir)
     with disk.lock(data_dir / LOCK_NAME):
         if disk.size(data_dir / KEY_NAME) is None:
             maker = KeyMaker(master, secrets.token_bytes(16).hex())

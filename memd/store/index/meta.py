@@ -179,14 +179,6 @@ def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: 
     return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
 
 
-def highest_canonical_id(files: LocalDisk, layout: TopicLayout, segment_id: int) -> int | None:
-    """Return the highest canonical_id of a sealed segment; None if its `.meta` cannot be read."""
-    try:
-        return read_segment_meta(files, layout, segment_id)[1].canonical_id_range[1]
-    except StoreError:
-        return None
-
-
 def own_index_file(layout: TopicLayout, segment: SealedSegment) -> IndexFile:
     """Return the index over this segment alone."""
     return IndexFile(
