@@ -31,8 +31,8 @@ from strict_server import StrictServer
 
 from memd.assets import ranks_bytes
 from memd.cli.check import data
-from memd.cli.check import live as live_checks
 from memd.cli.check import settings as settings_checks
+from memd.cli.check import upstream as upstream_checks
 from memd.cli.check.report import line, outcomes
 from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
@@ -520,7 +520,7 @@ def test_live_says_that_a_loop_was_refused_and_what_to_do(tmp_path: Path) -> Non
 
 
 def test_live_ends_a_loop_of_a_slow_model_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_checks, "LOOP_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(upstream_checks, "LOOP_SECONDS_MAX", 0.0)
     with recording_upstream() as upstream:
         upstream.answer, upstream.answers_all = StrictLlama(4000), True
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")

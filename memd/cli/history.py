@@ -37,7 +37,7 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
-    from memd.cli.log_files import waiting_messages, waiting_note  # it reads journals, which takes a moment to import
+    from memd.cli.data_dir import waiting_messages, waiting_note  # it reads journals, which takes a moment to import
 
     with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
         known = asked.daemon.ask(status.topics)  # those that may be read

@@ -45,23 +45,23 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "usage": ("views", "Show the tokens that requests took, by day, topic and model."),
     },
     "Keep safe": {
-        "backup": ("log_files", "Back up the log to DIR, or update the backup there."),
-        "restore": ("log_files", "Restore a data directory from its backup FROM into DIR."),
-        "verify": ("log_files", "Read every byte of the log and report any damage."),
-        "export": ("log_files", "Write the log as JSON Lines, one entry per line, oldest first."),
-        "encrypt": ("encryption", "Encrypt the data directory, change its key, or go back to plain text."),
+        "backup": ("data_dir", "Back up the log to DIR, or update the backup there."),
+        "restore": ("data_dir", "Restore a data directory from its backup FROM into DIR."),
+        "verify": ("data_dir", "Read every byte of the log and report any damage."),
+        "export": ("data_dir", "Write the log as JSON Lines, one entry per line, oldest first."),
+        "encrypt": ("data_dir", "Encrypt the data directory, change its key, or go back to plain text."),
         "erase": ("changes", "Erase a topic, or single chunks, for good."),
     },
     "Bring in": {
         "sources": ("sources", "List the documents that were added, or take some out."),
         "index": ("sources", "Look at the sources of the settings now."),
-        "model": ("ingest", "Add an embedding model, list or remove those that were added."),
-        "reembed": ("ingest", "Re-embed chunks that another model embedded."),
+        "model": ("data_dir", "Add an embedding model, list or remove those that were added."),
+        "reembed": ("data_dir", "Re-embed chunks that another model embedded."),
     },
     "Team": {
         "token": ("team", "Make, list and take back tokens for others, each with its topics and rights."),
         "audit": ("team", "Show who read, wrote, corrected, erased and exported what."),
-        "move": ("move", "Move topics between a folder and a cluster."),
+        "move": ("data_dir", "Move topics between a folder and a cluster."),
     },
     "Service": {
         "config": ("serve", "Print all settings with their defaults and what they mean."),
@@ -73,7 +73,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 """The commands as the help lists them; by name: the module below `memd.cli` that has it, and the first sentence of its
 help."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-FORMER = {"decrypt": "encryption", "import": "sources", "key": "encryption", "rekey": "encryption"}
+FORMER = {"decrypt": "data_dir", "import": "sources", "key": "data_dir", "rekey": "data_dir"}
 """Commands that go on working, but are another's by now: their modules, by name. No list has them."""
 
 SHELLS = ("bash", "zsh", "fish")

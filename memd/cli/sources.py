@@ -21,10 +21,9 @@ from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, with_settings
-from memd.cli.ingest import progress
 from memd.cli.operations import options_of, show
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.tables import Lines, time_of
+from memd.cli.tables import Lines, progress, time_of
 from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import msgspec
 
+from memd.cli.data_dir import waiting_messages, waiting_note
 from memd.cli.flags import config_of, with_settings
-from memd.cli.log_files import waiting_messages, waiting_note
 from memd.cli.operations import json_flag, show
 from memd.cli.running import RunningDaemon
 from memd.cli.tables import Lines, table

@@ -8,7 +8,9 @@ not fit, each row becomes a few lines of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ Lines = list[RenderableType]
 LEAST = 16
 """A column is made narrower down to its longest word, and down to this where that is longer: a turn's id has 16."""
 INDENT = 2
+SHOWN_AFTER_SECONDS = 1.0
 WIDE = 100_000
 """Columns: nothing is broken."""
 
@@ -44,6 +47,27 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
     with console.capture() as captured:
         console.print(*lines, sep="\n")
     click.echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal after a second, nothing elsewhere; yields what takes how much is done and there is."""
+    from rich.progress import Progress  # it takes a moment
+
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(what, total=None)
+    began = time.monotonic()
+
+    def advanced(done: int, total: int) -> None:
+        if time.monotonic() - began > SHOWN_AFTER_SECONDS:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advanced
+    finally:
+        bar.stop()
 
 
 def time_of(microseconds: int) -> str:

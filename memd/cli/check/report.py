@@ -17,13 +17,11 @@ import click
 import msgspec
 
 from memd.cli.check import data, settings, upstream
-from memd.cli.check import live as live_checks
 from memd.cli.check import traffic as recorded
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
-from memd.cli.ingest import progress
 from memd.cli.running import RunningDaemon
-from memd.cli.tables import WIDE
+from memd.cli.tables import WIDE, progress
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
 from memd.store.disk import LocalDisk
@@ -143,9 +141,9 @@ def outcomes(
     probe, told = upstream.upstream(config, daemon if is_served else None)
     yield from told
     if live and not any(outcome.mark == "failed" for outcome in told):
-        yield from live_checks.live(config, probe.model or "any", probe.window, daemon)
+        yield from upstream.live(config, probe.model or "any", probe.window, daemon)
     elif live:
-        yield failed(live_checks.LIVE, "not tried", "mend the upstream first")
+        yield failed(upstream.LIVE, "not tried", "mend the upstream first")
 
 
 def line(outcome: CheckResult, width: int = WIDE) -> str:

