@@ -24,7 +24,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from memd.access import let_in
 from memd.admin.auditing import Auditor, audited
-from memd.admin.queries import SearchQuery
+from memd.admin.reads import SearchQuery
 from memd.admin.routes import ROUTES
 from memd.principals import Principals
 from memd.store.audit import AuditBook, read_book

@@ -11,8 +11,7 @@ from daemon_process import ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.admin.history import QUARTER_US
-from memd.admin.queries import FiguresQuery
-from memd.admin.usage import PERIODS_MAX, figures_of
+from memd.admin.usage import PERIODS_MAX, FiguresQuery, figures_of
 from memd.receipts import Receipt
 
 HOUR = 3_600_000_000

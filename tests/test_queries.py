@@ -9,14 +9,8 @@ from urllib.parse import parse_qsl
 import pytest
 from multidict import MultiDict
 
-from memd.admin.queries import (
-    ChunksQuery,
-    LogQuery,
-    NoQuery,
-    Query,
-    SearchQuery,
-    decode_query,
-)
+from memd.admin.queries import NoQuery, Query, decode_query
+from memd.admin.reads import ChunksQuery, LogQuery, SearchQuery
 from memd.errors import BadQuestion
 from memd.selection import Selection, moment, since, until
 

@@ -15,15 +15,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
 from memd import __version__
 from memd.access import principal_of, source_of
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, AuditQuery, Extent, names_of
+from memd.admin.queries import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, names_of
 from memd.admin.routing import Route, get
 from memd.admin.tokens import user_name
 from memd.errors import BadQuestion, MemdError, StoreError
@@ -32,7 +33,7 @@ from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
-from memd.store.audit import Act, AuditBook, Head, KnownHead, head_from, not_done, read_book
+from memd.store.audit import Act, ActKind, AuditBook, Head, KnownHead, head_from, not_done, read_book
 from memd.store.disk import LocalDisk
 from memd.telemetry.request_log import CLIENT_GONE
 
@@ -293,6 +294,14 @@ async def audited(
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+class AuditQuery(PeriodQuery, frozen=True, kw_only=True):
+    """`GET /memd/audit`."""
+
+    who: Annotated[tuple[str, ...], Meta(description="Only what this principal did; may be given again.")] = ()
+    act: Annotated[tuple[ActKind, ...], Meta(description="Only this kind of act; may be given again.")] = ()
+    expect: Annotated[str | None, Meta(description="A head that was kept, which the record must still have.")] = None
 
 
 class AuditedAct(Act, frozen=True, kw_only=True):

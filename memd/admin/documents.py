@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts, check_changes
-from memd.admin.queries import Body, DocumentQuery, Extent, TopicBody, TopicsQuery
+from memd.admin.queries import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery
 from memd.admin.routing import get, post
 from memd.documents import GivenDocument, GivenFile
 from memd.entries import Draft, Section
@@ -40,6 +40,14 @@ DOCUMENT_BYTES_MAX = 32 << 20
 """Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
 DROPPED = root_digits("dropped on the page")
 """In place of the root of files that were handed over by themselves."""
+
+
+class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
+    """`GET /memd/documents/chunks`."""
+
+    source: Annotated[str, Meta(description="The document's.")]
+    skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0
+    limit: Limit = PAGE
 
 
 class DocumentBody(TopicBody, kw_only=True):

@@ -23,7 +23,8 @@ from memd.admin import documents, reads, status, writes
 from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.documents import IndexBody
 from memd.admin.history import LogEvent
-from memd.admin.queries import PAGE_MAX, SearchQuery
+from memd.admin.queries import PAGE_MAX
+from memd.admin.reads import SearchQuery
 from memd.admin.routes import TOOLS
 from memd.admin.writes import CorrectionBody
 from memd.entries import DEFAULT_TOPIC_ID, Action

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,6 @@ from memd.entries import CHUNK_ID_PATTERN, DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, M
 from memd.errors import BadQuestion
 from memd.principals import OWNER_NAME
 from memd.selection import Selection, Since, Until, moment, since, until
-from memd.store.audit import ActKind
 
 IDS_MAX = 100
 TOPICS_MAX = 64
@@ -63,8 +62,6 @@ def _ids(given: Iterable[str]) -> tuple[str, ...]:
 
 PAGE_MAX = 500
 PAGE = 50
-KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", "name"]
-"""`entities.Kind`, as a parameter."""
 Query = TypeVar("Query", bound=msgspec.Struct)
 _AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
 
@@ -103,12 +100,6 @@ class TopicBody(Body, kw_only=True):
     def extent(self) -> Extent:
         """See Body."""
         return Extent((self.topic_id,))
-
-
-class ProofQuery(NoQuery, frozen=True, kw_only=True):
-    """`GET /memd/proof`."""
-
-    challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")]
 
 
 class TopicsQuery(NoQuery, frozen=True, kw_only=True):
@@ -180,45 +171,6 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
             raise BadQuestion(str(error)) from None
 
 
-class SearchQuery(FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/search`."""
-
-    q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
-    as_of: Annotated[
-        Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
-    ] = None
-    limit: Limit = PAGE_MAX
-
-
-class LogQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/log`."""
-
-    before: Before = None
-    limit: Limit = PAGE
-
-
-class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/chunks`."""
-
-    before: Before = None
-    limit: Limit = PAGE
-    all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
-
-
-class TranscriptQuery(FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/transcript`."""
-
-    skip: Skip = 0
-    limit: Limit = PAGE
-
-
-class ConversationsQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/conversations`, `GET /memd/conversations/{id}`."""
-
-    skip: Skip = 0
-    limit: Limit = PAGE
-
-
 class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/usage`, and other routes that tell of a stretch of time."""
 
@@ -230,79 +182,6 @@ class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
     def has(self, at: int) -> bool:
         """Whether a moment, in microseconds since the epoch, is in the stretch."""
         return (self.since or 0) <= at < (self.to or 1 << 63)
-
-
-class FiguresQuery(PeriodQuery, frozen=True, kw_only=True):
-    """`GET /memd/figures`."""
-
-    by: Annotated[
-        Literal["auto", "hour", "day", "week"],
-        Meta(description="The length of a period; auto: the shortest that makes no more than 100."),
-    ] = "auto"
-
-
-class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/documents/chunks`."""
-
-    source: Annotated[str, Meta(description="The document's.")]
-    skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0
-    limit: Limit = PAGE
-
-
-class AuditQuery(PeriodQuery, frozen=True, kw_only=True):
-    """`GET /memd/audit`."""
-
-    who: Annotated[tuple[str, ...], Meta(description="Only what this principal did; may be given again.")] = ()
-    act: Annotated[tuple[ActKind, ...], Meta(description="Only this kind of act; may be given again.")] = ()
-    expect: Annotated[str | None, Meta(description="A head that was kept, which the record must still have.")] = None
-
-
-class DigestQuery(FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/digest`."""
-
-    by: Annotated[
-        Literal["auto", "day", "week"],
-        Meta(description="The length of a period; auto: days, of two weeks or more weeks."),
-    ] = "auto"
-    sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3
-
-
-class RelatedQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/chunks/{id}/related`."""
-
-    limit: Limit = 10
-
-
-class EntitiesQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/entities`."""
-
-    name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None
-    kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = ()
-    limit: Limit = PAGE
-
-
-class TurnsQuery(AnyTopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/turns`."""
-
-    before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
-    limit: Limit = PAGE
-    steps: Annotated[
-        bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
-    ] = True
-
-
-class ReplayQuery(NoQuery, frozen=True, kw_only=True):
-    """`GET /memd/turns/{id}/replay`."""
-
-    then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
-        False
-    )
-
-
-class ExportQuery(AnyTopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/export`."""
-
-    live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
 
 
 def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:

@@ -10,26 +10,16 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import (
-    ChunksQuery,
-    DigestQuery,
-    EntitiesQuery,
-    ExportQuery,
-    Extent,
-    FilterQuery,
-    LogQuery,
-    RelatedQuery,
-    SearchQuery,
-    TopicsQuery,
-    chunks_in,
-)
+from memd.admin.queries import PAGE, PAGE_MAX, AnyTopicQuery, Before, Extent, FilterQuery, Limit, TopicsQuery, chunks_in
 from memd.admin.routing import get
+from memd.entries import Moment
 from memd.errors import BadQuestion
 from memd.principals import Principal
 from memd.recall.columns import Searchable
@@ -45,6 +35,65 @@ from memd.store.tools.export import export as export_log
 
 EXPORTED_AT_ONCE = 200
 CHUNK_TURNS_MAX = 20
+
+
+KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", "name"]
+"""`entities.Kind`, as a parameter."""
+
+
+class SearchQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/search`."""
+
+    q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
+    as_of: Annotated[
+        Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
+    ] = None
+    limit: Limit = PAGE_MAX
+
+
+class LogQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/log`."""
+
+    before: Before = None
+    limit: Limit = PAGE
+
+
+class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/chunks`."""
+
+    before: Before = None
+    limit: Limit = PAGE
+    all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
+
+
+class DigestQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/digest`."""
+
+    by: Annotated[
+        Literal["auto", "day", "week"],
+        Meta(description="The length of a period; auto: days, of two weeks or more weeks."),
+    ] = "auto"
+    sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3
+
+
+class RelatedQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/chunks/{id}/related`."""
+
+    limit: Limit = 10
+
+
+class EntitiesQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/entities`."""
+
+    name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None
+    kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = ()
+    limit: Limit = PAGE
+
+
+class ExportQuery(AnyTopicQuery, frozen=True, kw_only=True):
+    """`GET /memd/export`."""
+
+    live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
 
 
 class ChunksPage(msgspec.Struct, frozen=True):

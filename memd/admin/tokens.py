@@ -13,13 +13,21 @@ import hashlib
 import hmac
 import os
 import secrets
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Body, Extent, ProofQuery
+from memd.admin.queries import Body, Extent, NoQuery
 from memd.admin.routing import get, post
 from memd.principals import Principal, Right
+
+
+class ProofQuery(NoQuery, frozen=True, kw_only=True):
+    """`GET /memd/proof`."""
+
+    challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")]
 
 
 class OwnRights(msgspec.Struct, frozen=True):

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Meta
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import ConversationsQuery, Extent, ReplayQuery, TranscriptQuery, TurnsQuery, chunks_in
+from memd.admin.queries import PAGE, AnyTopicQuery, Extent, FilterQuery, Limit, NoQuery, Skip, TopicsQuery, chunks_in
 from memd.admin.routing import WholeAnswer, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
@@ -35,6 +35,38 @@ from memd.wire.lenient_json import decode_or_none
 
 TITLE_CHARACTERS = 120
 BRANCHES_MAX = 20
+
+
+class TurnsQuery(AnyTopicQuery, frozen=True, kw_only=True):
+    """`GET /memd/turns`."""
+
+    before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
+    limit: Limit = PAGE
+    steps: Annotated[
+        bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
+    ] = True
+
+
+class ReplayQuery(NoQuery, frozen=True, kw_only=True):
+    """`GET /memd/turns/{id}/replay`."""
+
+    then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
+        False
+    )
+
+
+class ConversationsQuery(TopicsQuery, frozen=True, kw_only=True):
+    """`GET /memd/conversations`, `GET /memd/conversations/{id}`."""
+
+    skip: Skip = 0
+    limit: Limit = PAGE
+
+
+class TranscriptQuery(FilterQuery, frozen=True, kw_only=True):
+    """`GET /memd/transcript`."""
+
+    skip: Skip = 0
+    limit: Limit = PAGE
 
 
 class TurnsPage(msgspec.Struct, frozen=True):

@@ -11,20 +11,30 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from memd.admin.history import QUARTER_US
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import FiguresQuery, PeriodQuery
+from memd.admin.queries import PeriodQuery
 from memd.admin.routing import get
 from memd.principals import Principal
 from memd.recall.explained import INJECTED
 from memd.store.log.columns import ROW
 from memd.store.store import Snapshot
 from memd.wire.lenient_json import decode_or_none
+
+
+class FiguresQuery(PeriodQuery, frozen=True, kw_only=True):
+    """`GET /memd/figures`."""
+
+    by: Annotated[
+        Literal["auto", "hour", "day", "week"],
+        Meta(description="The length of a period; auto: the shortest that makes no more than 100."),
+    ] = "auto"
 
 
 class UsageRow(msgspec.Struct):
