@@ -248,6 +248,15 @@ def test_the_command_line_starts_without_the_heavy_libraries() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("command", ["history", "views"])  # memd turn, log, show; memd search
+def test_a_command_that_only_asks_imports_no_server_model_or_memory(command: str) -> None:
+    script = f"import sys; import memd.cli.{command}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    heavy = {"aiohttp", "onnxruntime", "tokenizers", "tiktoken", "memd.ingest", "memd.embedding", "memd.proxy"}
+    assert not heavy & set(run.stdout.split())
+
+
+@pytest.mark.process
 def test_the_daemon_starts_without_the_libraries_that_few_requests_need() -> None:
     script = "import sys; import memd.daemon.app; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
