@@ -29,7 +29,7 @@ from memd.store.disk import Wiper
 from memd.store.erasure import was_erased
 from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, payloads_in
-from memd.store.shared.seam import News, Row, SharedLog
+from memd.store.shared.seam import Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.snapshot import asked_by
 from memd.store.topic import TopicLog
@@ -256,9 +256,8 @@ class SharedTopic(Topic):
         return self._payloads(retell())
 
     async def _catch_up(self) -> None:
-        news = await _asked(partial(self.log.catch_up, self._head))
-        if news.of("hot"):
-            await self._take_hot(await _asked(partial(all_rows, self.log, news)))
+        if rows := await _asked(partial(self.log.catch_up, self._head)):
+            await self._take_hot(rows)
 
     async def _take_hot(self, rows: Sequence[Row]) -> None:
         """Bring the buffer to what rows say that come behind those it has."""
@@ -273,13 +272,13 @@ class SharedTopic(Topic):
             self._journal_behind = True  # its order is not that of the rows
         else:
             fresh = rows[1:] if rows[0].is_base else rows
-            await self._copy([payload for row in fresh for payload in payloads_in(row.data, 0)])
+            await self._copy(payloads_of(fresh))
 
     def _theirs(self, rows: Sequence[Row]) -> list[BufferEvent] | None:
         """The events of others in rows that follow what the buffer has; None: some are gone that it does not have."""
         if rows[0].last > self._head + 1:
             return None
-        payloads = [payload for row in rows if not row.is_base for payload in payloads_in(row.data, 0)]
+        payloads = payloads_of(row for row in rows if not row.is_base)
         own = self._settled(rows)
         theirs = known_events(payload for payload in payloads if payload not in own)
         now = time.monotonic()
@@ -292,7 +291,7 @@ class SharedTopic(Topic):
 
     def _settled(self, rows: Sequence[Row]) -> set[bytes]:
         """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
-        found = {payload for row in rows for payload in payloads_in(row.data, 0)}
+        found = set(payloads_of(rows))
         own = {payload for _, payload in self._pending}
         if own & found:
             self._pending = [one for one in self._pending if one[1] not in found]
@@ -302,11 +301,11 @@ class SharedTopic(Topic):
     async def _rebase(self) -> None:
         """Read the whole buffer anew, and add what is said here alone."""
         before = self._head
-        rows = await _asked(lambda: all_rows(self.log, self.log.catch_up(0)))
+        rows = await _asked(partial(self.log.catch_up, 0))
         behind = [row for row in rows if row.last > before]
         theirs = self._theirs(behind) if behind else []
         self._settled(rows)
-        kept = await _asked(lambda: replayed(events_of(rows)))
+        kept = await _asked(lambda: replayed(known_events(payloads_of(rows))))
         rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
         self._pending, self._journaled = [], 0
         self._head = rows[-1].last if rows else before
@@ -412,18 +411,9 @@ def _answered(answer: asyncio.Future[Ended], asked: asyncio.Future[Ended]) -> No
         answer.set_result(asked.result())
 
 
-def all_rows(log_: SharedTopicLog, news: News) -> list[Row]:
-    """The rows of the buffer's stream in an answer, and those behind them. Blocks."""
-    rows = news.of("hot")
-    while rows and rows[-1].last < news.heads["hot"].last:
-        news = log_.catch_up(rows[-1].last)
-        rows += news.of("hot")
-    return rows
-
-
-def events_of(rows: Sequence[Row]) -> list[BufferEvent]:
-    """The events in rows; those that this version does not know are left out."""
-    return known_events(payload for row in rows for payload in payloads_in(row.data, 0))
+def payloads_of(rows: Iterable[Row]) -> list[bytes]:
+    """The payloads of the events in rows."""
+    return [payload for row in rows for payload in payloads_in(row.data, 0)]
 
 
 def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row]) -> OpenedHot:
@@ -435,11 +425,11 @@ def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row])
     mark = journal.mark
     count = len(payloads) - journal.unmarked if mark is not None else 0
     head = 0 if mark is None else mark.head
-    found = {payload for row in rows for payload in payloads_in(row.data, 0)}
+    found = set(payloads_of(rows))
     own = known_events(one for one in payloads[count:] if one not in found)
     if rows and rows[0].last > head + 1:
-        kept = replayed(events_of(rows))
+        kept = replayed(known_events(payloads_of(rows)))
     else:
         fresh = rows[1:] if rows and rows[0].is_base else rows
-        kept = replayed([*known_events(payloads[:count]), *events_of(fresh)])
+        kept = replayed(known_events([*payloads[:count], *payloads_of(fresh)]))
     return OpenedHot(kept=kept, head=rows[-1].last if rows else head, own=own, size=sum(len(one.data) for one in rows))

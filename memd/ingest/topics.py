@@ -24,7 +24,7 @@ from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Count
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, all_rows, asking, opened_hot
+from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, opened_hot
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.settings.model import Config
 from memd.shares import Held, surplus
@@ -282,7 +282,7 @@ class Topics:
             journal.unmarked += len(waiting)
             rows: list[Row] = []
             try:
-                rows = all_rows(log_, log_.catch_up(0 if journal.mark is None else journal.mark.head))
+                rows = log_.catch_up(0 if journal.mark is None else journal.mark.head)
             except Rewritten:
                 waiting = payloads[len(payloads) - journal.unmarked :] if journal.mark is not None else []
                 self._store.drop_copy(topic_id)

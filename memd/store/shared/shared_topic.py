@@ -69,43 +69,44 @@ class SharedTopicLog(TopicLog):
 
     def has_all(self, ends: News, hot: int) -> bool:
         """Whether this copy has all that there was when the ends were asked for. `hot`: the known row of the buffer."""
-        known = {"log": self.head, "kept": self._kept_head, "hot": hot}
+        known = self._known(hot)
         is_same = all(known[stream] == head.last for stream, head in ends.heads.items())
         self.is_current = self.is_sound and ends.generation == self.generation and is_same
         return self.is_current
 
-    def catch_up(self, hot: int | None = None) -> News:
+    def catch_up(self, hot: int | None = None) -> list[Row]:
         """Take in what others have appended.
 
         Args:
             hot: the row of the hot buffer that is known; None: its stream is not asked for.
 
         Returns:
-            What is new, with the rows of the hot buffer.
+            The rows of the hot buffer behind it.
 
         Raises:
             Rewritten: this copy counts no more.
             StoreError: nobody can be asked now, or the copy cannot be written.
         """
         self.is_current = False
-        after: dict[Stream, int] = {"log": self.head, "kept": self._kept_head}
-        news = self._kept.since(self.topic_id, after if hot is None else {**after, "hot": hot})
-        self._check(news, {} if hot is None else {"hot": hot})
-        for row in news.of("kept"):
-            self._keep(row)
-        part = news
-        while rows := part.of("log"):
-            self._take(rows)
-            if self.head >= part.heads["log"].last:
+        found: list[Row] = []
+        while True:
+            after = self._known(hot)
+            news = self._kept.since(self.topic_id, after)
+            self._check(news, after)
+            for row in news.of("kept"):
+                self._keep(row)
+            self._take(news.of("log"))
+            if hot is not None and (rows := news.of("hot")):
+                found, hot = found + rows, rows[-1].last
+            known = self._known(hot)
+            if not news.rows or all(known[stream] >= news.heads[stream].last for stream in known):
                 break
-            part = self._kept.since(self.topic_id, {"log": self.head})
-            self._check(part, {})
         with self._state:
-            if news.generation and self.head < news.heads["log"].last and not news.of("log"):
+            if news.generation and self.head < news.heads["log"].last:
                 self.head = news.heads["log"].last  # of a topic that was removed: ids do not go back
                 self._shared.clock.observe(self.head)
         self.is_current = True
-        return news
+        return found
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """See TopicLog.
@@ -163,11 +164,15 @@ class SharedTopicLog(TopicLog):
 
     # -- private ------------------------------------------------------------------------------------------------
 
+    def _known(self, hot: int | None) -> dict[Stream, int]:
+        """The last known row of each stream."""
+        known: dict[Stream, int] = {"log": self.head, "kept": self._kept_head}
+        return known if hot is None else {**known, "hot": hot}
+
     def _check(self, news: News, known: dict[Stream, int]) -> None:
         """Raise Rewritten unless the copy is the beginning of what there is."""
         if not self.generation and self.head == 0:
             self.generation = news.generation
-        known = {"log": self.head, "kept": self._kept_head, **known}
         is_ahead = any(known.get(stream, 0) > head.last for stream, head in news.heads.items())
         if news.generation != self.generation or is_ahead or not self.is_sound:
             raise Rewritten(f"topic {self.topic_id}: the copy here is not what there is now; it is read anew")
