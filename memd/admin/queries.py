@@ -42,7 +42,8 @@ class Extent(msgspec.Struct, frozen=True):
         """The extent of a request and its answer, as much of both as a line holds."""
         topics, ids = (*self.topics, *answer.topics), (*self.ids, *answer.ids)
         everything = (ALL_TOPICS,) if ALL_TOPICS in topics else ()
-        return Extent(names_of(topics) or everything, _ids(ids), answer.count, answer.detail or self.detail)
+        written = tuple(dict.fromkeys(one for one in ids if CHUNK_ID_PATTERN.fullmatch(one)))[:IDS_MAX]
+        return Extent(names_of(topics) or everything, written, answer.count, answer.detail or self.detail)
 
 
 def chunks_in(chunks: Iterable[Any]) -> Extent:
@@ -54,10 +55,6 @@ def chunks_in(chunks: Iterable[Any]) -> Extent:
 def names_of(named: Iterable[str]) -> tuple[str, ...]:
     """The names of topics among what a client gave as such, as many as a line holds."""
     return tuple(dict.fromkeys(one for one in named if TOPIC_ID_PATTERN.fullmatch(one)))[:TOPICS_MAX]
-
-
-def _ids(given: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for one in given if CHUNK_ID_PATTERN.fullmatch(one)))[:IDS_MAX]
 
 
 PAGE_MAX = 500
@@ -196,8 +193,9 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
         if name not in fields:
             known = f"it has {', '.join(fields)}" if fields else "it has none at all"
             raise BadQuestion(f"this route has no parameter {name[:60]!r}; {known}")
-        several = given.getall(name)
-        if _takes_several(fields[name].type):
+        several, info = given.getall(name), msgspec.inspect.type_info(fields[name].type)
+        info = info.type if isinstance(info, msgspec.inspect.Metadata) else info
+        if isinstance(info, msgspec.inspect.VarTupleType):
             values[name] = several
         elif len(several) > 1:
             raise BadQuestion(f"the parameter {name} is given {len(several)} times; give it once")
@@ -213,9 +211,3 @@ def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
 
 
 _READ: dict[type, Callable[[str], Moment]] = {Moment: moment, Since: since, Until: until}
-
-
-def _takes_several(kind: Any) -> bool:
-    """Whether a parameter of this type may be given more than once."""
-    info = msgspec.inspect.type_info(kind)
-    return isinstance(info.type if isinstance(info, msgspec.inspect.Metadata) else info, msgspec.inspect.VarTupleType)

@@ -59,19 +59,13 @@ def page(request: web.Request) -> web.Response:
 
 @functools.cache
 def _files() -> dict[str, _PageFile]:
-    """Read the files once; by path."""
-    found = {}
-    for name, body in _bundled().items():
-        content_type = _TYPES[name[name.rindex(".") :]]
-        path = PREFIX if name == INDEX else PREFIX + name
-        found[path] = _PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-    return found
-
-
-def _bundled() -> dict[str, bytes]:
-    """Read every file of the page; by name.
+    """The files, by path.
 
     Raises:
         OSError: the package was installed without its data files.
     """
-    return {path.name: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in _TYPES}
+    found = {}
+    for path in (one for one in sorted(_HERE.iterdir()) if one.suffix in _TYPES):
+        body, asked = path.read_bytes(), PREFIX if path.name == INDEX else PREFIX + path.name
+        found[asked] = _PageFile(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return found
