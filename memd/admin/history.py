@@ -220,7 +220,7 @@ def story(
                 "reason": None,
                 "content": entry.displayed,
             }
-            events[row] = _told(entry, snapshot.topic_id, live=True, **facts)
+            events[row] = _told(entry, snapshot.topic_id, known, live=True, **facts)
         [at] = [row for row, event in events.items() if event.uuid == chunk_uuid.hex()]
         versions, follows = (events[at],), waiting.columns.follows
         before = events.get(at - 1) if follows[at] else None
@@ -297,7 +297,7 @@ def _is_wanted(one: LogEvent, wanted: Selection) -> bool:
     return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
 
 
-def _told(entry: Entry, topic_id: str, known: Known = _all_known, **facts: Any) -> LogEvent:
+def _told(entry: Entry, topic_id: str, known: Known, **facts: Any) -> LogEvent:
     """An entry as an event; `facts` are what does not stand in the entry."""
     return LogEvent(
         canonical_id=entry.canonical_id,
