@@ -48,7 +48,7 @@ def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tupl
     store = Store.open(
         DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
     )
-    topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER.count)
+    topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER)
     digests = chain_all(message.content_digest for message in messages)
     stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages, strict=True))
     if known:
@@ -94,7 +94,7 @@ def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_th
 
 
 def cut_entries(messages: Sequence[Message]) -> list[Entry]:
-    cutter = Cutter(ChunkingSettings(), COUNTER.count)
+    cutter = Cutter(ChunkingSettings(), COUNTER)
     store = Store.open(
         DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.entries import Speaker, text_with_roles
-from memd.ingest.chunking import Chunk, Utterance, candidate_pieces, split
+from memd.ingest.chunking import Chunk, Utterance, split
 from memd.settings.model import ChunkingSettings
 
 COUNTER = TokenCounter(cl100k_base(ranks_bytes()))
@@ -57,13 +57,7 @@ def source(role: str, text: str) -> Utterance:
 
 
 def chunked(sources: Sequence[Utterance], chunking: ChunkingSettings = CHUNKING) -> tuple[Chunk, ...]:
-    return split(sources, settings=chunking, count=COUNTER.count)
-
-
-def pieces_of(text: str, opening: str = "", whole_tokens: int = 0) -> list[str]:
-    return candidate_pieces(
-        text, opening=opening, whole_tokens=whole_tokens, max_tokens=CHUNKING.max_tokens, count=COUNTER.count
-    )
+    return split(sources, settings=chunking, tokenizer=COUNTER)
 
 
 def shown(chunk: Chunk) -> str:
@@ -121,9 +115,9 @@ def test_a_code_block_is_not_cut_where_it_fits() -> None:
 
 def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
     code = "```\n" + "".join(f"    value[{number}] = compute({number})\n" for number in range(200)) + "```\n"
-    pieces = pieces_of(code)
-    assert len(pieces) > 3 and "".join(pieces) == code
-    assert all(piece.endswith("\n") for piece in pieces)
+    chunks = chunked([source("assistant", code)])
+    assert len(chunks) > 3 and "".join(chunk.content for chunk in chunks) == code
+    assert all(chunk.content.endswith("\n") for chunk in chunks)
 
 
 def test_a_chunk_does_not_end_within_a_short_message() -> None:

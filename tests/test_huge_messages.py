@@ -30,12 +30,15 @@ class Held:
         self.counted = 0
         self.is_reached, self.go_on = threading.Event(), threading.Event()
 
-    def __call__(self, text: str) -> int:
+    def count(self, text: str) -> int:
+        return COUNTER.count(text)
+
+    def ends(self, text: str) -> list[int]:
         self.counted += text in BOOK
         if self.counted == PIECES_BEGUN and text in BOOK:
             self.is_reached.set()
             assert self.go_on.wait(60)
-        return COUNTER.count(text)
+        return COUNTER.ends(text)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from archiver_stage import COUNTER
 from clocks import at_time
 from conftest import MakeDaemon
 from histories import digest_at, new_buffer, replayed, said
@@ -56,7 +57,7 @@ def test_a_chunk_has_the_time_of_its_first_message() -> None:
         Utterance("A question.", "user", digest_at(["u:1"]), said_at=NOON),
         Utterance("An answer.", "assistant", digest_at(["u:2"]), said_at=NOON + 5),
     ]
-    [chunk] = split(messages, settings=ChunkingSettings(), count=lambda text: len(text.split()))
+    [chunk] = split(messages, settings=ChunkingSettings(), tokenizer=COUNTER)
     assert chunk.said_at == NOON
 
 

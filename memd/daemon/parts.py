@@ -101,9 +101,9 @@ async def make_parts(
     stack.callback((encoder := Encoder(embedder)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
-    stack.push_async_callback((topics := Topics(store, config, writer, redactor, counter.count)).close)
+    stack.push_async_callback((topics := Topics(store, config, writer, redactor, counter)).close)
     stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
-    stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter.count, redactor))).close)
+    stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter, redactor))).close)
     programs = programs_of(config.ingest)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
     uses = topics, taker, encoder.priority, tasks, events

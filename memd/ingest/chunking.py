@@ -8,7 +8,9 @@ A chunk ends with the first piece with which it has `min_tokens`, but not betwee
 result: one that does not fit behind its call is cut there, for questions name the one and want the other. Setting
 boundaries where the cosine of neighbouring pieces falls below a threshold, as an earlier version did, finds no more and
 cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
-enough to be joined. Cutting takes 0.5 s per megabyte.
+enough to be joined.
+
+A message is encoded once, and what its pieces take is told by where its tokens end. Cutting takes 0.15 s per megabyte.
 
 Joined, the pieces of a message are its text, to the last blank. A unit for a reader (a short message or paragraph, a
 fenced code block, a list, a table, a stack trace) is one piece where it fits; longer prose is cut into sentences. Time
@@ -21,9 +23,11 @@ needs in 500 tokens, 2 points more in 2,000.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -36,6 +40,8 @@ WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
 _ESTIMATE_SLACK = 8  # this near to a limit the joined text is counted: the pieces' tokens added up are an estimate
 _SHARED = 2  # tokens that two neighbours have less together than apart, at most
+_BLOCK_CHARACTERS = 10_000
+"""So much of a long text is encoded between two steps."""
 
 
 class Utterance(msgspec.Struct, frozen=True):
@@ -84,6 +90,8 @@ class _Piece(msgspec.Struct, frozen=True):
     message: int
     opening: str | None
     """On the first piece of a message: the role shown in front of it ("" without a speaker). None on the others."""
+    tokens: int
+    """Those of the text, and of the joint and the opening before it inside a chunk."""
     calls: bool = False
     """It is the end of a message that calls a tool."""
 
@@ -93,7 +101,38 @@ class _Piece(msgspec.Struct, frozen=True):
         return self.text if self.opening is None else JOINT + self.opening + self.text
 
 
-def split(messages: Sequence[Utterance], *, settings: ChunkingSettings, count: Count) -> tuple[Chunk, ...]:
+class Tokenizer(Protocol):
+    """Counts raw tokens, as `TokenCounter` does."""
+
+    def count(self, text: str) -> int:
+        """The tokens of a text."""
+
+    def ends(self, text: str) -> list[int]:
+        """Where each of them ends, in characters."""
+
+
+class _Text:
+    """A text and where its tokens end; a *span* is from a character up to another one."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer, step: Callable[[], None] = lambda: None) -> None:
+        self.text = text
+        self._ends: list[int] = []
+        for start in range(0, len(text), _BLOCK_CHARACTERS):
+            step()
+            self._ends += [start + end for end in tokenizer.ends(text[start : start + _BLOCK_CHARACTERS])]
+
+    def tokens(self, start: int, end: int) -> int:
+        """Those that end in a span: by itself it has a few more at most, where it was cut within one."""
+        return bisect_right(self._ends, end) - bisect_right(self._ends, start)
+
+
+def split(
+    messages: Sequence[Utterance],
+    *,
+    settings: ChunkingSettings,
+    tokenizer: Tokenizer,
+    step: Callable[[], None] = lambda: None,
+) -> tuple[Chunk, ...]:
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
 
     A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the beginning of its
@@ -101,30 +140,41 @@ def split(messages: Sequence[Utterance], *, settings: ChunkingSettings, count: C
     short because its neighbour cannot be taken in is joined to the one before it, if the two fit.
 
     Args:
-        count: raw tokens of a text (`TokenCounter.count`).
+        step: called between two pieces; it may wait, or raise what ends the cutting.
 
     Raises:
         ValueError: some of `messages` have a speaker and some have none, which `speakers` could not tell apart.
     """
     if len({message.role is None for message in messages}) > 1:
         raise ValueError("messages and texts without a speaker are mixed: put them into runs of their own")
-    count = cache(count)  # each piece is weighed alone, before it is cut further, and where a chunk begins with it
-    return tuple(_chunk(group, messages) for group in _groups(_pieces(messages, settings, count), settings, count))
+    count = cache(tokenizer.count)  # of openings, and of what comes near a limit
+    pieces = _pieces(messages, settings, tokenizer, count, step)
+    return tuple(_chunk(group, messages) for group in _groups(pieces, settings, tokenizer, count))
 
 
-def _pieces(messages: Sequence[Utterance], settings: ChunkingSettings, count: Count) -> Iterator[_Piece]:
+def _pieces(
+    messages: Sequence[Utterance],
+    settings: ChunkingSettings,
+    tokenizer: Tokenizer,
+    count: Count,
+    step: Callable[[], None],
+) -> Iterator[_Piece]:
     whole = WHOLE_MINIMA * settings.min_tokens
     for number, message in enumerate(messages):
-        opening: str | None = message.opening
-        cut = candidate_pieces(
-            message.text, opening=message.opening, whole_tokens=whole, max_tokens=settings.max_tokens, count=count
-        )
-        for left, text in zip(range(len(cut) - 1, -1, -1), cut, strict=True) if cut else [(0, "")]:
-            yield _Piece(text, number, opening, message.calls and not left)
-            opening = None
+        text, opening = _Text(message.text, tokenizer, step), message.opening
+        most = settings.max_tokens - _ESTIMATE_SLACK
+        spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most)
+        for start, end in spans or [(0, 0)]:
+            step()
+            head = count(JOINT + opening) if start == 0 else 0
+            is_end = message.calls and end == len(message.text)
+            own = opening if start == 0 else None
+            yield _Piece(message.text[start:end], number, own, head + text.tokens(start, end), is_end)
 
 
-def _groups(pieces: Iterable[_Piece], settings: ChunkingSettings, count: Count) -> list[list[_Piece]]:
+def _groups(
+    pieces: Iterable[_Piece], settings: ChunkingSettings, tokenizer: Tokenizer, count: Count
+) -> list[list[_Piece]]:
     """The pieces of each chunk."""
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
@@ -149,26 +199,29 @@ def _groups(pieces: Iterable[_Piece], settings: ChunkingSettings, count: Count) 
     while left:
         piece = left.popleft()
         is_open = bool(group) and group[-1].calls
-        fits = has_most([*group, piece], tokens + count(piece.shown), settings.max_tokens)
+        fits = has_most([*group, piece], tokens + piece.tokens, settings.max_tokens)
         if is_open and not fits and (room := settings.max_tokens - tokens) >= settings.min_tokens:
-            piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, count)
+            piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, tokenizer)
             left.extendleft(rest)
-            fits = has_most([*group, piece], tokens + count(piece.shown), settings.max_tokens)
+            fits = has_most([*group, piece], tokens + piece.tokens, settings.max_tokens)
         if not fits or (not is_open and has_least(tokens)):
             close()
             group, tokens = [], 0
         group.append(piece)
-        tokens += count(piece.shown)
+        tokens += piece.tokens
     close()
     return groups
 
 
-def _divided(piece: _Piece, room: int, count: Count) -> list[_Piece]:
+def _divided(piece: _Piece, room: int, tokenizer: Tokenizer) -> list[_Piece]:
     """A piece in two, of which the first takes at most `room` tokens: the beginning of a result, for its call."""
-    first, *others = fitted(piece.text, max(1, room - count(piece.opening or "")), count)
-    if not others:
+    text = _Text(piece.text, tokenizer)
+    head = piece.tokens - text.tokens(0, len(piece.text))
+    _, end = next(fitted(text, 0, len(piece.text), max(1, room - head)))
+    if end == len(piece.text):
         return [piece]
-    return [_Piece(first, piece.message, piece.opening), _Piece("".join(others), piece.message, None, piece.calls)]
+    first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end))
+    return [first, _Piece(piece.text[end:], piece.message, None, piece.tokens - first.tokens, piece.calls)]
 
 
 def _shown(group: Sequence[_Piece]) -> str:
@@ -199,7 +252,6 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
 Count = Callable[[str], int]
 """The tokens of a text."""
 
-_TOKEN_CHARACTERS = 8  # more than text has per token; what is longer is not counted to see whether it is short
 _LINE = re.compile(r"[^\n]*+\n|[^\n]++")
 _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokenizer has it
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
@@ -208,62 +260,63 @@ _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 """A line that begins like this keeps its paragraph whole: indented (code, stack frames), a list item, a table row."""
 
 
-def candidate_pieces(text: str, *, opening: str, whole_tokens: int, max_tokens: int, count: Count) -> list[str]:
-    """Cut `text` into pieces of at most `max_tokens` tokens; `"".join(pieces) == text`.
+Span = tuple[int, int]
+
+
+def candidate_pieces(text: _Text, *, opening: int, whole_tokens: int, max_tokens: int) -> list[Span]:
+    """Cut a text into pieces of at most `max_tokens` tokens, one behind the other.
 
     A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
     then characters, each part as long as fits.
 
     Args:
-        opening: what is written in front of `text` where it is shown (`user: `); it counts with the first piece.
+        opening: the tokens of what is written in front of the text where it is shown (`user: `).
         whole_tokens: a text, or a paragraph of it, that has no more is not cut further.
     """
-    if text and _is_short(opening + text, min(whole_tokens, max_tokens), count):
-        return [text]
-    pieces: list[str] = []
-    for block, whole in _blocks(text):
-        if _is_short(opening + block, min(whole_tokens, max_tokens), count):
-            pieces.append(block)
-            opening = ""
+    whole_tokens, end = min(whole_tokens, max_tokens), len(text.text)
+    if text.text and opening + text.tokens(0, end) <= whole_tokens:
+        return [(0, end)]
+    pieces: list[Span] = []
+    for start, end, is_whole in _blocks(text.text):
+        if opening + text.tokens(start, end) <= whole_tokens:
+            pieces.append((start, end))
+            opening = 0
             continue
-        for piece in [block] if whole else _sentences(block):
-            pieces += fitted(piece, max(1, max_tokens - count(opening)), count)
-            opening = ""
+        for begin, until in [(start, end)] if is_whole else _between(start, _sentences(text.text, start, end)):
+            pieces += fitted(text, begin, until, max(1, max_tokens - opening))
+            opening = 0
     return pieces
 
 
-def _is_short(text: str, tokens_max: int, count: Count) -> bool:
-    return 0 < len(text) <= tokens_max * _TOKEN_CHARACTERS and count(text) <= tokens_max
+def _between(start: int, ends: Iterable[int]) -> Iterator[Span]:
+    for end in ends:
+        yield start, end
+        start = end
 
 
-def fitted(text: str, limit: int, count: Count) -> list[str]:
-    """`text` itself if it has at most `limit` tokens, else its parts, cut at the largest boundaries that do."""
-    return _fitted(text, limit, count, (_lines, _sentences, words))
+def _lines(text: str, start: int, end: int) -> Iterator[int]:
+    """Yield where each line ends, within a span, as the other two."""
+    return (match.end() for match in _LINE.finditer(text, start, end))  # not all at once: other threads wait as long
 
 
-def words(text: str) -> Iterator[str]:
-    """`text` cut before the white space in front of each word."""
-    return (match.group() for match in _WORD.finditer(text))
+def _words(text: str, start: int, end: int) -> Iterator[int]:
+    return (match.end() for match in _WORD.finditer(text, start, end))
 
 
-def _lines(text: str) -> Iterator[str]:
-    return (match.group() for match in _LINE.finditer(text))  # not all at once: other threads wait as long
+def _sentences(text: str, start: int, end: int) -> Iterator[int]:
+    for match in _SENTENCE_END.finditer(text, start, end):
+        yield (start := match.end())
+    if start < end:
+        yield end
 
 
-def _sentences(text: str) -> Iterator[str]:
-    start = 0
-    for match in _SENTENCE_END.finditer(text):
-        yield text[start : match.end()]
-        start = match.end()
-    if start < len(text):
-        yield text[start:]
-
-
-def _blocks(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield paragraphs and fenced code with the blank lines after them, and whether each is kept whole (not prose)."""
-    block: list[str] = []
+def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield paragraphs and fenced code with the blank lines after them: the span, and whether it is kept whole (no
+    prose)."""
+    begin = start = 0
     fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
-    for number, line in enumerate(_lines(text)):
+    for number, end in enumerate(_lines(text, 0, len(text))):
+        line = text[start:end]
         opened = _FENCE.match(line)
         if fence:
             ended = _closes(line, fence)
@@ -271,15 +324,15 @@ def _blocks(text: str) -> Iterator[tuple[str, bool]]:
         elif not line.strip():
             ended = ended or number > 0
         else:
-            if block and (ended or opened):
-                yield "".join(block), whole
-                block, whole = [], False
+            if start > begin and (ended or opened):
+                yield begin, start, whole
+                begin, whole = start, False
             ended = False
             fence = opened.group(1) if opened else ""
             whole = whole or bool(opened or _STRUCTURED.match(line))
-        block.append(line)
-    if block:
-        yield "".join(block), whole
+        start = end
+    if start > begin:
+        yield begin, start, whole
 
 
 def _closes(line: str, fence: str) -> bool:
@@ -288,35 +341,39 @@ def _closes(line: str, fence: str) -> bool:
     return len(bare) >= len(fence) and bare == fence[0] * len(bare)
 
 
-def _fitted(text: str, limit: int, count: Count, cutters: tuple[Callable[[str], Iterable[str]], ...]) -> list[str]:
-    tokens = count(text)
-    if tokens <= limit:
-        return [text]
+Ends = Callable[[str, int, int], Iterator[int]]
+
+
+def fitted(
+    text: _Text, start: int, end: int, limit: int, cutters: tuple[Ends, ...] = (_lines, _sentences, _words)
+) -> Iterator[Span]:
+    """A span itself if it has at most `limit` tokens, else its parts, cut at the largest boundaries that do."""
+    if text.tokens(start, end) <= limit:
+        yield start, end
+        return
     if not cutters:
-        return _characters(text, tokens, limit, count)
-    parts: list[str] = []
-    packed, total = "", 0
-    for unit in cutters[0](text):
-        unit_tokens = count(unit)
-        if packed and total + unit_tokens > limit:
-            parts.append(packed)
-            packed, total = "", 0
-        if unit_tokens > limit:
-            parts += _fitted(unit, limit, count, cutters[1:])
+        yield from _characters(text, start, end, limit)
+        return
+    begin, at = start, start  # of the part that is being packed
+    for until in cutters[0](text.text, start, end):
+        if begin < at and text.tokens(begin, until) > limit:
+            yield begin, at
+            begin = at
+        if text.tokens(at, until) > limit:
+            yield from fitted(text, at, until, limit, cutters[1:])
+            begin = until
+        at = until
+    if begin < at:
+        yield begin, at
+
+
+def _characters(text: _Text, start: int, end: int, limit: int) -> Iterator[Span]:
+    """A span in slices of equal length, aimed at 8/9 of `limit`; a slice that is still too long is cut again."""
+    slices = max(2, -(-text.tokens(start, end) * 9 // (limit * 8)))
+    size = -(-(end - start) // slices)
+    for begin in range(start, end, size):
+        until = min(begin + size, end)
+        if size == 1 or text.tokens(begin, until) <= limit:
+            yield begin, until
         else:
-            packed, total = packed + unit, total + unit_tokens
-    return [*parts, packed] if packed else parts
-
-
-def _characters(text: str, tokens: int, limit: int, count: Count) -> list[str]:
-    """`text` in slices of equal length, aimed at 8/9 of `limit`; a slice that is still too long is cut again."""
-    slices = max(2, -(-tokens * 9 // (limit * 8)))
-    size = -(-len(text) // slices)
-    if size == 1:
-        return list(text)
-    parts: list[str] = []
-    for start in range(0, len(text), size):
-        part = text[start : start + size]
-        part_tokens = count(part)
-        parts += [part] if part_tokens <= limit else _characters(part, part_tokens, limit, count)
-    return parts
+            yield from _characters(text, begin, until, limit)

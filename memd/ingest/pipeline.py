@@ -31,7 +31,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
-from memd.ingest.chunking import Chunk, Count, Utterance, split
+from memd.ingest.chunking import Chunk, Tokenizer, Utterance, split
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
@@ -54,19 +54,23 @@ _MARK = re.compile(r"(?<=[\w)\]}\"'”’])[.,;:!…]++(?!\S)")
 class Cutter:
     """Cuts text into drafts without vectors. Any thread may use it."""
 
-    def __init__(self, chunking: ChunkingSettings, count: Count, redactor: Redactor = NO_REDACTION) -> None:
+    def __init__(
+        self,
+        chunking: ChunkingSettings,
+        tokenizer: Tokenizer,
+        redactor: Redactor = NO_REDACTION,
+        step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`step`: see `split`."""
         self.redactor = redactor
-        self._chunking = chunking
-        self._count = count
+        self._chunking, self._tokenizer, self._step = chunking, tokenizer, step
 
     def in_steps(self, step: Callable[[], None]) -> Cutter:
         """The same, for a text of megabytes: `step` is called before each piece, and may wait or end it."""
+        return Cutter(self._chunking, self._tokenizer, self.redactor, step)
 
-        def count(text: str) -> int:
-            step()
-            return self._count(text)
-
-        return Cutter(self._chunking, count, self.redactor)
+    def _split(self, run: Sequence[Utterance]) -> tuple[Chunk, ...]:
+        return split(run, settings=self._chunking, tokenizer=self._tokenizer, step=self._step)
 
     def cut(
         self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
@@ -76,7 +80,7 @@ class Cutter:
         drafts = []
         for run in runs:
             places: Counter[bytes] = Counter()
-            for chunk in split(run, settings=self._chunking, count=self._count):
+            for chunk in self._split(run):
                 draft = self.redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
                 if chunk.digests:
                     first = chunk.digests[0]
@@ -91,7 +95,7 @@ class Cutter:
         """
         note = self.redactor.note(note)
         now_us = time.time_ns() // 1000
-        chunks = split([Utterance(note.content)], settings=self._chunking, count=self._count)
+        chunks = self._split([Utterance(note.content)])
         drafts = []
         for number, chunk in enumerate(chunks):
             draft = self.redactor.draft(_draft(chunk, kind="note", source=note.source, created_at=now_us))
@@ -118,7 +122,7 @@ class Cutter:
         for section in document.sections:
             step()
             if section.text.strip():
-                chunks = split([Utterance(text(section.text))], settings=self._chunking, count=self._count)
+                chunks = self._split([Utterance(text(section.text))])
                 cut += [(section, chunk) for chunk in chunks]
         drafts = []
         for number, (section, chunk) in enumerate(cut):
@@ -142,7 +146,7 @@ class Drafter:
         redactor: Redactor = NO_REDACTION,
     ) -> None:
         """`embed_many`, `same_cosine`: `Embedder`'s, or a caller's version of them."""
-        self.cutter = Cutter(config.chunking, counter.count, redactor)
+        self.cutter = Cutter(config.chunking, counter, redactor)
         self._dedupe_cosine = config.dedupe.cosine
         self.embed_many = embed_many
         self._same_cosine = same_cosine

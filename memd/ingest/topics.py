@@ -21,7 +21,7 @@ from memd.conversation.hot_buffer import rebased
 from memd.embedding.loading import give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
-from memd.ingest.chunking import Count
+from memd.ingest.chunking import Tokenizer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, opened_hot
@@ -55,10 +55,10 @@ class Topics:
         config: Config,
         writer: Executor,
         redactor: Redactor,
-        count: Count,
+        tokenizer: Tokenizer,
     ) -> None:
-        """`count`: raw tokens of a text; called from several threads."""
-        self._cutter = Cutter(config.chunking, count, redactor)
+        """`tokenizer`: used by several threads."""
+        self._cutter = Cutter(config.chunking, tokenizer, redactor)
         self._store = store
         self._redactor = redactor
         self._config = config

@@ -89,7 +89,7 @@ class Stage:
             files=self.files,
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER.count)
+        self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER)
         self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics)
         self.archiver = Archiver(
             config,
@@ -103,7 +103,7 @@ class Stage:
             clock=lambda: self.now,
             now=lambda: self.wall,
         )
-        cutter = Cutter(config.chunking, COUNTER.count, self.redactor)
+        cutter = Cutter(config.chunking, COUNTER, self.redactor)
         self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
 
     async def close(self) -> None:
