@@ -265,7 +265,8 @@ def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path 
         numbers = {hit_id: number for number, hit_id in enumerate(_ids(log))}
 
         def search(query: Floats) -> list[int]:
-            return [numbers[one] for one in log.snapshot().ids_of(nearest(log, query, K))]
+            views = log.snapshot().views
+            return [numbers[views[segment].canonical_ids.item(row)] for segment, row in nearest(log, query, K)]
 
         rows["memd"] = searched(search, queries, truth)
         rows["memd"] |= {f"{name}_per_1000": 1000 * seconds / size for name, seconds in spent.items()}

@@ -114,7 +114,7 @@ def test_a_topic_that_was_let_go_comes_back_and_its_snapshots_stay_good() -> Non
     assert len(live_contents(again)) == 26
 
 
-def test_stats_count_what_is_there() -> None:
+def test_stats_count_what_is_there_and_the_memory_of_vectors_and_words() -> None:
     topic = open_store(filled(3, 5), segment_entries_max=10).topic("talk")
     entry = topic.append([draft("new")])[0]
     topic.append([adjusted(entry, 1)])
@@ -124,7 +124,9 @@ def test_stats_count_what_is_there() -> None:
     topic.load()
     loaded = topic.stats()
     assert loaded.indexes_loaded == 3
-    assert loaded.memory_bytes > stats.memory_bytes
+    held = [(view.index.columns, view.index.matrix) for view in topic.snapshot().indexes]
+    read = sum(columns.memory_bytes + matrix.nbytes for columns, matrix in held if columns and matrix is not None)
+    assert loaded.memory_bytes == stats.memory_bytes + read > stats.memory_bytes + 1_000
     topic.merge((1, 2, 3))
     search(topic.snapshot(), unit_vector("q")[None], 5)
     assert (topic.stats().fan_out_ms or 0) > 0

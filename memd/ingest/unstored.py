@@ -607,10 +607,6 @@ class BufferedText(UnstoredText):
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def has_others_than(self, digests: Collection[bytes]) -> bool:
-        """See `UnstoredText.has_others_than`."""
-        return any(part.has_others_than(digests) for parts in self._parts for part in parts)
-
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
         """See `UnstoredText.chunks`."""
         view, is_whole = self._cutter.waiting(but, until)

@@ -113,10 +113,6 @@ class UnstoredText:
         """Whether there is any; known at once."""
         return False
 
-    def has_others_than(self, digests: Collection[bytes]) -> bool:
-        """Whether there is text of other messages than these; known at once."""
-        return False
-
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
         """Its chunks. Called in a thread: text may be cut first.
 

@@ -346,10 +346,6 @@ class Snapshot:
             found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
         return found
 
-    def ids_of(self, places: Sequence[Place]) -> list[int]:
-        """Return the canonical_id of each of these entries."""
-        return [self.views[segment_id].canonical_ids.item(row) for segment_id, row in places]
-
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
         return not self.views[place[0]].dead[place[1]]

@@ -121,7 +121,8 @@ class SealedIndex:
         """Approximate size in memory."""
         own = 0 if self.matrix is None else self.matrix.nbytes
         merged = 0 if self._merged is None else self._merged.index.memory_bytes + self._merged.extra_matrix.nbytes
-        return 2 * len(self) + own + merged
+        words = 0 if self.columns is None else self.columns.memory_bytes
+        return 2 * len(self) + own + merged + words
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Return a column of `columns.ROW`, per label."""

@@ -253,11 +253,6 @@ class GrowingColumns:
         return self._follows[: self.count]
 
     @property
-    def length_sum(self) -> int:
-        """The terms of all rows."""
-        return self._length_sum
-
-    @property
     def memory_bytes(self) -> int:
         """Approximate."""
         return 150 * len(self._postings) + 4 * 60 * self.count + 16 * self.count

@@ -194,11 +194,6 @@ class GrowingSegment(LogSegment):
         """The first word of the digest of every message that it completes, each once."""
         return np.fromiter(self._completed, dtype=np.uint64, count=len(self._completed))
 
-    @property
-    def uuids(self) -> list[bytes]:
-        """Every uuid, each once."""
-        return list(self._by_uuid)
-
     def rows_of(self, uuid: bytes) -> tuple[int, ...]:
         """Return the rows of a chunk's entries, oldest first."""
         return self._by_uuid.get(uuid, ())
