@@ -150,7 +150,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a note."""
     completes: tuple[bytes, ...] | UnsetType = UNSET
     """The digests of the messages of which the log has all with this entry, where those are not `digests`: none while a
-    long message is appended bit by bit, all that were cut with it in its last bit."""
+    long message is appended bit by bit; in the last entry of a group also those whose text the log has already."""
     unknown: dict[str, Any] = {}
     """Fields that a newer version wrote and this one does not know: carried along unchanged."""
 
