@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -41,11 +41,11 @@ from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import (
-    Span,
     decode_entry,
     encode_entry,
     encode_record,
     payload_at,
+    payload_of,
     scan_records,
 )
 from memd.store.log.recovery import Finding
@@ -307,8 +307,7 @@ def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int
     """
     changed, count = bytearray(data), 0
     for span in scan_records(data, start).spans:
-        payload = payload_at(data, span.offset)
-        assert payload is not None, "scanned just now"
+        payload = payload_of(data, span)
         try:
             entry = decode_entry(payload, dimension=None)
         except CorruptFile:
@@ -327,11 +326,8 @@ def is_erasure_of(after: bytes, before: bytes) -> bool:
     for span in scan_records(before).spans:
         if after[span.offset : span.end] == before[span.offset : span.end]:
             continue
-        payloads = payload_at(after, span.offset), payload_at(before, span.offset)
-        if payloads[0] is None or payloads[1] is None:
-            return False
         try:
-            new, old = (decode_entry(payload, dimension=None) for payload in payloads if payload is not None)
+            new, old = (decode_entry(payload_at(one, span.offset) or b"", dimension=None) for one in (after, before))
         except CorruptFile:
             return False
         if new.content or new.vector or (new.uuid, new.canonical_id) != (old.uuid, old.canonical_id):
@@ -422,14 +418,3 @@ def indexes_without(
             index.load()
         made.append(index)
     return made
-
-
-def records_in(data: bytes, start: int) -> tuple[Sequence[Entry], Sequence[Span]]:
-    """The entries in the last bytes of a log file, which begin at `start` in it."""
-    entries, spans = [], []
-    for span in scan_records(data, 0).spans:
-        payload = payload_at(data, span.offset)
-        assert payload is not None, "scanned just now"
-        entries.append(decode_entry(payload, dimension=None))
-        spans.append(Span(start + span.offset, span.length))
-    return entries, spans

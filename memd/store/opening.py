@@ -26,7 +26,7 @@ from memd.store.index.meta import (
 )
 from memd.store.index.sealed_index import with_all_columns
 from memd.store.layout import TopicLayout, check_topic
-from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_at, scan_records
+from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_of, scan_records
 from memd.store.log.recovery import (
     Finding,
     LogFile,
@@ -127,9 +127,7 @@ def _last_entry(files: LocalDisk, path: Path) -> Entry | None:
     scanned = scan_records(data, start=0)
     if scanned.end != len(data) or len(scanned.gaps) > 1 or len(scanned.spans) < 2:
         return None
-    payload = payload_at(data, scanned.spans[-1].offset)
-    assert payload is not None, "scanned just now"
-    return decode_entry(payload, dimension=None)
+    return decode_entry(payload_of(data, scanned.spans[-1]), dimension=None)
 
 
 def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> bool:

@@ -14,8 +14,7 @@ from daemon_process import Answer, DaemonProcess, ask, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 
-from memd.store.erasure import records_in
-from memd.store.log.format import HEADER_BYTES
+from memd.store.log.recovery import read_log_file
 
 _numbers = itertools.count(1)
 
@@ -44,7 +43,7 @@ class Cluster:
             rows = connection.execute(
                 "SELECT data FROM memd_log WHERE topic = %s AND stream = 'log' ORDER BY last", (topic,)
             ).fetchall()
-        return [entry for (data,) in rows for entry in records_in(bytes(data)[HEADER_BYTES:], 0)[0]]
+        return [entry for (data,) in rows for entry in read_log_file(bytes(data), name="a row", dimension=None).entries]
 
     def bytes_of(self, topic: str) -> bytes:
         """All bytes that the database has of a topic."""

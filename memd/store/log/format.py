@@ -215,6 +215,11 @@ def payload_at(data: bytes, offset: int) -> bytes | None:
     return payload if _checksum(payload) == crc else None
 
 
+def payload_of(data: bytes, span: Span) -> bytes:
+    """Return the payload of a record that was found intact in these bytes."""
+    return data[span.offset + FRAME_BYTES : span.end]
+
+
 def encode_long(payload: bytes) -> bytes:
     """Frame a payload of any length: as one record where it fits into one, else as several."""
     steps = range(0, len(payload), PAYLOAD_BYTES_MAX)

@@ -29,7 +29,7 @@ from memd.store.log.format import (
     decode_header,
     encode_header,
     encode_record,
-    payload_at,
+    payload_of,
     scan_records,
     topic_tag,
 )
@@ -203,8 +203,7 @@ def records_of(data: bytes, scanned: Scan) -> JournalRecords:
     payloads: list[bytes] = []
     extent, mark, unmarked = None, None, 0
     for span in scanned.spans:
-        payload = payload_at(data, span.offset)
-        assert payload is not None, "scanned just now"
+        payload = payload_of(data, span)
         if payload.startswith(_EXTENT_BEGINS):
             extent = _decoder.decode(payload)
         elif payload.startswith(_MARK_BEGINS):

@@ -28,7 +28,7 @@ from memd.store.log.format import (
     Span,
     decode_entry,
     decode_header,
-    payload_at,
+    payload_of,
     scan_records,
 )
 
@@ -92,10 +92,8 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
     found = scan_records(data)
     entries, spans, gaps = [], [], list(found.gaps)
     for span in found.spans:
-        payload = payload_at(data, span.offset)
-        assert payload is not None
         try:
-            entries.append(decode_entry(payload, dimension=header.dimension if header else dimension))
+            entries.append(decode_entry(payload_of(data, span), dimension=header.dimension if header else dimension))
             spans.append(span)
         except CorruptFile:
             gaps.append((span.offset, span.end))

@@ -18,10 +18,10 @@ from memd.entries import Draft, Entry, Erased
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import Wiper
-from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, records_in, without_text
+from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, without_text
 from memd.store.log.columns import text_hash
-from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, Header, ModelId, Span, decode_header, encode_header
-from memd.store.log.recovery import Finding
+from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
+from memd.store.log.recovery import Finding, LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
 from memd.store.shared.seam import News, Row, SharedLog, Stream
 from memd.store.snapshot import after_append
@@ -208,35 +208,30 @@ class SharedTopicLog(TopicLog):
         anything else is told of what has come since."""
         with self._state:
             for row in rows:
-                header = decode_header(row.data, magic=MAGIC_LOG, name=f"topic {self.topic_id}, row {row.last}")
-                entries, spans = records_in(row.data[HEADER_BYTES:], HEADER_BYTES)
-                if not entries or entries[-1].canonical_id != row.last:
-                    raise StoreError(f"topic {self.topic_id}, row {row.last}: is damaged; restore the database")
-                new = [(one, span) for one, span in zip(entries, spans, strict=True) if one.canonical_id > self.head]
-                if new:
-                    taken = [entry for entry, _ in new]
-                    self._shared.clock.observe(row.last)
-                    self._take_group(header, new, row.data)
-                    for entry in taken:
-                        if len(self._taken) == _TAKEN_MAX:
-                            self._taken_from = self._taken[0].canonical_id
-                        concerned = entry.uuid, *entry.supersedes
-                        told = Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content))
-                        self._taken.append(told)
-                    self.noticed(taken)
-                    self.head = row.last
+                if row.last <= self.head:
+                    continue  # another thread was faster
+                name = f"topic {self.topic_id}, row {row.last}"
+                group = read_log_file(row.data, name=name, dimension=None)
+                last = group.entries[-1].canonical_id if group.entries else 0
+                if group.header is None or group.gaps or last != row.last:
+                    raise StoreError(f"{name}: is damaged; restore the database")
+                self._shared.clock.observe(row.last)
+                self._take_group(group.header, group, row.data)
+                for entry in group.entries:
+                    if len(self._taken) == _TAKEN_MAX:
+                        self._taken_from = self._taken[0].canonical_id
+                    concerned = entry.uuid, *entry.supersedes
+                    self._taken.append(Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content)))
+                self.noticed(group.entries)
+                self.head = row.last
 
-    def _take_group(self, header: Header, new: Sequence[tuple[Entry, Span]], data: bytes) -> None:
+    def _take_group(self, header: Header, group: LogFile, data: bytes) -> None:
         active = self._active_of(header)
-        records = [data[span.offset : span.end] for _, span in new]
-        at, spans = self.claim.append("log", b"".join(records), sync=False), []
-        for _, span in new:
-            spans.append(Span(at, span.length))
-            at += span.end - span.offset
-        entries = [entry for entry, _ in new]
-        fresh = {one.uuid for one in entries if not self._snapshot.knows(one.uuid)}
+        start = self.claim.append("log", data[HEADER_BYTES:], sync=False) - HEADER_BYTES
+        spans = [Span(start + one.offset, one.length) for one in group.spans]
+        fresh = {one.uuid for one in group.entries if not self._snapshot.knows(one.uuid)}
         self._unreserve(fresh)
-        self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
+        self._snapshot = after_append(self._snapshot, active, group.entries, spans, fresh)
         if active.count >= self._shared.segment_entries_max:
             self._rotate(active)
 
