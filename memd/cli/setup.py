@@ -45,12 +45,6 @@ IF_NONE, KEY = "?", "?{key}"
 """The mark of a value that is written only where there is none yet, and memd's key."""
 
 
-class IfNone(str):
-    """A value that is written only where there is none yet."""
-
-    __slots__ = ()
-
-
 OWN = "memd"
 """The name of what is memd's own as a whole."""
 
@@ -147,7 +141,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
             click.echo(f"{agent}: {_path(row)} is left alone: {for_terminal(str(error))}.", err=True)
             if not undo:
                 kind = _path(row).suffix.lstrip(".")
-                click.echo(f"Write into it by hand:\n{_by_hand(_filled(row.wanted, values), kind)}", err=True)
+                click.echo(f"Write into it by hand:\n{_by_hand(_merged(None, row.wanted, values), kind)}", err=True)
             left_alone = True
     different = [one for one in changes if one.before != one.after]
     for one in different:
@@ -245,16 +239,16 @@ def _change(row: AgentFile, values: Mapping[str, str]) -> Change:
     path = _path(row)
     if row.never_beside and not path.exists() and (path.parent / row.never_beside).exists():
         raise CannotEdit(f"{row.never_beside} would not be read any more beside it")
-    text, wanted, kind = _text(path), _filled(row.wanted, values), path.suffix
+    text, wanted, kind = _text(path), _merged(None, row.wanted, values), path.suffix
     now = _parsed(text, kind)
-    target = _merged(now, wanted)
+    target = _merged(now, row.wanted, values)
     return Change(path, text, text if target == now else _edited(text, kind, now, target, wanted))
 
 
 def _taking_back(row: AgentFile, values: Mapping[str, str]) -> Change:
     """Only memd's own values go back; what was changed since stays. Raises: CannotEdit, as `_change`."""
     path = _path(row)
-    kept, text, wanted, kind = _text(_copy_of(path)), _text(path), _filled(row.wanted, values), path.suffix
+    kept, text, wanted, kind = _text(_copy_of(path)), _text(path), _merged(None, row.wanted, values), path.suffix
     try:
         now, before = _parsed(text, kind), _parsed(kept, kind)
         target = _without(now, before, wanted)
@@ -266,28 +260,24 @@ def _taking_back(row: AgentFile, values: Mapping[str, str]) -> Change:
 # What a file says
 
 
-def _filled(wanted: Any, values: Mapping[str, str]) -> Any:
-    """`wanted` with its placeholders replaced; a token of memd's own is written over any other key."""
-    if isinstance(wanted, dict):
-        return {_filled(name, values): _filled(value, values) for name, value in wanted.items()}
-    if isinstance(wanted, list):
-        return [_filled(one, values) for one in wanted]
-    if not isinstance(wanted, str):
-        return wanted
-    text = re.sub(r"\{(url|key|now|model)\}", lambda found: values[found[1]], wanted.removeprefix(IF_NONE))
-    is_token = wanted == KEY and values["key"] != "-"
-    return IfNone(text) if wanted.startswith(IF_NONE) and not is_token else text
-
-
-def _merged(now: Any, wanted: Any) -> Any:
-    """`now` with what is wanted in it."""
+def _merged(now: Any, wanted: Any, values: Mapping[str, str]) -> Any:
+    """`now` with what is wanted in it, without placeholders; a token of memd's own is written over any other key."""
     if isinstance(wanted, dict):
         here = now if isinstance(now, dict) else {}
-        return here | {name: _merged(here.get(name), value) for name, value in wanted.items()}
-    if isinstance(wanted, list) and all(isinstance(one, dict) for one in wanted):
-        names = [one["name"] for one in wanted]
-        return [*_plain(wanted), *(one for one in now or () if not _is_named(one, names))]
-    return now if isinstance(wanted, IfNone) and now is not None else _plain(wanted)
+        named = {_replaced(name, values): value for name, value in wanted.items()}
+        return here | {name: _merged(here.get(name), value, values) for name, value in named.items()}
+    if isinstance(wanted, list):
+        made = [_merged(None, one, values) for one in wanted]
+        names = [one["name"] for one in made if isinstance(one, dict)]
+        return [*made, *(one for one in now or () if names and not _is_named(one, names))]
+    if not isinstance(wanted, str):
+        return wanted
+    is_only_if_none = wanted.startswith(IF_NONE) and not (wanted == KEY and values["key"] != "-")
+    return now if is_only_if_none and now is not None else _replaced(wanted.removeprefix(IF_NONE), values)
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\{(url|key|now|model)\}", lambda found: values[found[1]], text)
 
 
 def _without(now: Json, before: Json, wanted: Json) -> Json:
@@ -313,10 +303,6 @@ def _is_named(entry: Any, names: list[str]) -> bool:
     return isinstance(entry, dict) and entry.get("name") in names
 
 
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))  # without IfNone, which YAML would write as an object of Python
-
-
 # The text of a file
 
 
@@ -334,7 +320,6 @@ def _parsed(text: str, kind: str) -> Json:
 
 
 def _by_hand(wanted: Json, kind: str) -> str:
-    wanted = _plain(wanted)
     if kind == "toml":
         return "\n".join([*_pairs({n: v for n, v in wanted.items() if not isinstance(v, dict)}, "="), *_tables(wanted)])
     if kind in ("yml", "yaml"):
