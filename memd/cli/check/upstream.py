@@ -68,13 +68,10 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The findings."""
 
     url: str
-    problem: str = ""
-    """The reason why it is not reachable; empty if it is."""
+    unusable: CheckResult | None = None
+    """Why nothing more could be asked of it."""
     is_memd: bool = False
     """The address belongs to a memd (this one or another), not to a model server."""
-    is_elsewhere: bool = False
-    """Something answers there, but it has no address for chats."""
-    is_loading: bool = False
     wants_key: bool = False
     model: str = ""
     """Empty: unknown."""
@@ -96,26 +93,38 @@ async def probed(config: Config) -> UpstreamProbe:
     """Probe the model server of `config`."""
     tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
-    headers = upstream.with_key(None)
+    url, headers = upstream.url, upstream.with_key(None)
     try:
         health = await upstream.ask("GET", "/health", None, headers)
         if health.problem:
-            return UpstreamProbe(url=upstream.url, problem=health.problem)
+            problem, _, remedy = health.problem.partition("; ")
+            told = failed(UPSTREAM, f"{url} does not answer: {problem}", remedy or START_IT)
+            return UpstreamProbe(url=url, unusable=told)
         own = await upstream.ask("GET", "/memd/health", None, headers)
         if isinstance(own.value, dict) and "data_dir" in own.value:
-            return UpstreamProbe(url=upstream.url, is_memd=True)
+            said = f"{url} is not a model server but memd: requests would go round in circles"
+            return UpstreamProbe(url=url, unusable=failed(UPSTREAM, said, SERVER_ITSELF), is_memd=True)
         facts = await upstream.refresh(wait=True)
         models = await upstream.ask("GET", "/v1/models", None, headers)
-        if not (models.status == 200 and isinstance(models.value, dict)) and not await _takes_chats(upstream):
-            return UpstreamProbe(url=upstream.url, is_elsewhere=True)
-        model = facts.model or _first_name(models.value)
+        if not (models.status == 200 and isinstance(models.value, dict)):
+            # A request without messages is refused, but not as one for an address that is not there.
+            chat = await upstream.ask("POST", f"/v1{CHAT.path}", b"{}", headers)
+            if chat.status in NO_SUCH_ADDRESS or (chat.status == 200 and chat.value is None):
+                said = f"{url} answers, but not as a model server: it has no /v1/chat/completions below that address"
+                remedy = "correct upstream.url: it is what stands before /v1 in the server's address"
+                return UpstreamProbe(url=url, unusable=failed(UPSTREAM, said, remedy))
+        if health.status == LOADING:
+            told = warning(UPSTREAM, f"{url} is still loading its model", "ask again when it is ready")
+            return UpstreamProbe(url=url, unusable=told)
+        listed = models.value.get("data") if isinstance(models.value, dict) else None
+        first = listed[0] if isinstance(listed, list) and listed else None
+        model = facts.model or (str(first.get("id", "")) if isinstance(first, dict) else "")
         await upstream.refresh(wait=True, model=model)
         window = upstream.windows.of(model)
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
         count = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict())
         return UpstreamProbe(
-            url=upstream.url,
-            is_loading=health.status == LOADING,
+            url=url,
             wants_key=facts.wants_key or models.status in WANTS_KEY,
             model=model,
             lacks_template=facts.lacks_template,
@@ -131,12 +140,6 @@ async def probed(config: Config) -> UpstreamProbe:
         await tasks.finish(timeout_seconds=ASK_SECONDS)
 
 
-async def _takes_chats(upstream: Upstream) -> bool:
-    """Whether there is an address for chats; a request without messages is refused, but not as one for no address."""
-    answer = await upstream.ask("POST", f"/v1{CHAT.path}", b"{}", upstream.with_key(None))
-    return answer.status not in NO_SUCH_ADDRESS and not (answer.status == 200 and answer.value is None)
-
-
 async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
     """Have the server render a conversation with a block in it, as for a model."""
     opening, closing = block.frame(header).split("\n")
@@ -147,13 +150,6 @@ async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
     if not prompt:
         return "unknown" if prompt is None else "refused"
     return "shown" if _MARKER in prompt else "dropped"
-
-
-def _first_name(models: Any) -> str:
-    """The first model of OpenAI's list."""
-    listed = models.get("data") if isinstance(models, dict) else None
-    first = listed[0] if isinstance(listed, list) and listed else None
-    return str(first.get("id", "")) if isinstance(first, dict) else ""
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
@@ -188,7 +184,12 @@ def upstream(config: Config, daemon: RunningDaemon | None) -> tuple[UpstreamProb
         return checked[0]
     well = [probe for probe, told in checked if all(one.mark != "failed" for one in told)]
     results = [line for probe, told in checked for line in _of_several(probe, told, others_serve=bool(well))]
-    return (well[0] if well else checked[0][0]), [*results, *_in_common(well)]
+    lists = {probe.url: probe.models for probe in well if probe.models}
+    if len({frozenset(models) for models in lists.values()}) > 1:  # else half of the servers stand idle
+        said = "; ".join(f"{url} lists {', '.join(models[:5])}" for url, models in lists.items())
+        hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
+        results.append(ok(WINDOW, said, hint))
+    return (well[0] if well else checked[0][0]), results
 
 
 def _of_several(probe: UpstreamProbe, told: list[CheckResult], *, others_serve: bool) -> Iterator[CheckResult]:
@@ -204,15 +205,6 @@ def _of_several(probe: UpstreamProbe, told: list[CheckResult], *, others_serve: 
         yield msgspec.structs.replace(one, said=said, mark=mark)
 
 
-def _in_common(probes: list[UpstreamProbe]) -> Iterator[CheckResult]:
-    """Say that servers list different models: where their names alone differ, half of the servers stand idle."""
-    lists = {probe.url: probe.models for probe in probes if probe.models}
-    if len({frozenset(models) for models in lists.values()}) > 1:
-        said = "; ".join(f"{url} lists {', '.join(models[:5])}" for url, models in lists.items())
-        hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
-        yield ok(WINDOW, said, hint)
-
-
 def _server(
     config: Config, daemon: RunningDaemon | None, served: int | None
 ) -> tuple[UpstreamProbe, list[CheckResult]]:
@@ -220,28 +212,16 @@ def _server(
     probe = asyncio.run(probed(config))
     if probe.window is None and served is not None:
         probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
-    problem, _, remedy = probe.problem.partition("; ")
-    if probe.is_memd:
-        said = f"{probe.url} is not a model server but memd: requests would go round in circles"
-        result = failed(UPSTREAM, said, SERVER_ITSELF)
-    elif daemon is None and leading_back(config):
-        result = failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)
-    elif problem:
-        result = failed(UPSTREAM, f"{probe.url} does not answer: {problem}", remedy or START_IT)
-    elif probe.is_elsewhere:
-        said = f"{probe.url} answers, but not as a model server: it has no /v1/chat/completions below that address"
-        result = failed(UPSTREAM, said, "correct upstream.url: it is what stands before /v1 in the server's address")
-    elif probe.is_loading:
-        result = warning(UPSTREAM, f"{probe.url} is still loading its model", "ask again when it is ready")
-    else:
-        result = ok(UPSTREAM, f"{probe.url} answers")
-    if result.mark != "ok":
-        return probe, [result]
+    unusable = probe.unusable
+    if daemon is None and not probe.is_memd and leading_back(config):
+        unusable = failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)
+    if unusable is not None:
+        return probe, [unusable]
     return probe, [
-        result,
+        ok(UPSTREAM, f"{probe.url} answers"),
         _window(config, probe),
         *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
-        *_counts(probe),
+        _counts(probe),
         _placement(config, probe),
     ]
 
@@ -265,14 +245,13 @@ def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
     return warning(WINDOW, f"{name}; {said}", remedy)
 
 
-def _counts(probe: UpstreamProbe) -> Iterator[CheckResult]:
+def _counts(probe: UpstreamProbe) -> CheckResult:
     if probe.counts_exactly:
-        yield ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
-    elif probe.block != "unknown":  # llama-server, which alone can be asked what a template makes of a prompt
-        said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
-        yield warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
-    else:
-        yield ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
+        return ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
+    if probe.block == "unknown":  # only llama-server can be asked what a template makes of a prompt
+        return ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
+    said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
+    return warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
 
 
 def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
