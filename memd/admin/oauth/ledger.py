@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +66,12 @@ class GrantFile:
         if self._state is None:
             self._state = LedgerState()
             if self._files.size(self._path) is not None:
-                self._state = self._read()
+                try:
+                    kept = msgspec.json.decode(self._files.read(self._path), type=_LedgerFile)
+                    self._state = LedgerState(key=bytes.fromhex(kept.key), grants=kept.grants)
+                except ValueError as error:
+                    why = f"is no list of grants ({error}); remove it, and let the programs ask again"
+                    raise StoreError(f"{self._path}: {why}") from None
         return self._state
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
@@ -84,15 +89,6 @@ class GrantFile:
         self._state = after
         return after
 
-    def _read(self) -> LedgerState:
-        try:
-            kept = msgspec.json.decode(self._files.read(self._path), type=_LedgerFile)
-            return LedgerState(key=bytes.fromhex(kept.key), grants=kept.grants)
-        except ValueError as error:
-            raise StoreError(
-                f"{self._path}: is no list of grants ({error}); remove it, and let the programs ask again"
-            ) from None
-
 
 class SharedGrants:
     """The grants that all daemons of a cluster know. See GrantList."""
@@ -102,11 +98,40 @@ class SharedGrants:
 
     def read(self) -> LedgerState:
         """See GrantList."""
-        return _state_in(self.book.read())
+        return self._state_in(self.book.read())
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
         """See GrantList."""
-        return _state_in(self.book.change(lambda rows: _rows_of(work(_state_in(BookPage(0, rows))))))
+
+        def rows_after(rows: Rows) -> Rows:
+            state = work(self._state_in(BookPage(0, rows)))
+            told: dict[str, object] = {_KEY: state.key.hex()} if state.key else {}
+            told |= {_GRANT + one.id: one for one in state.grants}
+            told |= {_CODE + digest: one for digest, one in state.codes.items()}
+            return {name: msgspec.json.encode(value).decode() for name, value in told.items()}
+
+        return self._state_in(self.book.change(rows_after))
+
+    def _state_in(self, page: BookPage) -> LedgerState:
+        """The state that is in the book; raises StoreError where a later memd wrote it."""
+        grants, codes, key = list[Grant](), list[tuple[str, GivenCode]](), b""
+        try:
+            for name, data in page.rows.items():
+                if name.startswith(_GRANT):
+                    grants.append(msgspec.json.decode(data, type=Grant))
+                elif name.startswith(_CODE):
+                    codes.append((name.removeprefix(_CODE), msgspec.json.decode(data, type=GivenCode)))
+                elif name == _KEY:
+                    key = bytes.fromhex(msgspec.json.decode(data, type=str))
+        except ValueError as error:
+            why = f"cannot be read ({error}); update memd on this machine"
+            raise StoreError(f"the grants in the database {why}") from None
+        return LedgerState(
+            key=key,
+            grants=tuple(sorted(grants, key=lambda one: (one.created_at, one.id))),
+            codes=dict(sorted(codes, key=lambda item: item[1].until)),
+            changes=page.changes,
+        )
 
 
 class Ledger:
@@ -243,9 +268,19 @@ class Ledger:
         return outcome[0]
 
     def _adopt(self, read: Callable[[], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Know this state from now on, and log which programs may use the memory now and could not before, or no more.
+
+        `reasons`: see `LedgerState.made_room`.
+        """
         with self._changing:
-            before, self._state = self._state, read()
-            _tell_changes(before.grants, self._state.grants, reasons)
+            old = {one.id: one for one in self._state.grants}
+            self._state = read()
+            new = {one.id: one for one in self._state.grants}
+            for one in (one for one in new.values() if one.id not in old):
+                log.info("a program may use memory", extra=_told(one))
+            for one in (one for one in old.values() if one.id not in new):
+                why = {"reason": reasons[one.id]} if one.id in reasons else {}
+                log.info("a program may no longer use memory", extra={**_told(one), **why})
             if self._shared is not None:
                 with suppress(StoreError):  # the copy is written with the next change
                     self._file.change(lambda _: msgspec.structs.replace(self._state, codes={}))
@@ -258,59 +293,11 @@ class Ledger:
         return int(self._clock())
 
 
+def _told(grant: Grant) -> dict[str, str]:
+    fields = {"grant": grant.id, "program": grant.program, "principal": grant.principal}
+    return fields | {"rights": " ".join(grant.rights), "topics": " ".join(grant.topics) or "all"}
+
+
 def new_secret() -> str:
     """Another code or token, of 256 bits."""
     return secrets.token_urlsafe(SECRET_BYTES)
-
-
-def _tell_changes(before: Iterable[Grant], after: Iterable[Grant], reasons: Mapping[str, str]) -> None:
-    """Log which programs may use the memory now and could not before, and the other way round.
-
-    `reasons`: see `LedgerState.made_room`.
-    """
-    old, new = {one.id: one for one in before}, {one.id: one for one in after}
-    for told, grants, others in (
-        ("a program may use memory", new, old),
-        ("a program may no longer use memory", old, new),
-    ):
-        for one in grants.values():
-            if one.id not in others:
-                fields = {"grant": one.id, "program": one.program, "principal": one.principal}
-                fields |= {"rights": " ".join(one.rights), "topics": " ".join(one.topics) or "all"}
-                why = {"reason": reasons[one.id]} if one.id in reasons and grants is old else {}
-                log.info(told, extra={**fields, **why})
-
-
-def _state_in(page: BookPage) -> LedgerState:
-    """The state that is in the book of the database.
-
-    Raises:
-        StoreError: a later memd wrote it.
-    """
-    rows = page.rows
-    try:
-        grants = [msgspec.json.decode(data, type=Grant) for name, data in rows.items() if name.startswith(_GRANT)]
-        codes = [
-            (name.removeprefix(_CODE), msgspec.json.decode(data, type=GivenCode))
-            for name, data in rows.items()
-            if name.startswith(_CODE)
-        ]
-        key = bytes.fromhex(msgspec.json.decode(rows[_KEY], type=str)) if _KEY in rows else b""
-    except ValueError as error:
-        raise StoreError(f"the grants in the database cannot be read ({error}); update memd on this machine") from None
-    return LedgerState(
-        key=key,
-        grants=tuple(sorted(grants, key=lambda one: (one.created_at, one.id))),
-        codes=dict(sorted(codes, key=lambda item: item[1].until)),
-        changes=page.changes,
-    )
-
-
-def _rows_of(state: LedgerState) -> Rows:
-    grants = {_GRANT + one.id: _json(one) for one in state.grants}
-    codes = {_CODE + digest: _json(one) for digest, one in state.codes.items()}
-    return {**({_KEY: _json(state.key.hex())} if state.key else {}), **grants, **codes}
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
