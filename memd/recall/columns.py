@@ -323,6 +323,8 @@ class TopicColumns:
         self._total = sum(one.count for one in self._columns)
         self._found: list[list[Rows]] = []
         """Labels, of each source."""
+        self._read: dict[ChunkSource, tuple[Rows, Floats]] = {}
+        """Labels, ascending, whose vectors were read."""
 
     def _still_pending(self, wanted: Selection) -> SegmentView:
         """The chunks that wait, without those stored meanwhile and those not wanted."""
@@ -429,7 +431,7 @@ class TopicColumns:
 
     def _pool(self, source: ChunkSource, labels: Rows, dimension: int) -> Pool:
         labels = source.beside(labels)
-        vectors, (segment, row) = source.vectors(labels), source.places(labels)
+        vectors, (segment, row) = self._vectors(source, labels), source.places(labels)
         tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(
             np.intp
         )
@@ -451,6 +453,19 @@ class TopicColumns:
             tokens,
             source.follows(labels),
         )
+
+    def _vectors(self, source: ChunkSource, labels: Rows) -> Floats:
+        """The vectors of labels, of which most were found, and read, before the model had read the question."""
+        if source not in self._read:
+            found = source.vectors(labels)
+        else:
+            read, vectors = self._read[source]
+            at = np.minimum(read.searchsorted(labels), max(0, len(read) - 1))
+            is_new = read[at] != labels if len(read) else np.ones(len(labels), np.bool_)
+            found = np.empty((len(labels), vectors.shape[1]), np.float32)
+            found[~is_new], found[is_new] = vectors[at[~is_new]], source.vectors(labels[is_new])
+        self._read[source] = labels, found
+        return found
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
         """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
