@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from memd.entries import Entry
 from memd.selection import EVERYTHING, Selection
+from memd.store.index.sealed_index import SealedIndex
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
 from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
@@ -35,12 +36,7 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
         number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted))
         for number, view in snapshot.views.items()
     }
-    indexes = []
-    for view in snapshot.indexes:
-        dead = np.ones(len(view.dead), dtype=np.bool_)  # a view of the past has fewer rows than the index has labels
-        for number, start in zip(view.index.segment_ids, view.index.starts, strict=True):
-            dead[start : start + len(views[number].dead)] = views[number].dead
-        indexes.append(dataclasses.replace(view, dead=dead, is_choice=True))
+    indexes = [dataclasses.replace(view, dead=_dead_in(view.index, views), is_choice=True) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
@@ -117,14 +113,16 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
         view, dead, bits = snapshot.views[number], bits[:count], bits[count:]
         matrix = None if view.matrix is None else view.matrix[:count]
         views[number] = SegmentView(view.segment, view.rows[:count], dead, matrix)
-    indexes = []
-    for index in (part.index for part in snapshot.indexes):
-        labels = [
-            np.concatenate([views[number].dead, np.ones(len(snapshot.views[number].rows) - counts[number], np.bool_)])
-            for number in index.segment_ids
-        ]
-        indexes.append(_ScannedIndexView(index, np.concatenate(labels)))
+    indexes = [_ScannedIndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
+
+
+def _dead_in(index: SealedIndex, views: Mapping[int, SegmentView]) -> Bits:
+    """The dead rows of views by the labels of an index, which has more where the views are of the past."""
+    dead = np.ones(len(index), dtype=np.bool_)
+    for number, start in zip(index.segment_ids, index.starts, strict=True):
+        dead[start : start + len(views[number].dead)] = views[number].dead
+    return dead
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -75,8 +75,7 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
             maker = KeyMaker(master, secrets.token_bytes(16).hex())
             write_key_file(disk, path, maker.key_file(new_key(), "encrypting"))
         maker, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
-        ring = KeyRing(disk, data_dir, maker.directory, key)
-        report = _Conversion(data_dir, disk, EncryptedDisk(disk, [ring]), disk, key, tell).run()
+        report = _Conversion(data_dir, disk, maker.directory, None, key, tell).run()
         write_key_file(disk, path, maker.key_file(key))
     return report
 
@@ -92,8 +91,7 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
         _check_encrypted(disk, data_dir)
         maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")
         write_key_file(disk, data_dir / KEY_NAME, maker.key_file(key, "decrypting"))
-        ring = KeyRing(disk, data_dir, maker.directory, key)
-        report = _Conversion(data_dir, EncryptedDisk(disk, [ring]), disk, disk, None, tell).run()
+        report = _Conversion(data_dir, disk, maker.directory, key, None, tell).run()
         disk.wipe(data_dir / KEY_NAME)
         disk.sync_directory(data_dir)
     return report
@@ -120,29 +118,31 @@ def rekey(
             write_key_file(disk, path, rewrapping.key_file(key))
             return ConversionReport()
         write_key_file(disk, path, rewrapping.key_file(key, "renewing", former))
-        before, after = (EncryptedDisk(disk, [KeyRing(disk, data_dir, maker.directory, one)]) for one in (former, key))
-        report = _Conversion(data_dir, before, after, disk, key, tell).run()
+        report = _Conversion(data_dir, disk, maker.directory, former, key, tell).run()
         write_key_file(disk, path, rewrapping.key_file(key))
     return report
 
 
 class _Conversion:
-    """Writes what is under the keys of one disk anew under those of another; both are above `plain_files`."""
+    """Writes what is under a key of the directory, or plain text (None), anew under another one."""
 
     def __init__(
         self,
         data_dir: Path,
-        source: LocalDisk,
-        target: LocalDisk,
-        plain_files: LocalDisk,
+        disk: LocalDisk,
+        directory: str,
+        former: DataKey | None,
         key: DataKey | None,
         tell: Tell,
     ) -> None:
-        """`key`: the directory's, that the target has; None: plain text."""
-        self._data_dir, self._source, self._target, self._plain_files = data_dir, source, target, plain_files
-        self._key, self._tell = key, tell
+        """`directory`: its id, as in `memd.key`."""
+        self._data_dir, self._plain_files, self._key, self._tell = data_dir, disk, key, tell
+        self._source, self._target = (
+            disk if one is None else EncryptedDisk(disk, [KeyRing(disk, data_dir, directory, one)])
+            for one in (former, key)
+        )
         self._aside = data_dir / CONVERSION_NAME
-        self._wiper = Wiper(plain_files)
+        self._wiper = Wiper(disk)
         self._report = ConversionReport(kept_elsewhere=self._wiper.left)
 
     def run(self) -> ConversionReport:
