@@ -37,9 +37,9 @@ class Retries:
         self._failures: dict[str, tuple[int, float]] = {}
 
     @property
-    def names(self) -> set[str]:
-        """Of the works whose last attempt failed."""
-        return {*self._failures}
+    def waiting(self) -> set[str]:
+        """The works that it is too early to try again."""
+        return set(filter(self.is_early, [*self._failures]))
 
     def is_early(self, name: str) -> bool:
         """Whether it is too early to try a work again."""

@@ -72,8 +72,8 @@ class Indexer:
 
     @property
     def under_way(self) -> int:
-        """The number of tasks that run, wait for their thread or have failed and are tried again."""
-        return len(self._jobs.names | self._retries.names)
+        """The number of tasks that run, wait for their thread or wait for their next attempt."""
+        return len(self._jobs.names | self._retries.waiting)
 
     def look_after(self, topic: Topic) -> None:
         """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
