@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,7 @@ from memd.documents import GivenDocument, GivenFile
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.items import ITEM_BYTES_MAX
-from memd.ingest.imports.parts import Drafts, GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
+from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
@@ -295,12 +295,10 @@ async def take_messages(parts: DaemonParts, body: MessagesBody, who: Principal) 
     """Remember messages of a conversation that was held elsewhere; those that are known are left out."""
     is_apart = not who.may("read", body.topic_id)
 
-    def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+    def drafts(log: TopicLog, drafter: Drafter) -> tuple[list[Draft], PartTaken]:
         return part_drafts(log, body.part, drafter, parts.speech, who.author, is_apart=is_apart)
 
-    made = await _appended(parts, body.topic_id, who, drafts)
-    digests = tuple(digest.hex() for digest in made.digests)
-    return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+    return await _appended(parts, body.topic_id, who, drafts)
 
 
 @post(
@@ -315,33 +313,36 @@ async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) ->
     has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
     signed_by = None if who.may("admin", body.topic_id) else who.author
 
-    def drafts(log: TopicLog, drafter: Drafter) -> Drafts:
+    def drafts(log: TopicLog, drafter: Drafter) -> tuple[list[Draft], LinesTaken]:
         try:
-            made = line_drafts(log, body.lines, drafter, signed_by)
+            made, taken = line_drafts(log, body.lines, drafter, signed_by)
         except ValueError as error:
             raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
-        ids = [draft.origin_id for draft in made.drafts if draft.origin_id is not None]
+        ids = [draft.origin_id for draft in made if draft.origin_id is not None]
         if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
             raise BadQuestion(AHEAD)
         own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
-        check_changes(who, log, made.drafts, own)
+        check_changes(who, log, made, own)
         for origin_id in ids:
             parts.store.clock.observe(origin_id)
-        return made
+        return made, taken
 
-    made = await _appended(parts, body.topic_id, who, drafts, body.lines)
-    return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
+    return await _appended(parts, body.topic_id, who, drafts, body.lines)
+
+
+Taken = TypeVar("Taken", PartTaken, LinesTaken)
 
 
 async def _appended(
     parts: DaemonParts,
     topic_id: str,
     who: Principal,
-    make: Callable[[TopicLog, Drafter], Drafts],
+    make: Callable[[TopicLog, Drafter], tuple[list[Draft], Taken]],
     lines: Sequence[GivenLine] = (),
-) -> Drafts:
-    """Append what `make` returns, behind all that is still to be stored and that these lines name or repeat."""
-    made: list[Drafts] = []
+) -> Taken:
+    """Append the drafts that `make` returns behind all that is still to be stored and that these lines name or repeat;
+    return its answer."""
+    taken: list[Taken] = []
 
     async with parts.held_one(topic_id, who, "write", creating=True) as topic:
         if lines and (unstored := topic.unstored()):  # so that it is known whose it is
@@ -349,11 +350,12 @@ async def _appended(
             await parts.archiver.store_named(topic, met)
 
         def drafts(drafter: Drafter) -> list[Draft]:
-            made.append(make(topic.log, drafter))
-            return made[-1].drafts
+            made, told = make(topic.log, drafter)
+            taken.append(told)
+            return made
 
         await parts.archiver.append_drafts(topic, drafts)
-    return made[-1]
+    return taken[-1]
 
 
 def _met(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:

@@ -43,19 +43,18 @@ class Appending:
 
     def _lines(self, body: EntriesBody) -> LinesTaken:
         topic = self._store.topic(body.topic_id)
-        made = line_drafts(topic, body.lines, self._drafter)
-        for draft in made.drafts:
+        drafts, taken = line_drafts(topic, body.lines, self._drafter)
+        for draft in drafts:
             assert draft.origin_id is not None
             self._store.clock.observe(draft.origin_id)
-        append_and_seal(topic, made.drafts)
-        return LinesTaken(len(made.drafts), made.known, made.places, dict(made.redacted))
+        append_and_seal(topic, drafts)
+        return taken
 
     def _part(self, body: MessagesBody) -> PartTaken:
         topic = self._store.topic(body.topic_id)
-        made = part_drafts(topic, body.part, self._drafter, self._speech)
-        append_and_seal(topic, made.drafts)
-        digests = tuple(digest.hex() for digest in made.digests)
-        return PartTaken(digests, len(made.drafts), made.known, dict(made.redacted))
+        drafts, taken = part_drafts(topic, body.part, self._drafter, self._speech)
+        append_and_seal(topic, drafts)
+        return taken
 
 
 def imported(

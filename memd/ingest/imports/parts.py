@@ -89,23 +89,31 @@ class GivenLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As the answer told it for the line before it of the same chunk."""
 
 
-class Drafts(msgspec.Struct, frozen=True):
-    """The entries to append, and what was found out."""
+class PartTaken(msgspec.Struct, frozen=True):
+    """The answer to a part of a conversation."""
 
-    drafts: list[Draft]
+    digests: tuple[str, ...]
+    """One for each message."""
+    chunks: int
     known: int
-    """Messages or entries that are there already, and messages that are not remembered at all."""
-    redacted: Counter[str]
-    digests: tuple[bytes, ...] = ()
-    """Of a part: one for each message."""
-    places: tuple[int, ...] = ()
-    """Of lines: see `GivenLine.place`."""
+    """Messages that are there already, and those that are not remembered at all."""
+    redacted: dict[str, int]
+
+
+class LinesTaken(msgspec.Struct, frozen=True):
+    """The answer to lines of an export."""
+
+    appended: int
+    known: int
+    places: tuple[int, ...]
+    """See `GivenLine.place`."""
+    redacted: dict[str, int]
 
 
 def part_drafts(
     topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
-) -> Drafts:
-    """The chunks of a part that the topic does not have, as those of the principal that imports it.
+) -> tuple[list[Draft], PartTaken]:
+    """The chunks of a part that the topic does not have, as those of the principal that imports it, and the answer.
 
     Args:
         is_apart: he may not know what others have said: only what he himself has imported is known, and the digests
@@ -129,12 +137,15 @@ def part_drafts(
     drafts = drafter.drafts(topic, runs, source=part.source, is_apart=is_apart)
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
-    return Drafts(drafts, known, redacted, (*[previous] * leading, *digests))
+    told = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
+    return drafts, PartTaken(told, len(drafts), known, dict(redacted))
 
 
-def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None) -> Drafts:
-    """The entries of an export that the topic does not have. What they were called before is not looked at. Those of
-    a chunk that was erased are left out.
+def line_drafts(
+    topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None
+) -> tuple[list[Draft], LinesTaken]:
+    """The entries of an export that the topic does not have, and the answer. What they were called before is not looked
+    at. Those of a chunk that was erased are left out.
 
     Args:
         signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
@@ -175,7 +186,7 @@ def line_drafts(topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, s
         if draft.status is Status.ACTIVE:
             draft = msgspec.structs.replace(draft, vector=vector_of(draft.embedded_text))
         drafts.append(draft)
-    return Drafts(drafts, len(lines) - len(drafts), redacted, places=tuple(places))
+    return drafts, LinesTaken(len(drafts), len(lines) - len(drafts), tuple(places), dict(redacted))
 
 
 def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft) -> bool:
@@ -203,24 +214,6 @@ STRETCH_CHARACTERS = 1_000_000
 """Text after which the next message of the user or assistant does."""
 Post = Callable[[str, object], bytes]
 """Sends a body to a route of the daemon; returns the answer, or raises `BadQuestion` where the body is wrong."""
-
-
-class PartTaken(msgspec.Struct, frozen=True):
-    """The answer to a part of a conversation."""
-
-    digests: tuple[str, ...]
-    chunks: int
-    known: int
-    redacted: dict[str, int]
-
-
-class LinesTaken(msgspec.Struct, frozen=True):
-    """The answer to lines of an export."""
-
-    appended: int
-    known: int
-    places: tuple[int, ...]
-    redacted: dict[str, int]
 
 
 class ImportCounts(msgspec.Struct):
