@@ -109,6 +109,18 @@ async def test_the_same_words_in_another_conversation_are_not_stored_again_unles
     assert shown(topic) == ["user: The code is 4711.", "assistant: The code is 4711."]
 
 
+async def test_a_message_whose_text_the_log_has_is_known_with_what_is_stored_beside_it(
+    stage: Stage, topic: Topic
+) -> None:
+    await stored(stage, topic, talk(topic.buffer, *LAMP))
+    again = talk(topic.buffer, *FERRY, *LAMP, session="second")
+    assert await stored(stage, topic, again)
+    assert all(topic.log.has_digest(item.digest) for item in again.messages)
+    ferry = live_entries(topic)[-1]
+    assert ferry.digests == tuple(item.digest for item in again.messages[:2]), "erased with it goes what is in it"
+    assert len(live_entries(topic)) == 2
+
+
 async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: Stage, topic: Topic) -> None:
     old = f"user: {LAMP[0][2:]}\nassistant: {LAMP[1][2:]}"
     vector = stage.embedder.embed_many([old])[0].tobytes()

@@ -50,15 +50,14 @@ class _SessionLine(msgspec.Struct, rename="camel"):
     is_api_error_message: Any = None
 
 
-class _ApiElement(msgspec.Struct):
+class _Element(Node):
     """A message of the API, put together."""
 
-    node: Node
-    blocks: list[Raw] = []
+    blocks: list[Raw] = msgspec.field(default_factory=list)
     """Of an answer, whose lines are put together at the end."""
     said_at: int | None = None
-    answers: str | None = None
-    """Of results: the key of the answer with the calls."""
+    answers: str = ""
+    """Of results: the id of the answer with the calls."""
 
 
 _session_decoder = msgspec.json.Decoder(_SessionLine)
@@ -72,7 +71,7 @@ class ClaudeCodeSession:
 
     def __init__(self, dating: Dating) -> None:
         self._dating = dating
-        self._elements: dict[str, _ApiElement] = {}
+        self._elements: dict[str, _Element] = {}
         self._keys: dict[str, str | None] = {}
         """For each line's uuid the element that it belongs to, or that the lines before it belong to."""
         self._id = self._folder = ""
@@ -111,11 +110,11 @@ class ClaudeCodeSession:
         for element in self._elements.values():
             try:
                 if element.blocks:
-                    element.node.messages = _messages("assistant", element.blocks, element.said_at)
+                    element.messages = _messages("assistant", element.blocks, element.said_at)
             except (*UNREADABLE, BadRequestBody) as error:
-                problems.append(f"answer {element.node.id[:60]!r} cannot be read: {error}")
-        nodes = [element.node for element in self._elements.values()]
-        return thread_of("claude-code", self._id, nodes, self._leaf, folder=self._folder, problems=problems)
+                problems.append(f"answer {element.id[:60]!r} cannot be read: {error}")
+        elements = self._elements.values()
+        return thread_of("claude-code", self._id, elements, self._leaf, folder=self._folder, problems=problems)
 
     def _is_own(self, event: _SessionLine, sent: _SentMessage) -> bool:
         """Whether Claude Code wrote a message by itself."""
@@ -132,20 +131,20 @@ class ClaudeCodeSession:
             blocks = [Raw(msgspec.json.encode({"type": "text", "text": sent.content}))]
         own_id = text_or_empty(event.uuid) or f"line {len(self._elements)}"
         if event.type == "assistant":
-            answer = self._elements.setdefault(sent.id or own_id, _ApiElement(Node(sent.id or own_id, parent), [], at))
-            answer.blocks += blocks
-            return answer.node.id
+            key = sent.id or own_id
+            self._elements.setdefault(key, _Element(key, parent, said_at=at)).blocks += blocks
+            return key
         messages = _messages("user", blocks, at)
         before = self._elements.get(parent or "")
         if before is not None and messages and all(message.role == "tool" for message in messages):
-            answers = before.answers or before.node.id
+            answers = before.answers or before.id
             key = f"results of {answers}"
-            results = self._elements.setdefault(key, _ApiElement(Node(key, answers), answers=answers))
-            results.node.messages = [*results.node.messages, *messages]
+            results = self._elements.setdefault(key, _Element(key, answers, answers=answers))
+            results.messages = [*results.messages, *messages]
             return key
         if own_id in self._elements:
             raise BadImport(f"the id {own_id[:60]!r} is there twice")
-        self._elements[own_id] = _ApiElement(Node(own_id, parent, messages))
+        self._elements[own_id] = _Element(own_id, parent, messages)
         return own_id
 
 
