@@ -121,12 +121,8 @@ class Principals:
         return any(one != OWNER for one in self._known.values())
 
     def lend(self, secret: str, principal: Principal) -> None:
-        """Take a secret of memd's own for this principal until it is taken back, whatever is exchanged meanwhile."""
+        """Take a secret of memd's own for this principal from now on, whatever is exchanged meanwhile."""
         self._lent[digest_of(secret)] = principal
-
-    def take_back(self, secret: str) -> None:
-        """Take a lent secret no more."""
-        self._lent.pop(digest_of(secret), None)
 
     def known(self, digest: str) -> Principal | None:
         """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has.

@@ -28,11 +28,11 @@ THE_RIGHT_ONE = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_T
 class OwnRoutesClient:
     """Sends requests to the routes of the daemon at an address of this machine."""
 
-    def __init__(self, url: str, token: str, lent: Callable[[], str] = str) -> None:
-        """`lent`: returns what a request shows where there is no token; nothing if it is empty."""
+    def __init__(self, url: str, token: str, command_token: str = "") -> None:
+        """`command_token`: what a request shows where there is no token; nothing if it is empty too."""
         self.url = url
         self._token = token
-        self._lent = lent
+        self._command_token = command_token
 
     def get(self, path: str, **query: object) -> bytes:
         """Return the body of the answer to a GET; a query parameter that is None is left out.
@@ -52,11 +52,7 @@ class OwnRoutesClient:
             BadQuestion: the request is wrong.
             DaemonError: it refused, or does not answer.
         """
-        try:
-            encoded = msgspec.json.encode(body)
-        except UnicodeEncodeError:
-            raise BadQuestion(NO_TEXT) from None
-        return self._request(path, encoded, seconds)
+        return self._request(path, encoded(body), seconds)
 
     def ask(
         self,
@@ -92,7 +88,7 @@ class OwnRoutesClient:
             BadQuestion: the request is wrong.
             DaemonError: it refused.
         """
-        token = self._token or self._lent()
+        token = self._token or self._command_token
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         parts = urllib.parse.urlsplit(self.url)
@@ -114,6 +110,14 @@ class OwnRoutesClient:
             refused = {UnknownTopic.kind: UnknownTopic, Forbidden.kind: RightMissing}.get(kind, refused)
             raise refused(message or f"the daemon at {self.url} answers {answer.status}")
         return content
+
+
+def encoded(body: object) -> bytes:
+    """A body as JSON; raises BadQuestion where a text in it cannot be."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        raise BadQuestion(NO_TEXT) from None
 
 
 def _error(body: bytes) -> tuple[str, str]:

@@ -2,35 +2,52 @@
 
 Rule: no session and no state: each POST is answered by itself, as the specification allows (Transports, at
 https://modelcontextprotocol.io/specification), so a restart is not noticed. Who may ask was decided before, and the
-tools ask memd's routes in the name of that principal, with a secret that holds as long as the request does.
+tools ask memd's operations in the name of that principal, as the routes do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import secrets
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
-from memd.access import principal_of
-from memd.admin.asking import OwnRoutesClient
+from memd.access import let_in_as, principal_of
+from memd.admin.asking import Answer, encoded
 from memd.admin.parts import DaemonParts
-from memd.admin.routes import TOOLS
+from memd.admin.queries import as_given
+from memd.admin.routes import TOOLS, call
+from memd.admin.routing import route_of
 from memd.http import error_response, read_body
-from memd.principals import Principal
 
 NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
 BODY_BYTES_MAX = 4 << 20
 TOO_LARGE = f"memd: the body is larger than {BODY_BYTES_MAX:,} bytes"
 ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
-_LENT_SECRET = ContextVar("memd_lent_secret", default="")
-"""Of the request that is answered; empty where no token is needed."""
+_ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
+"""The request that is answered; the threads in which tools run see it too."""
+
+
+class _OwnOperations:
+    """Does operations of this daemon for its tools. See `mcp_tools.Asking`."""
+
+    def __init__(self, parts: DaemonParts) -> None:
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+
+    def ask(
+        self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
+    ) -> Answer:
+        """See `OwnRoutesClient.ask`. Called in a thread."""
+        route = route_of(operation)
+        named = (id_,) if "{id}" in route.path else ()
+        asked = call(self._parts, _ANSWERED.get(), route, named, as_given(query), encoded(body))
+        answer: Answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        return answer
 
 
 class McpEndpoint:
@@ -38,8 +55,7 @@ class McpEndpoint:
 
     def __init__(self, parts: DaemonParts, leading_on: Callable[[web.Request, str], web.Response | None]) -> None:
         """`leading_on`: leads a program on to where it can ask for a right that a tool needs; None if it cannot."""
-        self._client = OwnRoutesClient(parts.local_url, "", _LENT_SECRET.get)  # whose routes the tools ask
-        self._principals = parts.principals
+        self._parts = parts
         self._idle_seconds = parts.config.limits.idle_seconds
         self._leading_on = leading_on
         self._server: Any = None
@@ -60,30 +76,20 @@ class McpEndpoint:
                     tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
                 except ModuleNotFoundError:
                     return error_response(501, NOT_INSTALLED, "not_installed")
-                self._server = tools.server_for(self._client)
+                self._server = tools.server_for(_OwnOperations(self._parts))
         operation = TOOLS.get(_called_tool(body))
         if operation is not None and (refusal := self._leading_on(request, operation.right)):
             return refusal
         application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
         asked = _Exchange(request, body)
-        with self._lent_to(msgspec.structs.replace(principal_of(request), via=f"{request.remote} by MCP")):
+        let_in_as(request, msgspec.structs.replace(principal_of(request), via=f"{request.remote} by MCP"))
+        answered = _ANSWERED.set(request)
+        try:
             async with self._server.session_manager.run():  # of this application
                 await application(asked.scope(), asked.receive, asked.send)
-        return await asked.ended()
-
-    @contextmanager
-    def _lent_to(self, principal: Principal) -> Iterator[None]:
-        """Lend a secret for what is done within; the threads in which tools run see it too."""
-        if self._principals.is_open:
-            yield
-            return
-        shown = _LENT_SECRET.set(secret := secrets.token_hex(32))
-        self._principals.lend(secret, principal)
-        try:
-            yield
         finally:
-            self._principals.take_back(secret)
-            _LENT_SECRET.reset(shown)
+            _ANSWERED.reset(answered)
+        return await asked.ended()
 
 
 class _CalledTool(msgspec.Struct):

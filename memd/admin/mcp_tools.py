@@ -1,7 +1,7 @@
 """The tools that a model is given: search, read, remember, correct, index, list.
 
-Rule: a tool asks the routes that people use, so that the same rights, checks and receipts hold; its answer is text for
-a model, of bounded size, in which stored text is neutralised.
+Rule: a tool asks the operations that people use, so that the same rights, checks and receipts hold; its answer is text
+for a model, of bounded size, in which stored text is neutralised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from memd import __version__
 from memd.admin import documents, reads, status, writes
-from memd.admin.asking import Answer, OwnRoutesClient
+from memd.admin.asking import Answer
 from memd.admin.documents import IndexBody
 from memd.admin.history import LogEvent
 from memd.admin.queries import PAGE_MAX
@@ -113,14 +113,23 @@ class PlainlySpokenServer(MCPServer[Any]):
             raise
 
 
+class Asking(Protocol):
+    """A daemon: that in whose process the tools are, or the one that a command has found (`OwnRoutesClient`)."""
+
+    def ask(
+        self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
+    ) -> Answer:
+        """Return the answer of an operation; raises MemdError."""
+
+
 class MemoryTools:
     """The tools over one daemon, in the order in which clients are told them. They run in threads: each asks and waits.
 
     What a tool does is the first sentence of its operation; here is how much its answer costs.
     """
 
-    def __init__(self, client: OwnRoutesClient) -> None:
-        self._client = client
+    def __init__(self, daemon: Asking) -> None:
+        self._daemon = daemon
 
     def search_memory(
         self,
@@ -219,16 +228,16 @@ class MemoryTools:
 
     def _ask(self, operation: Callable[..., Awaitable[Answer]], *given: Any, **asked: Any) -> Answer:
         try:
-            return self._client.ask(operation, *given, **asked)
+            return self._daemon.ask(operation, *given, **asked)
         except MemdError as error:
             raise ToolError(str(error)) from None
 
 
-def server_for(client: OwnRoutesClient) -> MCPServer[Any]:
-    """Make the server whose tools ask the daemon of `client`."""
+def server_for(daemon: Asking) -> MCPServer[Any]:
+    """Make the server whose tools ask this daemon."""
     server = PlainlySpokenServer("memd", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of every request, which memd's own log does
-    tools = MemoryTools(client)
+    tools = MemoryTools(daemon)
     reads, adds = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False, destructive_hint=False)
     for name in filter(TOOLS.__contains__, vars(MemoryTools)):
         tool, operation = getattr(tools, name), TOOLS[name]

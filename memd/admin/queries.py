@@ -8,12 +8,12 @@ what a client wrote only names of topics and ids of chunks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
-from multidict import MultiMapping
+from multidict import MultiDict, MultiMapping
 
 from memd.entries import CHUNK_ID_PATTERN, DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, Moment
 from memd.errors import BadQuestion
@@ -179,6 +179,15 @@ class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
     def has(self, at: int) -> bool:
         """Whether a moment, in microseconds since the epoch, is in the stretch."""
         return (self.since or 0) <= at < (self.to or 1 << 63)
+
+
+def as_given(asked: Mapping[str, Any]) -> MultiMapping[str]:
+    """Parameters as a request has them: text, several by the same name, and none that is None."""
+    given = MultiDict[str]()
+    for name, value in asked.items():
+        several = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        given.extend((name, str(one)) for one in several)
+    return given
 
 
 def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:

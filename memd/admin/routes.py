@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from multidict import MultiMapping
 
 from memd.access import forwarding_header, is_from_another_page, is_let_in_still, is_own, principal_of, same_host
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, usage, writes
@@ -155,7 +156,13 @@ class OwnRoutes:
             message = "memd: send a JSON body, with Content-Type: application/json"
             return error_response(415, message, "unsupported_media")
         try:
-            answer = await self._call_handler(request, matched)
+            route, body = self._routes[matched.route], b""
+            if route.body is not None:
+                read = await read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
+                if read is None:
+                    raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
+                body = read
+            answer = await call(self._parts, request, route, tuple(matched.values()), request.query, body)
         except MemdError as error:
             status, kind = refusal_of(error)
             return error_response(status, f"memd: {error}", kind)
@@ -166,33 +173,44 @@ class OwnRoutes:
             return web.Response(body=answer.content, headers=headers)
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
 
-    async def _call_handler(self, request: web.Request, matched: web.UrlMappingMatchInfo) -> Any:
-        """Call the handler of a matched route with what its signature asks for."""
-        route = self._routes[matched.route]
-        who = OWNER if route.right == "open" else principal_of(request)
-        if route.right != "open" and route.right != "any":
-            try:
-                (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
-            except Forbidden:
-                self._parts.auditor.note_refused(request, f"{route.method} {route.path}")
-                raise
-        query = decode_query(request.query, route.query)
-        given: dict[str, Any] = {"query": query, "who": who, "headers": request.headers, "key": key_of(request)}
-        if route.body is not None:
-            body = await read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
-            if body is None:
-                raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
-            try:
-                given["body"] = msgspec.json.decode(body, type=route.body)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise BadQuestion(f"the body is not what this route takes: {error}") from None
-        named = tuple(matched.values())
-        asked = Extent(ids=named).and_of(given.get("body", query).extent)
-        taken = {name: value for name, value in given.items() if name in route.takes}
-        answer = partial(route.handler, self._parts, *named, **taken)
-        if inspect.isasyncgenfunction(route.handler):
-            answer = partial(_streamed, request, route.streams, answer)
-        return await audited(self._parts.auditor, request, route, asked, answer)
+
+async def call(
+    parts: DaemonParts,
+    request: web.Request,
+    route: Route,
+    named: tuple[str, ...],
+    query: MultiMapping[str],
+    body: bytes,
+) -> Any:
+    """Do an operation for whoever sent a request, if they have the right, and note it for the audit.
+
+    Args:
+        named: the part of the path that varies, if there is one.
+        body: JSON, if the operation takes a body.
+
+    Raises:
+        MemdError: it is refused, or cannot be done.
+    """
+    who = OWNER if route.right == "open" else principal_of(request)
+    if route.right != "open" and route.right != "any":
+        try:
+            (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
+        except Forbidden:
+            parts.auditor.note_refused(request, f"{route.method} {route.path}")
+            raise
+    asked = decode_query(query, route.query)
+    given: dict[str, Any] = {"query": asked, "who": who, "headers": request.headers, "key": key_of(request)}
+    if route.body is not None:
+        try:
+            given["body"] = msgspec.json.decode(body, type=route.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BadQuestion(f"the body is not what this route takes: {error}") from None
+    extent = Extent(ids=named).and_of(given.get("body", asked).extent)
+    taken = {name: value for name, value in given.items() if name in route.takes}
+    answer = partial(route.handler, parts, *named, **taken)
+    if inspect.isasyncgenfunction(route.handler):
+        answer = partial(_streamed, request, route.streams, answer)
+    return await audited(parts.auditor, request, route, extent, answer)
 
 
 async def _streamed(

@@ -61,7 +61,7 @@ class RunningDaemon(OwnRoutesClient):
         challenge = new_secret()
         told = cls(url, "")._glance(f"{PROOF}?challenge={challenge}", Proof) or Proof("")
         proves = compare_digest(told.proof.encode(), proof_of(secret, url, challenge).encode())
-        return cls(url, token, partial(command_token, secret)) if proves else None
+        return cls(url, token, command_token(secret)) if proves else None
 
     def health(self) -> dict[str, Any]:
         """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""

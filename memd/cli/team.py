@@ -20,7 +20,6 @@ from typing import Any, get_args
 
 import click
 import msgspec
-from multidict import MultiDict
 from rich.text import Text
 
 from memd.admin import auditing
@@ -28,7 +27,7 @@ from memd.admin.auditing import AuditAnswer, AuditedAct, AuditQuery, audit_of
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
-from memd.admin.queries import ALL_TOPICS, decode_query
+from memd.admin.queries import ALL_TOPICS, as_given, decode_query
 from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
 from memd.cli.operations import asked_with, options_of
 from memd.cli.running import RunningDaemon, command_act
@@ -325,10 +324,7 @@ def audit(config: Config, *, verify: bool, head_only: bool, as_json: bool, **giv
     if (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
         answer = daemon.ask(auditing.audit, **asked)
     else:
-        files, several = disk_of(config), MultiDict[str]()
-        for name, value in asked.items():
-            several.extend((name, str(one)) for one in (value if isinstance(value, tuple) else [value]))
-        query = decode_query(several, AuditQuery)  # as the daemon would
+        files, query = disk_of(config), decode_query(as_given(asked), AuditQuery)  # as the daemon would
         answer = audit_of(files, config.data_dir, receipt_lines(files, config.data_dir), query)
     chain = answer.chain
     if head_only:
