@@ -32,8 +32,8 @@ _ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
 """The request that is answered; the threads in which tools run see it too."""
 
 
-class _OwnOperations:
-    """Does operations of this daemon for its tools. See `mcp_tools.Asking`."""
+class OwnOperations:
+    """Does operations of this daemon for its tools, in the name of whoever sent the request that is answered."""
 
     def __init__(self, parts: DaemonParts) -> None:
         self._parts = parts
@@ -76,7 +76,7 @@ class McpEndpoint:
                     tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
                 except ModuleNotFoundError:
                     return error_response(501, NOT_INSTALLED, "not_installed")
-                self._server = tools.server_for(_OwnOperations(self._parts))
+                self._server = tools.server_for(OwnOperations(self._parts))
         operation = TOOLS.get(_called_tool(body))
         if operation is not None and (refusal := self._leading_on(request, operation.right)):
             return refusal
