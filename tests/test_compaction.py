@@ -215,11 +215,27 @@ def test_calls_and_lines_stay_where_they_take_little_and_the_newest_result_takes
     assert stay == ["u:q", "c:#1", "-", "c:#2", "-", "c:#3", "-", "c:#4", "t:r4"]
 
 
-def test_results_of_finished_turns_become_lines_alone_where_they_suffice() -> None:
-    conversation = weighed(*LOOP, "a:done", "u:thanks")
-    assert departure(conversation, fraction=0.5, excess_tokens=9_000, results_alone=True).is_empty
-    stay = taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300, results_alone=True))
-    assert stay[:5] == ["u:q", "c:#1", "-", "c:#2", "-"] and stay[-3:] == ["t:r4", "a:done", "u:thanks"]
+def test_results_that_the_model_has_not_read_stay_with_the_last_finished_turn() -> None:
+    """Aider puts the files of a question behind the history, in the user's name."""
+    said_before = ("u:q", "a:one", "u:w", "a:two", "a:three")
+    given = weighed(*said_before, "r:the files", "u:next")
+    assert taken(given, departure(given, fraction=1.0, excess_tokens=9_000)) == [
+        "u:w",
+        "a:three",
+        "u:the files",
+        "u:next",
+    ]
+    forced = weighed(*said_before, "r:the files", "u:next")
+    assert taken(forced, departure(forced, fraction=1.0, excess_tokens=9_000, forced=True)) == ["u:next"]
+    interrupted = weighed(*said_before, "c:f#1", "t:r#1", "u:next")
+    assert taken(interrupted, departure(interrupted, fraction=1.0, excess_tokens=9_000)) == [
+        "u:w",
+        "c:#1",
+        "t:r",
+        "u:next",
+    ]
+    read = weighed(*said_before, "r:the files", "a:four", "u:next")
+    assert taken(read, departure(read, fraction=1.0, excess_tokens=9_000)) == ["u:next"]
 
 
 def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be_refused() -> None:

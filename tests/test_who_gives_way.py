@@ -1,12 +1,16 @@
-"""Who gives way when reply, memory and history do not fit the window together: decisions from numbers alone."""
+"""Who gives way when reply, memory and history do not fit the window together."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
+from conftest import MakeDaemon
 from hypothesis import given
 from hypothesis import strategies as st
+from recording_upstream import RecordingUpstream
+from strict_llama import StrictLlama
 
 from memd.conversation.compaction import UNLIMITED, Thresholds, keeps_earlier_blocks, thresholds
 
@@ -97,3 +101,34 @@ def test_history_memory_and_a_reply_always_fit_the_window(
 
 
 # -- the blocks of earlier turns --------------------------------------------------------------------------------------
+
+CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Perth", "Turin", "Basel", "Osaka", "Delhi", "Accra", "Sofia", "Malmo"]
+MOVES_MAX = 8
+"""In 40 turns; it is 4, and was 19 where the blocks left alone and the history some turns later."""
+
+
+def test_blocks_and_history_leave_together_and_the_prompt_stays_as_it_is_for_many_turns(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    strict = StrictLlama(4_096)
+    upstream.answer, upstream.answers_all = strict, True
+    daemon = make_daemon(upstream.url, {"retrieval": {"recall_budget_ms": 5_000, "timeout_ms": 30_000}}).start()
+    for number, city in enumerate(CITIES):
+        for store in range(3):
+            said = f"In {city} store {store} has the door code {1000 + 37 * number + store}. Its clerk, who likes jazz"
+            said += (
+                f" from {city}, gets {number + store} lorries a month with {number * 3 + store} pallets of tea each."
+            )
+            daemon.chat([{"role": "user", "content": said}])
+    daemon.export()  # stored
+    history: list[dict[str, str]] = []
+    prompts = []
+    for turn in range(40):
+        asked = f"What are the door codes of the stores in {CITIES[turn % len(CITIES)]}, and who is the clerk? "
+        history.append({"role": "user", "content": asked + "Take your time with the answer, as always. " * 14})
+        daemon.chat(history)
+        prompts.append(strict.prompts[-1].parts)
+        history.append({"role": "assistant", "content": "Noted."})
+    assert any("[mem:" in part for part in prompts[-1]) and len(prompts[-1]) < len(history)
+    moves = sum(now[: len(before)] != before for before, now in itertools.pairwise(prompts))
+    assert 0 < moves <= MOVES_MAX, moves

@@ -128,23 +128,19 @@ def _reply(window: int, asked: int | None, standing_tokens: int, counts_reply: b
 def keeps_earlier_blocks(limits: Thresholds, *, text: int, earlier: int, current: int) -> bool:
     """Whether the blocks of earlier turns may stay; if not, all of them leave at once.
 
-    They leave when they exceed their own budget, or when the rest needs their room. To let this turn's block shrink a
-    little first costs less than a change of the prompt's beginning on every turn of a window that is nearly full (what
-    it may shrink to, at most half, is kept for it; simulated at 8k over eight shapes of conversations: 28 to 98 changes
-    in 200 turns instead of 74 to 140, read over new 1.06 to 1.52 instead of 1.06 to 1.85).
+    They leave when they exceed their own budget, or when the rest needs their room; in the second case history leaves
+    with them, down to half, because all of it is read anew. To let this turn's block shrink a little first costs less
+    than a change of the prompt's beginning on every turn of a window that is nearly full (what it may shrink to, at
+    most half, is kept for it; simulated at 8k over eight shapes of conversations: 28 to 98 changes in 200 turns instead
+    of 74 to 140, read over new 1.06 to 1.52 instead of 1.06 to 1.85).
 
     Args:
         text: tokens of the visible history.
         earlier: tokens of the blocks of earlier turns.
         current: tokens of the block that this turn has already; 0 if it has none yet.
     """
-    return earlier <= limits.sticky and beyond_room(limits, text=text, earlier=earlier, current=current) <= 0
-
-
-def beyond_room(limits: Thresholds, *, text: int, earlier: int, current: int) -> int:
-    """The tokens beyond the room where earlier blocks stay and this turn's has what it may shrink to."""
     wanted = min(limits.injection // 2, limits.injection_min)
-    return text + earlier + max(current, wanted) - limits.room
+    return earlier <= limits.sticky and text + earlier + max(current, wanted) <= limits.room
 
 
 def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[bytes, int]:
@@ -241,7 +237,6 @@ def departure(
     excess_tokens: int = 0,
     upto: int | None = None,
     forced: bool = False,
-    results_alone: bool = False,
 ) -> Departure:
     """Choose what leaves next: `excess_tokens` and `fraction` of what the prompt may keep, where that may leave.
 
@@ -253,21 +248,18 @@ def departure(
         excess_tokens: the tokens (raw) that the prompt has beyond what it may keep; 0 if no request waits for room.
         upto: only what stands before this position may leave, for what is not durable.
         forced: the request would be refused otherwise: of the open turn's last unit, too, as much leaves as must.
-        results_alone: nothing but lines in place of results of finished turns; empty where they do not suffice.
     """
     visible = turns(conversation)
     if not visible:
         return Departure()
     limit = len(conversation) if upto is None else upto
+    *finished, last = visible
     kept_max = max(0, conversation.visible_tokens() - excess_tokens)
     wanted = excess_tokens + math.ceil(kept_max * fraction)
     chosen = _Chosen(conversation, wanted, limit)
-    *finished, last = visible
-    if results_alone:
-        chosen.replace_results(unit for turn in finished for unit in turn.units)
-        return Departure() if chosen.freed < excess_tokens else chosen.departure
+    read_end = _read_end(conversation, last.start)
     for turn in finished:
-        chosen.take_turn(turn)
+        chosen.take_turn(turn, len(conversation) if forced else read_end)
     if chosen.is_short and (excess_tokens or finished_end(conversation) == len(conversation)):
         *read, newest = last.units or (range(0),)
         block = conversation.blocks.get(conversation.messages[last.start].digest, NO_BLOCK)
@@ -347,12 +339,16 @@ class _Chosen:
             return Departure()
         return Departure(self._left_out, tuple(sorted(self._gone)), tuple(sorted(self._replaced)))
 
-    def take_turn(self, turn: Turn) -> None:
-        """Take a finished turn, or only as many units of it as are wanted, if all of it is more."""
+    def take_turn(self, turn: Turn, read_end: int) -> None:
+        """Take a finished turn, or only as many units of it as are wanted, if all of it is more.
+
+        `read_end`: the end of what the model has read; a turn that goes beyond keeps its last unit.
+        """
         places = range(turn.start, turn.end)
-        if self.freed + sum(self._tokens(place) for place in places) > self.wanted:
+        may_leave = turn.end <= min(self._limit, read_end)
+        if not may_leave or self.freed + sum(self._tokens(place) for place in places) > self.wanted:
             self.take_units(turn.units[:-1])  # without the last, its user's message would stand alone
-        if self.is_short and turn.end <= self._limit and turn.start == self._left_out:
+        if self.is_short and may_leave and turn.start == self._left_out:
             self.freed += sum(self._tokens(place) for place in places if place not in self._gone)
             self._left_out = turn.end
             self._gone.difference_update(places)
@@ -439,6 +435,19 @@ def _answered(conversation: Conversation) -> dict[int, int]:
         if message.tool_calls and ids:
             called_at.update(dict.fromkeys(ids.intersection(map(_CALL_ID, message.tool_calls)), position))
     return answered
+
+
+def _read_end(conversation: Conversation, end: int) -> int:
+    """The position before `end` from which on the model has not read results: of calls that a user interrupted, or that
+    a program gives it in the user's name with the next question. `end` if it has read all."""
+    found = end
+    for position in range(end - 1, conversation.left_out - 1, -1):
+        message = conversation.messages[position].message
+        if message is not None and message.role == "assistant" and is_remembered(message):
+            return found
+        if message is not None and (message.role in RESULT_ROLES or message.is_result):
+            found = position
+    return end
 
 
 def _turn(conversation: Conversation, start: int, end: int, answered: Mapping[int, int]) -> Turn:

@@ -113,7 +113,6 @@ class Archiver:
         excess_tokens: int = 0,
         *,
         forced: bool = False,
-        results_alone: bool = False,
     ) -> bool:
         """Take the oldest part of a conversation out of its prompt; False if nothing may leave.
 
@@ -121,16 +120,10 @@ class Archiver:
 
         Args:
             excess_tokens: the least that must go, in raw tokens, where that may go at all; 0 if no request waits.
-            forced, results_alone: see `compaction.departure`.
+            forced: see `compaction.departure`.
         """
         started = time.perf_counter()
-        choose = partial(
-            compaction.departure,
-            conversation,
-            fraction=FRACTION,
-            excess_tokens=excess_tokens,
-            results_alone=results_alone,
-        )
+        choose = partial(compaction.departure, conversation, fraction=FRACTION, excess_tokens=excess_tokens)
         chosen = choose(forced=forced)
         if chosen.end > conversation.stored and not await topic.make_durable():
             chosen = choose(upto=conversation.stored)

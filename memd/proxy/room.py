@@ -25,6 +25,11 @@ HARD_ROUNDS_MAX = 4
 """Compactions before one request: each halves the prompt or takes all that may be taken."""
 INSTRUCTIONS_SHARE_MAX = 8
 """Instructions in mid-conversation stay, as long as together they take no more than an eighth of the window."""
+BLOCK_SHARE = 6
+"""Where history has left for want of room, a block takes at most a sixth of it: it is read anew each time that
+compaction moves the prompt (bench/NOTES.md: agents find as much in it as in a third)."""
+BLOCK_TOKENS_MIN = 512
+"""But room for two chunks of the longest kind, in raw tokens."""
 COUNT_MARGIN = 1.15
 """If what is only estimated, so much larger, would exceed the threshold, the upstream counts the prompt (50 ms for
 6,000 tokens with llama.cpp on 2 cores)."""
@@ -77,10 +82,12 @@ class RoomMaker:
         limits = await self._limits(received)
         self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
-        await self._let_blocks_leave(received, limits)
+        is_short = await self._let_blocks_leave(received, limits)
         # A step whose turn has its block may fill the room; what leaves makes room for another block.
         has_block = received.prompt.has_block and not received.needs_block
         reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
+        if is_short:  # all behind them is read anew: what would have to leave soon leaves with them
+            await self._fit(received, limits, limits.hard // 2)
         fits = await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:
@@ -88,7 +95,11 @@ class RoomMaker:
             used = await self._used_tokens(received, limits, limits.room)
         self._left_out[conversation] = conversation.left_out
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
-        return PromptRoom(limits, max(0, min(limits.injection, free)), fits or free >= 0)
+        block = min(limits.injection, free)
+        if conversation.left_out_count() or conversation.lines:
+            least = self._counter.drift.drifted(received.request.model, BLOCK_TOKENS_MIN)
+            block = min(block, max(limits.room // BLOCK_SHARE, least))
+        return PromptRoom(limits, max(0, block), fits or free >= 0)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
         """Learn from the upstream's refusal of the prompt as it is now; then room can be made again.
@@ -124,26 +135,23 @@ class RoomMaker:
             sticky_tokens=self._injection.sticky_tokens,
         )
 
-    async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> None:
+    async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> bool:
         """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway.
 
-        Results that become lines make room first: they move less of the prompt.
+        True if nothing but want of room made them leave.
         """
         prompt, conversation = received.prompt, received.prompt.conversation
         earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:
-            return
+            return False
         moved = conversation.left_out > self._left_out.get(conversation, conversation.left_out)
         tokens = self._counter.drift.drifted(received.request.model, sum(earlier.values()))
         current = self._current_tokens(received)
         text = await self._used_tokens(received, limits, limits.room) - tokens - current
-        taking = {"text": text, "earlier": tokens, "current": current}
-        if not moved and compaction.keeps_earlier_blocks(limits, **taking):
-            return
-        excess = compaction.beyond_room(limits, **taking)
-        if not moved and tokens <= limits.sticky and await self._take_oldest(received, excess, results_alone=True):
-            return
+        if not moved and compaction.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
+            return False
         remove_blocks(received, list(earlier))
+        return not moved and tokens <= limits.sticky
 
     def _standing_tokens(self, received: Received) -> int:
         """Model tokens of system prompt and tools: by the last count of this prompt, else by the drift."""
@@ -225,9 +233,7 @@ class RoomMaker:
         now = Counted(model, prompt.tokens(), 0, prompt.attachments())
         return _estimate(prompt.conversation.counted, now, self._counter.drift.factor(model))
 
-    async def _take_oldest(
-        self, received: Received, excess: int, *, forced: bool = False, results_alone: bool = False
-    ) -> bool:
+    async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
         per_raw = self._counter.drift.factor(received.request.model)
@@ -235,10 +241,7 @@ class RoomMaker:
             per_raw = max(per_raw, self._estimate(received)[0] / max(1, received.prompt.tokens()))
         raw = int(excess / per_raw) + 1
         if received.is_traced:
-            how = {"forced": forced, "results_alone": results_alone}
-            return await self._archiver.compact(received.topic, conversation, raw, **how)
-        if results_alone:
-            return False
+            return await self._archiver.compact(received.topic, conversation, raw, forced=forced)
         # A detached copy, for which nothing may be written: only what is in the log already may leave.
         return self._archiver.compact_copy(received.topic, conversation, raw)
 
