@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -204,3 +206,26 @@ def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: T
             continue
         swallow_blank = False
     return "\n".join(kept + block)
+
+
+def rebuilt(value: Any, change: Callable[[Any, str], Any], field: str = "") -> Any:
+    """A value with all that is in it as `change` has it; where nothing changes, the very same object.
+
+    Args:
+        change: takes a part and the name of the field that it stands in, and returns what takes its place; None: what
+            is within it is looked at.
+    """
+    if (changed := change(value, field)) is not None:
+        return changed
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        kept = {name: rebuilt(one, change, name) for name, one in fields.items()}
+        different = {name: one for name, one in kept.items() if one is not fields[name]}
+        return msgspec.structs.replace(value, **different) if different else value
+    if isinstance(value, dict):
+        kept = {key: rebuilt(one, change, field) for key, one in value.items()}
+        return value if all(kept[key] is one for key, one in value.items()) else kept
+    if isinstance(value, list | tuple):
+        several = type(value)(rebuilt(one, change, field) for one in value)
+        return value if all(map(operator.is_, value, several)) else several
+    return value

@@ -16,28 +16,19 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import (
-    Appended,
-    Branched,
-    BufferEvent,
-    Heard,
-    Placed,
-    Removed,
-    Returned,
-    decode_event,
-    encode_event,
-)
+from memd.conversation.events import BufferEvent, Placed, Removed, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, ForeignFile, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
+from memd.messages import Message, rebuilt
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText, was_erased
 from memd.store.log.journal import Journal, read_journal
@@ -374,26 +365,15 @@ def known_events(payloads: Iterable[bytes]) -> list[BufferEvent]:
 def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEvent:
     """The event without the text of forbidden messages."""
 
-    def kept(items: list[Buffered]) -> list[Buffered]:
-        return [
-            msgspec.structs.replace(item, message=item.message.erased)
-            if item.message is not None and forbidden.has_message(item.identity, item.message)
-            else item
-            for item in items
-        ]
+    def kept(value: Any, _: str) -> Any:
+        if isinstance(value, Message):
+            return value.erased if forbidden.has_message(b"", value) else value
+        if not isinstance(value, Buffered) or value.message is None:
+            return None
+        is_forbidden = forbidden.has_message(value.identity, value.message)
+        return msgspec.structs.replace(value, message=value.message.erased) if is_forbidden else value
 
-    if isinstance(event, Appended):
-        return msgspec.structs.replace(event, messages=kept(event.messages))
-    if isinstance(event, Branched):
-        way = msgspec.structs.replace(event.rewriting, added=kept(event.rewriting.added))
-        return msgspec.structs.replace(event, rewriting=way)
-    if isinstance(event, Heard | Returned):
-        messages = {
-            position: message.erased if forbidden.has_message(b"", message) else message
-            for position, message in event.messages.items()
-        }
-        return msgspec.structs.replace(event, messages=messages)
-    return event
+    return cast("BufferEvent", rebuilt(event, kept))
 
 
 def without_erased(event: BufferEvent, snapshot: Snapshot) -> BufferEvent:

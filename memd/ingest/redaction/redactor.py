@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import re
 import threading
 from collections import Counter
@@ -25,7 +24,7 @@ from memd.entries import Draft, Vector
 from memd.errors import StoreError
 from memd.ingest.redaction.persons import personal
 from memd.ingest.redaction.shapes import BUILT_IN, Find, Span, matches
-from memd.messages import LEADING_ROLES
+from memd.messages import LEADING_ROLES, rebuilt
 from memd.settings.model import IngestSettings
 
 MARK_OPENING = "[redacted:"
@@ -95,27 +94,20 @@ class Redactor:
 
     note = event = message
 
-    def _within(self, value: Any, field: str = "") -> Any:
-        """The value of a field without the secrets in it; where there is none, the very same object."""
-        if not self._patterns or field in _AS_IT_IS:
+    def _within(self, value: Any) -> Any:
+        """A value without the secrets in it; where there is none, the very same object."""
+        return rebuilt(value, self._kept) if self._patterns else value
+
+    def _kept(self, value: Any, field: str) -> Any:
+        """A text as a field of this name has it."""
+        if field in _AS_IT_IS:
             return value
-        if isinstance(value, str):
-            if field in ("role", "roles"):
-                return value if value in _USUAL_ROLES else self.identifier(value)
-            treat = {"arguments": self.arguments}.get(field, self.identifier if field in _AS_NAME else self.text)
-            return treat(value)
-        if isinstance(value, msgspec.Struct):
-            fields = {name: getattr(value, name) for name in value.__struct_fields__}
-            kept = {name: self._within(one, name) for name, one in fields.items()}
-            changed = {name: one for name, one in kept.items() if one is not fields[name]}
-            return msgspec.structs.replace(value, **changed) if changed else value
-        if isinstance(value, dict):
-            kept = {key: self._within(one, field) for key, one in value.items()}
-            return value if all(kept[key] is one for key, one in value.items()) else kept
-        if isinstance(value, list | tuple):
-            several = type(value)(self._within(one, field) for one in value)
-            return value if all(map(operator.is_, value, several)) else several
-        return value
+        if not isinstance(value, str):
+            return None
+        if field in ("role", "roles"):
+            return value if value in _USUAL_ROLES else self.identifier(value)
+        treat = {"arguments": self.arguments}.get(field, self.identifier if field in _AS_NAME else self.text)
+        return treat(value)
 
     def draft(self, draft: Draft) -> Draft:
         """An entry as it may be stored, but with the vector of the content that it had."""
