@@ -6,7 +6,6 @@ interrupted goes on when it is run again. A folder into which topics are moved i
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -149,35 +148,21 @@ def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTo
 
 
 def _compared(kept: SharedLog, layout: TopicLayout, files: LocalDisk) -> MovedTopic:
-    """Read both sides again, and make sure that they have the same records.
+    """Read both sides again, and make sure that the log has the records of the folder; daemons may append meanwhile.
 
     Raises:
-        MoveRefused: they have not.
+        MoveRefused: it has not.
     """
-    here, there, end = _Sum(), _Sum(), 0
-    for end, _, records in _groups(layout, files):  # noqa: B007  # the last one is used
-        here.add(records)
-    for row in _rows(kept, layout.topic_id, "log"):
-        if row.last <= end:  # daemons may append meanwhile
-            there.add(row.data[HEADER_BYTES:])
-    if (here.crc, here.entries) != (there.crc, there.entries):
-        raise MoveRefused(
-            f"{here.entries:,} entries in the folder and {there.entries:,} in {kept.place} are not the same; nothing "
-            "was removed, look at both with `memd verify`"
-        )
-    return MovedTopic(layout.topic_id, "moved", entries=here.entries, bytes=here.bytes)
-
-
-class _Sum:
-    """Of records in their order."""
-
-    def __init__(self) -> None:
-        self.crc = self.entries = self.bytes = 0
-
-    def add(self, records: bytes) -> None:
-        self.crc = zlib.crc32(records, self.crc)
-        self.entries += len(scan_records(records, 0).spans)
-        self.bytes += len(records)
+    rows, entries, size = _rows(kept, layout.topic_id, "log"), 0, 0
+    for last, _, records in _groups(layout, files):
+        row = next(rows, None)
+        if row is None or row.last != last or row.data[HEADER_BYTES:] != records:
+            raise MoveRefused(
+                f"what was stored up to entry {last} is not the same in the folder and in {kept.place}; nothing was "
+                "removed, look at both with `memd verify`"
+            )
+        entries, size = entries + len(scan_records(records, 0).spans), size + len(records)
+    return MovedTopic(layout.topic_id, "moved", entries=entries, bytes=size)
 
 
 def _groups(layout: TopicLayout, files: LocalDisk) -> Iterator[tuple[int, bytes, bytes]]:
