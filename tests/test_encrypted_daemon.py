@@ -24,6 +24,7 @@ from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for
+from memd.store.layout import topic_ids_in
 from memd.store.store import Store
 from memd.store.tools.export import exported_entries
 
@@ -50,7 +51,7 @@ def memd(*arguments: str | Path, **environment: str) -> Result:
 
 def vectors_in(daemon: DaemonProcess, settings: EncryptionSettings) -> list[NDArray[np.float32]]:
     disk = disk_for(daemon.data_dir, settings)
-    found = exported_entries(daemon.data_dir, disk, topic_id=None, live_only=False)
+    found = exported_entries(daemon.data_dir, disk, topic_ids_in(disk, daemon.data_dir), live_only=False)
     return [np.frombuffer(entry.vector, dtype="<f4") for _, entry, _ in found if entry.vector]
 
 

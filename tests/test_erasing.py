@@ -56,9 +56,11 @@ def found_in(folder: Path) -> list[str]:
 def vector_of(daemon: DaemonProcess, chunk_id: str) -> bytes:
     """The bytes of a chunk's vector, out of the log."""
     from memd.store.disk import LocalDisk
-    from memd.store.tools.export import exported_entries
+    from memd.store.tools.export import exported_entries, exported_topics
 
-    entries = exported_entries(daemon.data_dir, LocalDisk(), topic_id=None, live_only=True)
+    entries = exported_entries(
+        daemon.data_dir, LocalDisk(), exported_topics(daemon.data_dir, LocalDisk(), None), live_only=True
+    )
     return next(entry.vector for _, entry, _ in entries if entry.public_id == chunk_id)
 
 
@@ -231,9 +233,11 @@ def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
     """What an erasure writes first, and then the power failed."""
     from memd.store.disk import LocalDisk
     from memd.store.erasure import Erasure, ErasureLedger
-    from memd.store.tools.export import exported_entries
+    from memd.store.tools.export import exported_entries, exported_topics
 
-    entries = exported_entries(daemon.data_dir, LocalDisk(), topic_id=None, live_only=True)
+    entries = exported_entries(
+        daemon.data_dir, LocalDisk(), exported_topics(daemon.data_dir, LocalDisk(), None), live_only=True
+    )
     digests = next(entry.digests for _, entry, _ in entries if entry.uuid == uuid)
     erasure = Erasure(
         id=4_000_000_000_000_000,

@@ -135,7 +135,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
             if form is not None:  # no more is held than one topic
                 entries = partial(exported_entries, folder, files, live_only=True)
                 names = exported_topics(folder, files, topic)
-                said = (conversations((entry for _, entry, _ in entries(topic_id=name)), name) for name in names)
+                said = (conversations((entry for _, entry, _ in entries([name])), name) for name in names)
                 file.writelines(written(chain.from_iterable(said), form))
             else:
                 for entry in export_log(folder, files, topic_id=topic, live_only=live):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -80,9 +80,8 @@ def export(
         UnknownTopic: there is no such topic.
         StoreError: a file cannot be read.
     """
-    for name, entry, live in exported_entries(
-        data_dir, files, topic_id=topic_id, live_only=live_only, is_wanted=is_wanted, tells_others=tells_others
-    ):
+    names = exported_topics(data_dir, files, topic_id, is_wanted)
+    for name, entry, live in exported_entries(data_dir, files, names, live_only=live_only, tells_others=tells_others):
         yield as_line(entry, name, live=live)
 
 
@@ -105,22 +104,9 @@ def exported_topics(
 
 
 def exported_entries(
-    data_dir: Path,
-    files: LocalDisk,
-    *,
-    topic_id: str | None,
-    live_only: bool,
-    is_wanted: Wants = lambda topic_id: True,
-    tells_others: bool = True,
+    data_dir: Path, files: LocalDisk, names: Sequence[str], *, live_only: bool, tells_others: bool = True
 ) -> Iterator[tuple[str, Entry, bool]]:
-    """Yield every readable entry, with its topic and whether it is live; see `export`.
-
-    Raises:
-        BadTopicId: not a topic name.
-        UnknownTopic: there is no such topic.
-        StoreError: a file cannot be read.
-    """
-    names = exported_topics(data_dir, files, topic_id, is_wanted)
+    """Yield every readable entry of some topics, with its topic and whether it is live; see `export`."""
     topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in names]
     ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
     owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
