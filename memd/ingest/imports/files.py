@@ -217,7 +217,7 @@ def has_conversation(path: Path, dating: Dating) -> bool:
         if not _BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)):
             return False
     found = read(ImportedFile(path, 0), dating, None, lambda _: None)
-    return any(one.is_broken and names_a_format(beginning) if one.problem else True for _, one in found)
+    return any(not one.problem or (one.is_broken and names_a_format(beginning)) for _, one in found)
 
 
 def read(
@@ -250,10 +250,8 @@ def _in_zip(
             chosen = [one for one in listed if _IN_ZIP.fullmatch(one.filename)]
             chosen = chosen or [one for one in listed if _ANY_JSON.fullmatch(one.filename)]
             if not chosen:
-                yield (
-                    file.name,
-                    Found("the file", problem="there is no conversations.json in this zip, nor another JSON file"),
-                )
+                reason = "there is no conversations.json in this zip, nor another JSON file"
+                yield file.name, Found("the file", problem=reason)
             for member in chosen:
                 name = f"{file.name}: {member.filename}"
                 try:
