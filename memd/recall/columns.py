@@ -399,11 +399,9 @@ class TopicColumns:
         """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
         if pool.source.columns is None:
             return 0.0
-        terms, asked = self.terms, self.terms.asks[part]
-        has = pool.source.columns.has(int(pool.labels[place]), terms.keys) & asked
-        if np.count_nonzero(has) < 2:
-            return 0.0
-        return float(terms.rarity[has].sum() / terms.rarity[asked].sum())
+        asked = self.terms.asks[part]
+        rare, has = self.terms.rarity[asked], pool.source.columns.has(int(pool.labels[place]), self.terms.keys[asked])
+        return float(rare[has].sum() / rare.sum()) if np.count_nonzero(has) >= 2 else 0.0
 
     def names(self, part: int, pool: Pool, place: int) -> bool:
         """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
