@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from memd.admin.queries import as_given
 from memd.admin.routing import route_of
 from memd.errors import BadQuestion, DaemonError, Forbidden, MemdError, RightMissing, UnknownTopic
 from memd.principals import TOKEN_HEADER
@@ -41,8 +42,8 @@ class OwnRoutesClient:
             BadQuestion: the request is wrong.
             DaemonError: it refused, or does not answer.
         """
-        given = {name: value for name, value in query.items() if value is not None}
-        query_string = urllib.parse.urlencode(given, doseq=True, errors="surrogateescape")  # as the terminal gave it
+        given = list(as_given(query).items())
+        query_string = urllib.parse.urlencode(given, errors="surrogateescape")  # as the terminal gave it
         return self._request(f"{path}?{query_string}" if given else path, None, ANSWER_SECONDS_MAX)
 
     def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:

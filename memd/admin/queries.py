@@ -186,7 +186,7 @@ def as_given(asked: Mapping[str, Any]) -> MultiMapping[str]:
     given = MultiDict[str]()
     for name, value in asked.items():
         several = value if isinstance(value, list | tuple) else [] if value is None else [value]
-        given.extend((name, str(one)) for one in several)
+        given.extend((name, str(one).lower() if isinstance(one, bool) else str(one)) for one in several)
     return given
 
 

@@ -123,11 +123,11 @@ def turn(
     answer: TurnsPage | TurnReplay | Receipt
     with daemon_for(config) as daemon:
         if turn_id is None:
-            answer = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=int(listed["steps"]))
+            answer = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=bool(listed["steps"]))
             if topic is not None and not answer.turns:
                 daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
         elif replay or then:
-            answer = daemon.ask(turns.replay, turn_id, then="true" if then else None)
+            answer = daemon.ask(turns.replay, turn_id, then=then)
         else:
             answer = daemon.ask(turns.turn, turn_id)
     if isinstance(answer, TurnsPage):

@@ -83,9 +83,9 @@ def parameters_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.Field
 
 
 def asked_with(query: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a query among the options that were given, as a request has them."""
-    known = {name: value for name, value in given.items() if name in parameters_of(query)}
-    return {name: "true" if value is True else value for name, value in known.items() if value not in (None, (), False)}
+    """The parameters of a query among the options, those that were given."""
+    known = parameters_of(query)
+    return {name: value for name, value in given.items() if name in known and value not in (None, (), False)}
 
 
 def options_of(
