@@ -331,11 +331,16 @@ def test_a_folder_that_cannot_be_read_holds_up_no_other_one(
     assert not source.writer.round()
     assert not source.writer.round()
     assert sum("cannot be backed up" in record.message for record in caplog.records) == 1
+    source.clock.now += 86_400_000_000
+    source.say(3)
+    assert not source.writer.round()
+    source.writer.tidy()
+    assert sum(one.key.endswith(".full") for one in bucket.listed(ROUNDS)) == 2, "nor what is due once a day"
     monkeypatch.undo()
     assert source.writer.round()
     source.store.close()
     restore(bucket, tmp_path / "restored", DISK)
-    assert sorted(contents(tmp_path / "restored")) == ["user: chunk 1", "user: chunk 2"]
+    assert sorted(contents(tmp_path / "restored")) == ["user: chunk 1", "user: chunk 2", "user: chunk 3"]
 
 
 def test_what_is_appended_to_the_journal_while_a_topic_is_looked_at_is_in_the_next_round(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from functools import lru_cache
 from itertools import islice
@@ -288,8 +288,10 @@ class BucketWriter:
         self._catalog = Catalog()
         self._generation = ""
         self._number = self._last_at = self._sent = 0
-        self._uncompared: OrderedDict[str, None] = OrderedDict()
-        """Folders of which any file may have changed: nothing was noted before the start, or a round failed."""
+        self._uncompared: dict[str, None] = {}
+        """Folders of which any file may have changed before anything was noted."""
+        self._failed: dict[str, None] = {}
+        """Folders whose notes were taken, and not all is in the bucket: they are compared, too."""
         self._batch = _Batch()
         self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
         """Files that were sent, in a round that is not written yet."""
@@ -308,7 +310,7 @@ class BucketWriter:
 
     @property
     def to_compare(self) -> int:
-        """How many folders are to be compared with the bucket."""
+        """How many folders are to be compared since the start."""
         return len(self._uncompared)
 
     def begin(self) -> None:
@@ -343,7 +345,7 @@ class BucketWriter:
             NotOurBucket: another daemon writes here by now.
             BucketError: the bucket is away; what was to be written is due again.
         """
-        due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
+        due = dict.fromkeys([*self._disk.due, *self._failed, *islice(self._uncompared, COMPARED_AT_ONCE)])
         if not due:
             return True
         self._check_owner()
@@ -355,11 +357,10 @@ class BucketWriter:
                     self._flush(at)
             self._flush(at)
         except BaseException:
-            for folder in self._batch.folders:
-                self._compare_again(folder)
+            self._failed.update(dict.fromkeys(self._batch.folders))
             self._batch = _Batch()
             raise
-        return not self._uncompared
+        return not (self._uncompared or self._failed)
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
@@ -387,25 +388,22 @@ class BucketWriter:
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _compare_again(self, folder: str) -> None:
-        self._uncompared[folder] = None
-        self._uncompared.move_to_end(folder, last=False)
-
     def _add(self, folder: str) -> None:
         """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
         batch = self._batch
         batch.folders.append(folder)
         size, count = batch.size, len(batch.data)
         replaced = self._disk.take(folder)
-        is_noted = folder not in self._uncompared
+        is_noted = folder not in self._uncompared and folder not in self._failed
         self._uncompared.pop(folder, None)
+        self._failed.pop(folder, None)
         try:
             pieces, gone = self._looker.look(folder, self._catalog.files(folder), replaced if is_noted else None)
             changes = [self._change(folder, piece) for piece in pieces]
         except BucketError:
             raise
         except StoreError as error:
-            self._compare_again(folder)
+            self._failed[folder] = None
             batch.size = size  # none of it, as the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
@@ -459,7 +457,7 @@ class BucketWriter:
     def _flush(self, at: int) -> None:
         """Write the batch as a round, unless it has nothing."""
         batch = self._batch
-        is_whole = self._is_whole or not self._uncompared
+        is_whole = self._is_whole or not (self._uncompared or self._failed)
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
         self._is_whole = is_whole
@@ -629,7 +627,7 @@ class BackupHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The last error, until it works again."""
     topics_left: int
-    """Topics that are to be compared with the bucket: at the start all that there were."""
+    """Topics that were there at the start, and are not compared with the bucket yet."""
     requests: int
     bytes_sent: int
     """Since the start, as `requests`."""
@@ -704,7 +702,7 @@ class BucketTender:
             left = self._writer.to_compare
             if self._writer.round():
                 self._whole_at = began
-            if 0 < self._writer.to_compare < left:
+            if left and self._writer.to_compare:
                 return 0.0
         except StoreError as error:
             return self._failed(error)
