@@ -21,7 +21,15 @@ from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import replace_file
 from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
-from memd.store.encryption.frames import FRAME_OVERHEAD, NONCE_BYTES, PIECE_BYTES, DataKey, encrypt, frame_at
+from memd.store.encryption.frames import (
+    FRAME_OVERHEAD,
+    NONCE_BYTES,
+    PIECE_BYTES,
+    DataKey,
+    FrameTable,
+    encrypt,
+    frame_at,
+)
 from memd.store.layout import TOPIC_KEY_NAME, TopicLayout
 from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.export import export
@@ -298,6 +306,10 @@ def test_a_power_cut_at_any_operation_leaves_the_old_file_the_new_one_or_a_tail_
         with closing(again.append_to(FILE)) as appender:
             appender.write(b"on")
         assert EncryptedCrashFiles(again.raw).read(FILE) == b"h" * 80 + b"on"
+
+
+def test_a_file_that_was_cut_between_two_looks_at_it_has_a_size_all_the_same() -> None:
+    assert FrameTable(DataKey(bytes(32)), lambda offset, length: b"").size(500) == 500 - HEADER_BYTES
 
 
 def test_the_bytes_of_a_frame_are_those_of_the_format() -> None:

@@ -195,10 +195,10 @@ class FrameTable:
 
     def _last_frame(self, raw_size: int) -> Frame | None:
         """The frame with which the file ends, found by its end alone; None unless it is whole."""
-        length = min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES)
-        if length < FRAME_OVERHEAD:
-            return None
+        length = max(0, min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES))
         data = self._read_at(raw_size - length, length)
+        if len(data) < FRAME_OVERHEAD:
+            return None
         [inside] = _LENGTH.unpack_from(data, len(data) - _LENGTH.size)
         frame = frame_at(data, len(data) - inside - FRAME_OVERHEAD)
         return None if frame is None or opened(self.key, data, frame.place, frame.length) is None else frame
