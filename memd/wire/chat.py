@@ -247,7 +247,7 @@ def elements_of(raw: Raw | bytes) -> list[Raw]:
         BadRequestBody: it cannot be read.
     """
     try:
-        return _list_decoder.decode(b"[%b]" % memoryview(raw))
+        return _list_decoder.decode(b"".join((b"[", memoryview(raw), b"]")))
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
 
