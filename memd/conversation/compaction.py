@@ -33,7 +33,7 @@ from typing import Literal
 
 import msgspec
 
-from memd.conversation.conversation import Conversation, Line, is_instruction, is_remembered
+from memd.conversation.conversation import Conversation, Line, is_answer, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, NO_BLOCK, RESULT_ROLES, Message
 
 UNLIMITED = 1 << 60
@@ -256,10 +256,10 @@ def departure(
     *finished, last = visible
     kept_max = max(0, conversation.visible_tokens() - excess_tokens)
     wanted = excess_tokens + math.ceil(kept_max * fraction)
-    chosen = _Chosen(conversation, wanted, limit)
-    read_end = _read_end(conversation, last.start)
+    chosen = _Chosen(conversation, wanted, limit if forced else min(limit, _read_end(conversation, last.start)))
     for turn in finished:
-        chosen.take_turn(turn, len(conversation) if forced else read_end)
+        chosen.take_turn(turn)
+    chosen.limit = limit
     if chosen.is_short and (excess_tokens or finished_end(conversation) == len(conversation)):
         *read, newest = last.units or (range(0),)
         block = conversation.blocks.get(conversation.messages[last.start].digest, NO_BLOCK)
@@ -321,7 +321,7 @@ class _Chosen:
     def __init__(self, conversation: Conversation, wanted: int, limit: int) -> None:
         self._conversation = conversation
         self.wanted = wanted
-        self._limit = limit
+        self.limit = limit
         self._left_out = conversation.left_out
         self._gone: set[int] = set()
         self._replaced: set[int] = set()
@@ -339,13 +339,10 @@ class _Chosen:
             return Departure()
         return Departure(self._left_out, tuple(sorted(self._gone)), tuple(sorted(self._replaced)))
 
-    def take_turn(self, turn: Turn, read_end: int) -> None:
-        """Take a finished turn, or only as many units of it as are wanted, if all of it is more.
-
-        `read_end`: the end of what the model has read; a turn that goes beyond keeps its last unit.
-        """
+    def take_turn(self, turn: Turn) -> None:
+        """Take a finished turn, or units of it, if all of it is more than is wanted or goes beyond the limit."""
         places = range(turn.start, turn.end)
-        may_leave = turn.end <= min(self._limit, read_end)
+        may_leave = turn.end <= self.limit
         if not may_leave or self.freed + sum(self._tokens(place) for place in places) > self.wanted:
             self.take_units(turn.units[:-1])  # without the last, its user's message would stand alone
         if self.is_short and may_leave and turn.start == self._left_out:
@@ -356,7 +353,7 @@ class _Chosen:
     def take_units(self, units: Iterable[range]) -> None:
         """Take whole units, but for the instructions in them."""
         for unit in units:
-            if not self.is_short or unit.stop > self._limit:
+            if not self.is_short or unit.stop > self.limit:
                 return
             left = [
                 p
@@ -370,7 +367,7 @@ class _Chosen:
     def replace_results(self, units: Iterable[range], longer_than: int = 2 * LINE_TOKENS) -> None:
         """Put a line in place of each long result."""
         for unit in units:
-            if unit.stop > self._limit:
+            if unit.stop > self.limit:
                 return
             for place in unit:
                 if self.is_short and self._is_long_result(place, longer_than):
@@ -443,7 +440,7 @@ def _read_end(conversation: Conversation, end: int) -> int:
     found = end
     for position in range(end - 1, conversation.left_out - 1, -1):
         message = conversation.messages[position].message
-        if message is not None and message.role == "assistant" and is_remembered(message):
+        if is_answer(message):
             return found
         if message is not None and (message.role in RESULT_ROLES or message.is_result):
             found = position
@@ -457,7 +454,7 @@ def _turn(conversation: Conversation, start: int, end: int, answered: Mapping[in
     held_until = -1
     for position in range(start, end):
         message = conversation.messages[position].message
-        if message is not None and message.role == "assistant" and position > held_until and is_remembered(message):
+        if position > held_until and is_answer(message):
             begins.append(position)
         held_until = max(held_until, answered_until.get(position, -1))
     return Turn(start, tuple(range(*pair) for pair in itertools.pairwise([*begins, end])), end)

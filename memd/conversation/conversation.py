@@ -98,6 +98,11 @@ def is_remembered(message: Message) -> bool:
     return bool(message.said.strip() or message.tool_calls)
 
 
+def is_answer(message: Message | None) -> bool:
+    """Whether the model says or calls something in it; what programs write in its name is none."""
+    return message is not None and message.role == "assistant" and is_remembered(message)
+
+
 def is_instruction(message: Message | None) -> bool:
     """Whether this is a system or developer message; in mid-conversation it stays when its neighbours leave."""
     return message is not None and message.role in LEADING_ROLES

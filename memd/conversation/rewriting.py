@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from memd.conversation import matching
-from memd.conversation.conversation import Buffered, Conversation, Rewriting, Run, is_instruction, is_remembered
+from memd.conversation.conversation import Buffered, Conversation, Rewriting, Run, is_answer, is_instruction
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -69,7 +69,7 @@ def rewriting_to(
     ]
     stored = next((p for p in range(len(items)) if places.get(p, len(parent)) >= parent.stored), len(items))
     # What the model has not answered yet is in the prompt, though it may say what has left it before.
-    answered = next((p for p in range(len(items) - 1, -1, -1) if _is_answer(items[p].message)), 0)
+    answered = next((p for p in range(len(items) - 1, -1, -1) if is_answer(items[p].message)), 0)
     gone = [position for position in _gone(parent, places, items, left_out) if position <= answered]
     lines = {
         start + i: parent.lines[place + i]
@@ -78,10 +78,6 @@ def rewriting_to(
         if place + i in parent.lines and left_out <= start + i <= answered and start + i not in gone
     }
     return Rewriting(kept, added, same, stored, left_out, blocks, gone, lines)
-
-
-def _is_answer(message: Message | None) -> bool:
-    return message is not None and message.role == "assistant" and is_remembered(message)
 
 
 def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> dict[int, int]:
@@ -143,7 +139,7 @@ def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered
         if message is not None and message.role in RESULT_ROLES:
             is_gone = calls.get(message.tool_call_id, is_gone)
         elif message is not None:
-            if _is_answer(message) or message.opens_turn:
+            if is_answer(message) or message.opens_turn:
                 is_unit_gone = is_gone
             elif not is_instruction(message):
                 is_gone = is_unit_gone

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation, is_remembered
+from memd.conversation.conversation import Conversation, is_answer
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
@@ -207,7 +207,7 @@ class Prompt:
         """The assistant's latest message in the open turn; None if there is none."""
         opened = None if self.turn_position is None else self._message(self.turn_position)
         for message in self._newest_first():
-            if message.role == "assistant" and is_remembered(message):
+            if is_answer(message):
                 return message
             if message is opened:
                 return None
