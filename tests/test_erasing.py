@@ -119,6 +119,29 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     assert verified.returncode == 0 and "1 chunk of topic default erased on" in verified.stdout
 
 
+def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+    history = tell(daemon, [OTHERS[0], SECRET])
+    question = f"{daemon.own_url}/memd/search?topic=default&q=vermilion%20walrus"
+
+    def found() -> list[str]:
+        return [one["id"] for one in ask(question).json["chunks"] if "vermilion" in one["content"]]
+
+    [chunk] = found()
+    assert daemon.run("erase", "--chunk", chunk, "--yes").returncode == 0
+    assert found() == []
+    daemon.chat([*history, said(OTHERS[1])])
+    assert found() == []
+    daemon.terminate()
+    daemon.configure(SETTINGS)
+    daemon.start()
+    daemon.wait_stored(OTHERS[1])
+    daemon.terminate()
+    assert found_in(daemon.data_dir) == []
+
+
 def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:

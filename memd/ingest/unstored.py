@@ -351,8 +351,8 @@ class PartCutter:
         while self._listing:
             gone, new = self._listing.popleft()
             for part in new:
-                if (branches := self._listed.get(part.key, 0)) == 0:
-                    self._wait(part)
+                branches = self._listed.get(part.key, 0)
+                self._wait(part, is_listed=branches > 0)
                 self._listed[part.key] = branches + 1
             for part in gone:
                 if (branches := self._listed.pop(part.key)) > 1:
@@ -361,10 +361,14 @@ class PartCutter:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
 
-    def _wait(self, part: Part) -> None:
-        if (cut := self._known.get(part.key)) is None:
+    def _wait(self, part: Part, *, is_listed: bool) -> None:
+        """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
+        if (cut := self._known.get(part.key)) is not None and cut.part.messages != part.messages:
+            self._drop(part.key)
+            cut = None
+        if cut is None:
             self._uncut[part.key] = part
-        else:
+        elif not is_listed:
             self._segment.hold(cut.chunks)
             self._spare.pop(part.key, None)
 
@@ -594,7 +598,10 @@ class ListedParts:
             self._waiting[whose] = parts
         if before != parts:
             old, new = ({part.key: part for part in some} for some in (before, parts))
-            self._told([old[key] for key in old.keys() - new.keys()], [new[key] for key in new.keys() - old.keys()])
+            self._told(
+                [part for key, part in old.items() if new.get(key) != part],
+                [part for key, part in new.items() if old.get(key) != part],
+            )
 
 
 class BufferedText(UnstoredText):
