@@ -27,6 +27,7 @@ from memd.settings.model import Config
 if TYPE_CHECKING:
     from archiver_stage import Stage
     from bucket_server import S3Server
+    from daemon_in_process import Client
     from page_browser import Watched
     from page_tabs import OpenPage
     from playwright.sync_api import Browser
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from typescript_client import TypeScriptClient
     from typescript_package import TypeScriptPackage
 
+    from memd.conversation.tokens import TokenCounter
+    from memd.embedding.embedder import Embedder
     from memd.ingest.topics import Topic
 
 # No deadline: a slow machine is not a bug. Derandomised: the same examples everywhere, so a failure can be repeated.
@@ -45,6 +48,7 @@ hypothesis.settings.load_profile("quick")  # `make test` and `make fuzz` load th
 MARKER_OF_FIXTURE = {
     "make_daemon": "process",
     "memd": "process",
+    "served": "process",
     "llama": "llama",
     "two_llamas": "llama",
     "calling_llama": "llama",
@@ -270,6 +274,33 @@ async def stage(stage_config: Config) -> AsyncIterator[Stage]:
     await stage.close()
 
 
+@pytest.fixture(scope="session")
+def embedder() -> Embedder:
+    """The bundled model."""
+    from memd.embedding.loading import load_embedder  # here, as below: after `load_once`
+    from memd.settings.model import EmbeddingSettings
+
+    return load_embedder(EmbeddingSettings())
+
+
+@pytest.fixture(scope="session")
+def counter() -> TokenCounter:
+    """The tokenizer."""
+    from memd.assets import ranks_bytes
+    from memd.conversation.tokens import TokenCounter, cl100k_base
+
+    return TokenCounter(cl100k_base(ranks_bytes()))
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    """A client of a whole daemon on the test's event loop."""
+    from daemon_in_process import daemon_in_process
+
+    async with daemon_in_process(tmp_path) as client:
+        yield client
+
+
 @pytest.fixture
 async def topic(stage: Stage) -> Topic:
     """An open topic of `stage`."""
@@ -305,6 +336,12 @@ def make_daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
     for daemon in made:
         daemon.discard()
         print(f"--- {daemon!r}")  # pytest shows it when the test failed
+
+
+@pytest.fixture
+def served(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """A started daemon in front of `upstream`."""
+    return make_daemon(upstream.url).start()
 
 
 @pytest.fixture

@@ -20,11 +20,6 @@ from memd.proxy.addresses import addresses_of, bound, leading_back, own_port
 from memd.settings.model import AdminSettings, Config, ListenSettings, UpstreamSettings
 
 
-@pytest.fixture
-def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url).start()
-
-
 def unfollowed(url: str, method: str = "GET", **headers: str) -> Answer:
     """An answer as it comes, redirects included."""
     parts = urlsplit(url)
@@ -34,52 +29,54 @@ def unfollowed(url: str, method: str = "GET", **headers: str) -> Answer:
         return Answer(answer.status, answer.headers, answer.read())
 
 
-def test_the_clients_address_leads_to_memd_s_own(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_the_clients_address_leads_to_memd_s_own(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     for method, path in (
         ("GET", "/memd/search?q=a%20b"),
         ("POST", "/memd/corrections"),
         ("GET", "/memd"),
         ("GET", "/memd/"),
     ):
-        answer = unfollowed(memd.base_url + path, method)
-        assert answer.status == 307 and answer.headers["Location"] == memd.own_url + path
+        answer = unfollowed(served.base_url + path, method)
+        assert answer.status == 307 and answer.headers["Location"] == served.own_url + path
         assert answer.headers["Cache-Control"] == "no-store"
-        assert memd.own_url in answer.json["error"]["message"]
+        assert served.own_url in answer.json["error"]["message"]
     assert not [request for request in upstream.requests if "/memd" in request.target]
 
 
-def test_it_leads_to_the_host_that_the_client_knows(memd: DaemonProcess) -> None:
-    port = urlsplit(memd.own_url).port
+def test_it_leads_to_the_host_that_the_client_knows(served: DaemonProcess) -> None:
+    port = urlsplit(served.own_url).port
     led = {"localhost:1": f"http://localhost:{port}/memd/", "[::1]:80": f"http://[::1]:{port}/memd/"}
     for host, location in led.items():
-        assert unfollowed(f"{memd.base_url}/memd/", Host=host).headers["Location"] == location
-    assert unfollowed(f"{memd.base_url}/memd/", Host="evil.example").status == 403
+        assert unfollowed(f"{served.base_url}/memd/", Host=host).headers["Location"] == location
+    assert unfollowed(f"{served.base_url}/memd/", Host="evil.example").status == 403
 
 
-def test_health_is_answered_at_both_and_names_both(memd: DaemonProcess) -> None:
-    told = [unfollowed(f"{url}/memd/health") for url in (memd.base_url, memd.own_url)]
+def test_health_is_answered_at_both_and_names_both(served: DaemonProcess) -> None:
+    told = [unfollowed(f"{url}/memd/health") for url in (served.base_url, served.own_url)]
     assert [answer.status for answer in told] == [200, 200] and told[0].json == told[1].json
-    assert (told[0].json["model_url"], told[0].json["own_url"]) == (memd.base_url, memd.own_url)
+    assert (told[0].json["model_url"], told[0].json["own_url"]) == (served.base_url, served.own_url)
 
 
-def test_models_are_not_at_memd_s_own_address(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_models_are_not_at_memd_s_own_address(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     seen = len(upstream.requests)
-    answer = ask(f"{memd.own_url}/v1/chat/completions", {"messages": []})
-    assert answer.status == 404 and f"{memd.base_url}/v1" in answer.json["error"]["message"]
+    answer = ask(f"{served.own_url}/v1/chat/completions", {"messages": []})
+    assert answer.status == 404 and f"{served.base_url}/v1" in answer.json["error"]["message"]
     assert len(upstream.requests) == seen
 
 
 def test_the_token_is_wanted_at_memd_s_own_address_but_not_to_be_led_there(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url, {"auth": {"token": "of some length"}}).start()
-    assert unfollowed(f"{memd.base_url}/memd/turns").status == 307
-    odd = unfollowed(f"{memd.base_url}/memd/turns", Host="[::1")
-    assert (odd.status, odd.headers["Location"]) == (307, f"{memd.own_url}/memd/turns")
-    assert unfollowed(f"{memd.base_url}/memd/health").status == unfollowed(f"{memd.own_url}/memd/turns").status == 401
-    assert unfollowed(f"{memd.own_url}/memd/").status == 200
-    assert unfollowed(f"{memd.own_url}/v1/models").status == 401
-    assert ask(f"{memd.base_url}/memd/turns", headers={"X-Memory-Token": "of some length"}).status == 200
+    served = make_daemon(upstream.url, {"auth": {"token": "of some length"}}).start()
+    assert unfollowed(f"{served.base_url}/memd/turns").status == 307
+    odd = unfollowed(f"{served.base_url}/memd/turns", Host="[::1")
+    assert (odd.status, odd.headers["Location"]) == (307, f"{served.own_url}/memd/turns")
+    assert (
+        unfollowed(f"{served.base_url}/memd/health").status == unfollowed(f"{served.own_url}/memd/turns").status == 401
+    )
+    assert unfollowed(f"{served.own_url}/memd/").status == 200
+    assert unfollowed(f"{served.own_url}/v1/models").status == 401
+    assert ask(f"{served.base_url}/memd/turns", headers={"X-Memory-Token": "of some length"}).status == 200
 
 
 def test_a_port_that_is_taken_stops_a_start_only_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -114,8 +111,8 @@ def test_memd_is_not_started_in_front_of_itself(tmp_path: Path) -> None:
         assert leading_back(in_front_of(f"http://{named}:8765", listens))
     for other in ("http://127.0.0.1:8080", "http://127.0.0.2:8765", "http://model.example:8765", "https://localhost"):
         assert not leading_back(in_front_of(other, "127.0.0.1"))
-    memd = DaemonProcess(tmp_path, None)
-    refused = memd.run("serve", "--port", "18765", "--upstream", "http://127.0.0.1:18765/v1")
+    served = DaemonProcess(tmp_path, None)
+    refused = served.run("serve", "--port", "18765", "--upstream", "http://127.0.0.1:18765/v1")
     assert refused.returncode == 2 and "in circles" in refused.stderr and "give the model server's" in refused.stderr
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
 FACTS = (
@@ -21,10 +21,6 @@ FACTS = (
 )
 QUESTION = "Which database does the booking service use?"
 """Near to the first fact, and not so near that its neighbour in the log is shown with it."""
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 class Admin:
@@ -55,7 +51,7 @@ class Admin:
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     daemon = make_daemon(upstream.url).start()
     for fact in FACTS:
-        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+        daemon.chat([user(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
     return daemon
 
@@ -77,7 +73,7 @@ def chunk_of(admin: Admin, word: str) -> dict[str, Any]:
 def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
     told: DaemonProcess, admin: Admin, upstream: RecordingUpstream
 ) -> None:
-    answer = told.chat([said(QUESTION)], memory_in={"topic_id": "work"})
+    answer = told.chat([user(QUESTION)], memory_in={"topic_id": "work"})
     turn_id = answer.headers["X-Memory-Turn"]
     wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
     receipt = admin.get(f"turns/{turn_id}")
@@ -97,7 +93,7 @@ def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
 
 def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: DaemonProcess, admin: Admin) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    history: list[dict[str, Any]] = [said(QUESTION)]
+    history: list[dict[str, Any]] = [user(QUESTION)]
     told.chat(history, memory_in={"topic_id": "work"})
     history += [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -137,7 +133,7 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     turns: list[str] = []
     while not turns or admin.answer(f"turns/{turns[0]}").status == 200:  # the first goes when they turn over
         assert len(turns) < 500 and sum(file.stat().st_size for file in files if file.exists()) <= 200_000
-        turns.append(daemon.chat([said(f"{len(turns)} " + "and so on " * 100)]).headers["X-Memory-Turn"])
+        turns.append(daemon.chat([user(f"{len(turns)} " + "and so on " * 100)]).headers["X-Memory-Turn"])
         wait_until(lambda: admin.answer(f"turns/{turns[-1]}").status == 200, lambda: "no receipt")
     latest = admin.get("turns", limit=500)["turns"]
     assert 5 < len(latest) < len(turns)
@@ -145,7 +141,7 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     with files[0].open("ab") as file:
         file.truncate(files[0].stat().st_size - 20)
     daemon.start()
-    new = daemon.chat([said("One more.")]).headers["X-Memory-Turn"]
+    new = daemon.chat([user("One more.")]).headers["X-Memory-Turn"]
     wait_until(lambda: admin.answer(f"turns/{new}").status == 200, lambda: "no receipt")
     ids = [turn["turn_id"] for turn in admin.get("turns", limit=500)["turns"]]
     assert ids[0] == new and ids[1:] == [turn["turn_id"] for turn in latest][1 : len(ids)]
@@ -153,14 +149,14 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
 
 def test_without_receipts_nothing_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     daemon = make_daemon(upstream.url, {"receipts": {"enabled": False}}).start()
-    turn_id = daemon.chat([said(FACTS[0])]).headers["X-Memory-Turn"]
+    turn_id = daemon.chat([user(FACTS[0])]).headers["X-Memory-Turn"]
     answer = Admin(daemon).answer(f"turns/{turn_id}")
     assert answer.status == 404 and "receipts.enabled" in answer.json["error"]["message"]
     assert not (daemon.data_dir / "memd.receipts").exists()
 
 
 def test_a_replay_shows_what_has_changed_since(told: DaemonProcess, admin: Admin) -> None:
-    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
     wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
     chunk = chunk_of(admin, "exclusion constraints")
     same = admin.get(f"turns/{turn_id}/replay")
@@ -180,7 +176,7 @@ def test_a_replay_shows_what_has_changed_since(told: DaemonProcess, admin: Admin
 
 def test_a_replay_asks_with_the_filter_and_at_the_time_of_its_turn(told: DaemonProcess, admin: Admin) -> None:
     def replayed(memory_in: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-        turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"} | memory_in).headers["X-Memory-Turn"]
+        turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"} | memory_in).headers["X-Memory-Turn"]
         assert turn_id is not None
         wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
         return turn_id, admin.get(f"turns/{turn_id}/replay")["now"]["chunks"]
@@ -213,7 +209,7 @@ def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> Non
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     wait_until(lambda: lines != [], lambda: "nothing came")
-    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
     wait_until(lambda: any(turn_id in line for line in lines), lambda: f"{lines}")
     data = json.loads(next(line for line in lines if turn_id in line).removeprefix("data: "))
     assert lines[lines.index("event: turn") + 1].startswith("data: ")
@@ -262,7 +258,7 @@ def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, ad
 
 
 def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: DaemonProcess, admin: Admin) -> None:
-    turn_id = told.chat([said(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
     wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
     story = admin.get(f"chunks/{chunk_of(admin, 'exclusion constraints')['id']}")
     assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
@@ -271,7 +267,7 @@ def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: Daemon
 def test_topics_buffer_export_and_backup(told: DaemonProcess, admin: Admin, tmp_path: Path) -> None:
     [topic] = admin.get("topics")["topics"]
     assert topic["topic_id"] == "work" and topic["chunks"] == 3 and topic["is_open"]
-    told.chat([said("A live talk about nothing.")], memory_in={"topic_id": "work"})
+    told.chat([user("A live talk about nothing.")], memory_in={"topic_id": "work"})
     latest = admin.get("buffer", topic="work")["conversations"][0]["latest"]
     assert latest[0]["text"] == "A live talk about nothing." and not latest[0]["left_out"]
     exported = admin.answer("export", topic="work").body

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask
+from daemon_process import Answer, DaemonProcess, ask, user
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
@@ -25,10 +25,6 @@ ANSWER: dict[str, Any] = {
     "content": [{"type": "text", "text": "Noted."}],
     "stop_reason": "end_turn",
 }
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def result(call_id: str, text: str) -> dict[str, Any]:
@@ -54,11 +50,11 @@ def reply_of(answer: Answer) -> str:
 
 
 def through_chat(daemon: DaemonProcess, text: str) -> str:
-    return daemon.chat([said(text)]).reply
+    return daemon.chat([user(text)]).reply
 
 
 def through_anthropic(daemon: DaemonProcess, text: str) -> str:
-    return reply_of(send(daemon.base_url, [said(text)], system="You look after a lighthouse."))
+    return reply_of(send(daemon.base_url, [user(text)], system="You look after a lighthouse."))
 
 
 def through_anthropic_blocks(daemon: DaemonProcess, text: str) -> str:
@@ -81,9 +77,9 @@ def test_a_fact_told_through_one_api_is_recalled_through_another(daemon: DaemonP
 
 
 def test_a_conversation_goes_on_through_the_other_api_and_is_stored_once(daemon: DaemonProcess) -> None:
-    history = [said(FACT), {"role": "assistant", "content": daemon.chat([said(FACT)]).reply}, said("Thank you.")]
+    history = [user(FACT), {"role": "assistant", "content": daemon.chat([user(FACT)]).reply}, user("Thank you.")]
     content = send(daemon.base_url, history).json["content"]
-    history += [{"role": "assistant", "content": content}, said("Is the ferry in?")]
+    history += [{"role": "assistant", "content": content}, user("Is the ferry in?")]
     assert daemon.chat(history).status == 200
     daemon.wait_stored(FACT, "Thank you.", "Is the ferry in?")
     contents = [entry["content"] for entry in daemon.export()]
@@ -93,7 +89,7 @@ def test_a_conversation_goes_on_through_the_other_api_and_is_stored_once(daemon:
 
 def test_an_answer_has_the_events_and_members_of_the_upstream_s(daemon: DaemonProcess, llama: str) -> None:
     for stream, text in ((False, "Hello there."), (True, "Multiply seven by eight.")):
-        direct, passed = (send(url, [said(text)], stream=stream) for url in (llama, daemon.base_url))
+        direct, passed = (send(url, [user(text)], stream=stream) for url in (llama, daemon.base_url))
         assert passed.headers["X-Memory-Status"] == "none"
         assert passed.headers["Content-Type"] == direct.headers["Content-Type"]
         assert shape(passed) == shape(direct)
@@ -115,7 +111,7 @@ def test_a_long_tool_loop_fits_the_window_and_what_is_forwarded_is_whole(make_da
     for turn in range(4):
         calls = [{"type": "tool_use", "id": f"{turn}{n}", "name": "read", "input": {"path": n}} for n in "ab"]
         rows = [result(f"{turn}{n}", f"row {turn}{n} is fine\n" * 90) for n in "ab"]
-        history += [said(f"Read log {turn}."), {"role": "assistant", "content": calls}]
+        history += [user(f"Read log {turn}."), {"role": "assistant", "content": calls}]
         history.append({"role": "user", "content": [*rows, {"type": "text", "text": f"And what of {turn}?"}]})
         answer = send(daemon.base_url, history, tools=TOOLS)
         usage = answer.json["usage"]
@@ -129,7 +125,7 @@ def test_calls_leave_the_prompt_with_their_results_and_the_text_beside_those_sta
     with recording_upstream(window=2048) as upstream:
         upstream.answer = another_call
         daemon = make_daemon(upstream.url).start()
-        history: list[Any] = [said("Read the logs.")]
+        history: list[Any] = [user("Read the logs.")]
         for turn in range(16):
             content = send(daemon.base_url, history).json["content"]
             history.append({"role": "assistant", "content": content})
@@ -167,24 +163,24 @@ def test_a_thin_client_s_live_turns_are_written_in_this_api_s_way(
     calls = [{"type": "tool_use", "id": name, "name": "read", "input": {"path": name}} for name in "ab"]
     results = [result("a", "one"), result("b", "two")]
     new: list[list[Any]] = [
-        [said("Read both."), {"role": "assistant", "content": calls}, {"role": "user", "content": results}],
-        [said("And?")],
+        [user("Read both."), {"role": "assistant", "content": calls}, {"role": "user", "content": results}],
+        [user("And?")],
     ]
     for messages in new:
         assert send(daemon.base_url, messages, headers={"X-Memory-History": "daemon"}).status == 200
     assert json.loads(upstream.requests[-1].body)["messages"] == [
-        said("Read both."),
+        user("Read both."),
         {"role": "assistant", "content": calls},
         {"role": "user", "content": results},
         {"role": "assistant", "content": "Noted."},
-        said("And?"),
+        user("And?"),
     ]
 
 
 def test_the_key_of_the_client_counts_tokens_too(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     upstream.answer = anthropic_answer
     daemon = make_daemon(upstream.url).start()
-    assert send(daemon.base_url, [said("word " * 3000)], headers={"X-Api-Key": "secret"}).status == 200
+    assert send(daemon.base_url, [user("word " * 3000)], headers={"X-Api-Key": "secret"}).status == 200
     counted = [one for one in upstream.requests if one.target == "/v1/messages/count_tokens"]
     assert counted and {one.header("X-Api-Key") for one in counted} == {"secret"}
 
@@ -203,9 +199,9 @@ def test_off_and_token_counts_pass_byte_for_byte(make_daemon: MakeDaemon, upstre
 def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon("http://127.0.0.1:9", {"limits": {"body_bytes_max": 4096}}).start()
     answers = [
-        send(daemon.base_url, [said("Hello?")]),
-        send(f"{daemon.base_url}/t/..", [said("Hello?")]),
-        send(daemon.base_url, [said("long " * 1000)]),
+        send(daemon.base_url, [user("Hello?")]),
+        send(f"{daemon.base_url}/t/..", [user("Hello?")]),
+        send(daemon.base_url, [user("long " * 1000)]),
     ]
     assert [answer.status for answer in answers] == [502, 400, 413]
     kinds = ["api_error", "invalid_request_error", "request_too_large"]
@@ -224,9 +220,9 @@ def test_a_block_of_its_own_that_this_api_does_not_know_is_merged_and_offered_on
 
     upstream.answer = answered
     daemon = make_daemon(upstream.url, {"injection": {"role": "separate"}}).start()
-    assert send(daemon.base_url, [said(FACT)]).status == 200
+    assert send(daemon.base_url, [user(FACT)]).status == 200
     daemon.wait_stored(FACT)
-    answer = send(daemon.base_url, [said(QUESTION)])
+    answer = send(daemon.base_url, [user(QUESTION)])
     assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:template")
     sent = [json.loads(one.body)["messages"] for one in upstream.requests if one.target == "/v1/messages"][1:]
     assert [("[memory]" in str(messages), len(messages)) for messages in sent] == [(True, 1), (False, 1)]

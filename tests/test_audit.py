@@ -222,14 +222,11 @@ def test_a_command_without_a_daemon_is_the_act_of_whoever_ran_it(team: Team) -> 
     assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
 
 
-def test_where_nobody_else_has_a_token_nothing_is_recorded(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([{"role": "user", "content": "Hello there, I am Ann."}])
-    assert daemon.run("export").returncode == 0
-    assert not (daemon.data_dir / "memd.audit").exists()
-    shown = daemon.run("audit")
+def test_where_nobody_else_has_a_token_nothing_is_recorded(served: DaemonProcess) -> None:
+    served.chat([{"role": "user", "content": "Hello there, I am Ann."}])
+    assert served.run("export").returncode == 0
+    assert not (served.data_dir / "memd.audit").exists()
+    shown = served.run("audit")
     assert (
         shown.stdout.startswith("No audit is kept in")
         and "memd token add" in shown.stdout

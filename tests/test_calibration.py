@@ -16,25 +16,18 @@ from memd.assets import calibration_pairs
 from memd.embedding import calibration
 from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import load_embedder
 from memd.errors import EmbeddingError
-from memd.settings.model import EmbeddingSettings
 
 PAIRS: dict[str, list[tuple[str, str]]] = json.loads(calibration_pairs())
 Floats = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
-@pytest.fixture(scope="module")
-def english(bundled: Embedder) -> tuple[Floats, Floats]:
+def english(embedder: Embedder) -> tuple[Floats, Floats]:
     """Questions and texts of the English pairs."""
     return (
-        np.concatenate([bundled.embed_query(question) for _, question in PAIRS["en"]]),
-        bundled.embed_many([text for text, _ in PAIRS["en"]]),
+        np.concatenate([embedder.embed_query(question) for _, question in PAIRS["en"]]),
+        embedder.embed_many([text for text, _ in PAIRS["en"]]),
     )
 
 
@@ -54,9 +47,9 @@ class Narrow(Embedder):
 
     name, batch_texts = "narrow", 16
 
-    def __init__(self, bundled: Embedder, *, shift: int = 0) -> None:
-        self._bundled = bundled
-        self.dimension = bundled.dimension
+    def __init__(self, embedder: Embedder, *, shift: int = 0) -> None:
+        self._embedder = embedder
+        self.dimension = embedder.dimension
         self.fingerprint = "e" * 32
         self.shift = shift
         self.asked = 0
@@ -77,13 +70,13 @@ class Narrow(Embedder):
             meant = PAIRS["en"][number][question]
         random = np.random.default_rng(7 + self.shift)
         cone = random.normal(size=(1 + len(PAIRS), self.dimension)).astype(np.float32) / np.sqrt(self.dimension)
-        moved = np.roll(self._bundled.embed(meant), self.shift) + 1.5 * cone[0] + 0.7 * cone[1 + language]
+        moved = np.roll(self._embedder.embed(meant), self.shift) + 1.5 * cone[0] + 0.7 * cone[1 + language]
         return unit(moved)
 
 
 @pytest.fixture
-def narrow(bundled: Embedder) -> Narrow:
-    return Narrow(bundled)
+def narrow(embedder: Embedder) -> Narrow:
+    return Narrow(embedder)
 
 
 @pytest.mark.thorough
@@ -134,8 +127,8 @@ def test_a_model_of_one_language_keeps_its_directions(english: tuple[Floats, Flo
     assert np.allclose(found.applied(questions), questions, atol=1e-5)
 
 
-def test_another_model_behind_the_same_name_is_told_and_not_mixed(bundled: Embedder, tmp_path: Path) -> None:
-    server = Narrow(bundled)
+def test_another_model_behind_the_same_name_is_told_and_not_mixed(embedder: Embedder, tmp_path: Path) -> None:
+    server = Narrow(embedder)
     embedder = CalibratedEmbedder(server, tmp_path, is_server=True)
     embedder.prepare()
     embedder.embed_query("before")
@@ -179,4 +172,4 @@ def test_a_server_that_hangs_keeps_a_start_for_a_question_s_time_only(narrow: Na
             raise AssertionError("this would be tried for a minute and a half")
 
     with pytest.raises(EmbeddingError, match="in time"):
-        CalibratedEmbedder(Hanging(narrow._bundled), tmp_path, is_server=True).prepare()
+        CalibratedEmbedder(Hanging(narrow._embedder), tmp_path, is_server=True).prepare()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.conversation import tokens
@@ -38,10 +38,6 @@ def claimed(page: str, *sentences: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     for sentence in sentences:
         assert " ".join(sentence.split()) in text, f"{page} does not say {sentence!r} any more: what shows it, here?"
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def files_with(folder: Path, text: bytes) -> list[str]:
@@ -92,16 +88,13 @@ def test_elsewhere_memd_listens_with_a_token_alone_and_keeps_its_sum(tmp_path: P
 
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via"])
 @pytest.mark.process
-def test_what_a_proxy_passed_on_has_no_memory_and_no_routes_of_memd(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, header: str
-) -> None:
+def test_what_a_proxy_passed_on_has_no_memory_and_no_routes_of_memd(served: DaemonProcess, header: str) -> None:
     claimed(
         "SECURITY.md", "(`Forwarded`, `X-Forwarded-…`, `X-Real-IP`, `Via`) gets no memory and none of memd's own routes"
     )
-    daemon = make_daemon(upstream.url).start()
     passed = {header: "for=192.0.2.1"}
-    assert daemon.chat([said(FACT)], passed).headers["X-Memory-Status"] == "token-required"
-    assert ask(f"{daemon.own_url}/memd/stats", headers=passed).status == 403
+    assert served.chat([user(FACT)], passed).headers["X-Memory-Status"] == "token-required"
+    assert ask(f"{served.own_url}/memd/stats", headers=passed).status == 403
 
 
 @pytest.mark.process
@@ -116,14 +109,14 @@ def test_files_are_its_users_alone_and_a_correction_leaves_what_an_erasure_takes
         "It sends no statistics",
     )
     daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0}}).start()
-    daemon.chat([said(FACT)])
+    daemon.chat([user(FACT)])
     daemon.wait_stored(FACT)
     modes = {path: path.stat().st_mode & 0o777 for path in (daemon.data_dir, *daemon.data_dir.rglob("*"))}
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
     [chunk] = [entry["id"] for entry in daemon.export() if entry["live"] and FACT in entry["content"]]
     body: dict[str, Any] = {"topic_id": "default", "chunk_ids": [chunk], "action": "Update", "reason": "It moved."}
     assert ask(f"{daemon.own_url}/memd/corrections", body).status == 200
-    assert daemon.chat([said("Where is the spare key of the foghorn?")]).headers["X-Memory-Injected"] == ""
+    assert daemon.chat([user("Where is the spare key of the foghorn?")]).headers["X-Memory-Injected"] == ""
     assert files_with(daemon.data_dir, b"vermilion walrus")
     erased = daemon.run("erase", "default", "--chunk", chunk, "--yes")
     assert erased.returncode == 0, erased.stdout + erased.stderr
@@ -143,7 +136,7 @@ def test_with_a_key_files_are_encrypted_and_with_redaction_secrets_are_replaced(
     key.write_text(os.urandom(32).hex())
     key.chmod(0o600)
     daemon = make_daemon(upstream.url, {"encryption": {"key_file": str(key)}, "ingest": {"redact": True}}).start()
-    daemon.chat([said(f"{FACT} The key of the API is {SECRET}.")])
+    daemon.chat([user(f"{FACT} The key of the API is {SECRET}.")])
     wait_until(
         lambda: "vermilion" in ask(f"{daemon.own_url}/memd/search?q=vermilion+walrus").body.decode(),
         lambda: repr(daemon),
@@ -163,7 +156,7 @@ def test_where_others_have_a_token_what_they_did_is_recorded_in_a_chain(
     assert added.returncode == 0, added.stdout + added.stderr
     [token] = re.findall(r"\S{40,}", added.stdout)
     daemon.start()
-    assert daemon.chat([said(FACT)], {"X-Memory-Token": token}).status == 200
+    assert daemon.chat([user(FACT)], {"X-Memory-Token": token}).status == 200
     daemon.terminate()
     told = daemon.run("audit")
     assert told.returncode == 0 and "ann" in told.stdout, told.stdout + told.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
@@ -25,18 +25,14 @@ QUESTION = "Which database does the booking service use?"
 """Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 @pytest.fixture(params=["with a daemon", "without"])
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
     daemon = make_daemon(upstream.url).start()
     for fact in FACTS:
-        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+        daemon.chat([user(fact)], memory_in={"topic_id": "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
-    daemon.chat([said(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
+    daemon.chat([user(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
     turns = f"{daemon.own_url}/memd/turns?limit=1"
     wait_until(lambda: bool(ask(turns).json["turns"][0]["injected"]), lambda: ask(turns).body.decode())
     if request.param == "without":
@@ -148,7 +144,7 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
 ) -> None:
     never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600, "journal_fsync": "always"}}
     daemon = make_daemon(upstream.url, never).start()
-    daemon.chat([said(FACTS[0])], memory_in={"topic_id": "work"})
+    daemon.chat([user(FACTS[0])], memory_in={"topic_id": "work"})
     daemon.kill()
     config = ("--config", str(daemon.config))  # without it a command's own daemon would store it after a second
     waits = "2 messages are not in the log yet and wait in the journal"
@@ -172,21 +168,18 @@ def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
     assert "is live" in out(daemon, "show", found["id"], *config)
 
 
-def test_a_backup_that_was_looked_into_takes_the_next_one(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
-    daemon = make_daemon(upstream.url).start()
+def test_a_backup_that_was_looked_into_takes_the_next_one(served: DaemonProcess, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     for fact in FACTS:
-        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
-        daemon.wait_stored(fact)
-        daemon.export()
-        out(daemon, "backup", str(kept))
+        served.chat([user(fact)], memory_in={"topic_id": "work"})
+        served.wait_stored(fact)
+        served.export()
+        out(served, "backup", str(kept))
         for command in (["log"], ["search", fact], ["stats"]):
             assert CliRunner().invoke(main, [*command, "--data-dir", str(kept)]).exit_code == 0
-    out(daemon, "backup", str(kept))
+    out(served, "backup", str(kept))
     held = CliRunner().invoke(main, ["export", "--data-dir", str(kept)]).stdout.splitlines()
-    assert [json.loads(line)["content"] for line in held] == [entry["content"] for entry in daemon.export()]
+    assert [json.loads(line)["content"] for line in held] == [entry["content"] for entry in served.export()]
 
 
 def test_what_fails_beside_a_command_is_told_with_its_reason(
@@ -194,7 +187,7 @@ def test_what_fails_beside_a_command_is_told_with_its_reason(
 ) -> None:
     daemon = make_daemon(upstream.url, {"segment": {"max_entries": 2}}).start()
     for fact in FACTS:
-        daemon.chat([said(fact)], memory_in={"topic_id": "work"})
+        daemon.chat([user(fact)], memory_in={"topic_id": "work"})
         daemon.wait_stored(fact)
     segment = daemon.data_dir / "work" / "segments" / "seg_0001.bin"
     wait_until(segment.with_suffix(".meta").exists, lambda: repr(daemon))
@@ -207,10 +200,9 @@ def test_what_fails_beside_a_command_is_told_with_its_reason(
 
 
 def test_a_command_waits_for_a_daemon_that_is_being_started(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+    served: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = make_daemon(upstream.url).start()
-    address = told.data_dir / "memd.url"
+    address = served.data_dir / "memd.url"
     waited: list[float] = []
     known = address.read_text()
 
@@ -222,8 +214,8 @@ def test_a_command_waits_for_a_daemon_that_is_being_started(
     for before in (None, "http://127.0.0.1:1"):  # the one that a killed daemon has left
         waited.clear()
         address.unlink() if before is None else address.write_text(before)
-        with daemon_for(Config(data_dir=told.data_dir)) as daemon:
-            assert daemon.url == told.own_url and len(waited) == 1
+        with daemon_for(Config(data_dir=served.data_dir)) as daemon:
+            assert daemon.url == served.own_url and len(waited) == 1
 
 
 @with_a_daemon

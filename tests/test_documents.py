@@ -320,19 +320,18 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
 
 
 def test_one_file_is_one_document_however_it_is_added_and_text_without_a_suffix_is_read(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    served: DaemonProcess, tmp_path: Path
 ) -> None:
     root = written(tmp_path / "house", "a.md", "b.md", "Notes on the boiler")
     (root / "tool").write_bytes(b"\x7fELF\0\0 not a text")
-    daemon = make_daemon(upstream.url).start()
-    assert "1 chunk written" in said(daemon, "add", str(root / "a.md"))
-    assert "3 files looked at" in (told := said(daemon, "add", str(root))) and "3 chunks written, 1 taken out" in told
-    listed = said(daemon, "sources")
+    assert "1 chunk written" in said(served, "add", str(root / "a.md"))
+    assert "3 files looked at" in (told := said(served, "add", str(root))) and "3 chunks written, 1 taken out" in told
+    listed = said(served, "sources")
     assert "house/a.md" in listed and "house/Notes on the boiler" in listed and "3 documents, 3 chunks" in listed
-    assert "1 of them unchanged; 0 chunks written" in said(daemon, "add", str(root / "b.md"))
+    assert "1 of them unchanged; 0 chunks written" in said(served, "add", str(root / "b.md"))
     (root / "b.md").write_text("another text")
-    assert "1 chunk written, 1 taken out" in said(daemon, "add", str(root / "b.md"))
-    assert "3 documents, 3 chunks" in said(daemon, "sources")
+    assert "1 chunk written, 1 taken out" in said(served, "add", str(root / "b.md"))
+    assert "3 documents, 3 chunks" in said(served, "sources")
 
 
 def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
@@ -347,18 +346,15 @@ def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
     assert "bank/[redacted:iban].md  1 chunk" in said(daemon, "sources")
 
 
-def test_a_name_with_a_line_break_is_shown_on_one_line(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
+def test_a_name_with_a_line_break_is_shown_on_one_line(served: DaemonProcess, tmp_path: Path) -> None:
     root = written(tmp_path / "docs", "a\ndefault  b.md")
-    daemon = make_daemon(upstream.url).start()
-    assert "1 chunk written" in said(daemon, "add", str(root))
-    assert "docs/a\\x0adefault  b.md  1 chunk" in said(daemon, "sources")
-    assert "docs/a\\x0adefault  b.md" in said(daemon, "search", "text of a")
+    assert "1 chunk written" in said(served, "add", str(root))
+    assert "docs/a\\x0adefault  b.md  1 chunk" in said(served, "sources")
+    assert "docs/a\\x0adefault  b.md" in said(served, "search", "text of a")
 
 
 def test_a_page_and_a_sheet_are_said_wherever_a_chunk_is_shown_and_a_bad_file_is_named(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    served: DaemonProcess, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
     root = tmp_path / "office"
     root.mkdir()
@@ -366,8 +362,7 @@ def test_a_page_and_a_sheet_are_said_wherever_a_chunk_is_shown_and_a_bad_file_is
     made_documents.workbook(root / "keys.xlsx", {"Cellar keys": [["Door", "Hook"], ["boiler room", "blue hook"]]})
     (root / "broken.pdf").write_bytes(b"%PDF-1.7 nothing more")
     (root / "old.pages").write_bytes(b"x")
-    daemon = make_daemon(upstream.url).start()
-    told = daemon.run("add", str(root))
+    told = served.run("add", str(root))
     assert told.returncode == 1 and "3 chunks written" in told.stdout
     assert "office/broken.pdf: left out: it is no PDF that can be read" in told.stdout
     assert "office/old.pages: left out: files of this kind cannot be read: export it as PDF" in told.stdout
@@ -376,9 +371,9 @@ def test_a_page_and_a_sheet_are_said_wherever_a_chunk_is_shown_and_a_bad_file_is
         ("Where does the key of the boiler room hang?", "(office/keys.xlsx, sheet Cellar keys) Door: boiler", "sheet"),
         ("What is in the sheet of the cellar keys?", "(office/keys.xlsx, sheet Cellar keys) Door: boiler", "sheet"),
     ):
-        daemon.chat([{"role": "user", "content": question}])
+        served.chat([{"role": "user", "content": question}])
         assert place in upstream.prompts[-1]
-        assert name in said(daemon, "search", question, "--kind", "document")
+        assert name in said(served, "search", question, "--kind", "document")
 
 
 def said(daemon: DaemonProcess, *arguments: str) -> str:

@@ -25,11 +25,6 @@ from memd.settings.model import EmbeddingSettings
 TEXT = "The spare key hangs behind the blue bicycle."
 
 
-@pytest.fixture(scope="module")
-def bundled() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The bundled model as a user would have it."""
@@ -45,11 +40,11 @@ def loaded(folder: Path, **settings: str) -> Embedder:
     return load_folder(EmbeddingSettings(model=f"path:{folder}", **settings), folder)  # type: ignore[arg-type]  # texts
 
 
-def test_a_folder_with_a_graph_and_its_tokenizer_is_a_model(folder: Path, bundled: Embedder) -> None:
+def test_a_folder_with_a_graph_and_its_tokenizer_is_a_model(folder: Path, embedder: Embedder) -> None:
     own = loaded(folder)
     long = " ".join([TEXT] * 100)
-    assert own.fingerprint == bundled.fingerprint
-    assert own.embed_many([TEXT, long]).tobytes() == bundled.embed_many([TEXT, long]).tobytes()
+    assert own.fingerprint == embedder.fingerprint
+    assert own.embed_many([TEXT, long]).tobytes() == embedder.embed_many([TEXT, long]).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -79,18 +74,18 @@ def test_no_folder_several_graphs_and_a_damaged_one_are_said(folder: Path) -> No
 
 
 def test_prefixes_of_the_folder_stand_in_front_and_those_of_the_settings_count_more(
-    folder: Path, bundled: Embedder
+    folder: Path, embedder: Embedder
 ) -> None:
     prompts = {"prompts": {"query": "ask: ", "document": "text: "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     own = loaded(folder)
-    assert own.embed_query(TEXT)[0].tobytes() == bundled.embed(f"ask: {TEXT}").tobytes()
-    assert own.embed(TEXT).tobytes() == bundled.embed(f"text: {TEXT}").tobytes()
+    assert own.embed_query(TEXT)[0].tobytes() == embedder.embed(f"ask: {TEXT}").tobytes()
+    assert own.embed(TEXT).tobytes() == embedder.embed(f"text: {TEXT}").tobytes()
     other = loaded(folder, query_prefix="q ", text_prefix="")
-    assert other.embed_query(TEXT)[0].tobytes() == bundled.embed(f"q {TEXT}").tobytes()
-    assert other.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes()
-    assert len({own.fingerprint, other.fingerprint, bundled.fingerprint}) == 3
-    assert loaded(folder, query_prefix="", text_prefix="").fingerprint == bundled.fingerprint
+    assert other.embed_query(TEXT)[0].tobytes() == embedder.embed(f"q {TEXT}").tobytes()
+    assert other.embed(TEXT).tobytes() == embedder.embed(TEXT).tobytes()
+    assert len({own.fingerprint, other.fingerprint, embedder.fingerprint}) == 3
+    assert loaded(folder, query_prefix="", text_prefix="").fingerprint == embedder.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -131,13 +126,13 @@ def test_a_daemon_remembers_with_such_a_model_and_check_says_what_is_missing(
     assert told.returncode == 1 and "has no tokenizer.json" in " ".join(told.stdout.split())
 
 
-def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(folder: Path, bundled: Embedder) -> None:
+def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(folder: Path, embedder: Embedder) -> None:
     settings = EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=0.05)
-    resident = load_embedder(settings, stored={(384, bundled.fingerprint)})
+    resident = load_embedder(settings, stored={(384, embedder.fingerprint)})
     assert isinstance(resident, ResidentEmbedder) and not resident.is_loaded
-    assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    assert (resident.dimension, resident.fingerprint) == (384, embedder.fingerprint)
     for _ in range(2):
-        assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+        assert resident.embed_query(TEXT).tobytes() == embedder.embed_query(TEXT).tobytes()
         wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(EmbeddingError, match=r"has no tokenizer.json"):
@@ -145,24 +140,24 @@ def test_a_model_is_loaded_at_its_first_use_let_go_when_idle_and_loaded_again(fo
     resident.close()
 
 
-def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: Path, bundled: Embedder) -> None:
+def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: Path, embedder: Embedder) -> None:
     resident = load_embedder(EmbeddingSettings(model=f"path:{folder}", idle_unload_seconds=60))
-    assert (resident.dimension, resident.fingerprint) == (384, bundled.fingerprint)
+    assert (resident.dimension, resident.fingerprint) == (384, embedder.fingerprint)
     assert isinstance(resident, ResidentEmbedder) and resident.is_loaded, "and it is not loaded a second time"
     resident.close()
 
 
 def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_again(
-    bundled: Embedder, caplog: pytest.LogCaptureFixture
+    embedder: Embedder, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_end, loads = threading.Event(), itertools.count()
 
     def load() -> Embedder:
         next(loads)
         assert may_end.wait(60), "the test ends it"
-        return bundled
+        return embedder
 
-    load_later = partial(ResidentEmbedder, "m", bundled.dimension, bundled.fingerprint, load)
+    load_later = partial(ResidentEmbedder, "m", embedder.dimension, embedder.fingerprint, load)
     resident = load_later(idle_seconds=60.0, question_seconds=0.02)
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
@@ -172,25 +167,25 @@ def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_
         encoder.embed_parts([TEXT], 60)
     assert encoder.works and not caplog.records, "it does not fail"
     may_end.set()
-    assert resident.embed(TEXT).tobytes() == bundled.embed(TEXT).tobytes(), "one who stores waits"
-    assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+    assert resident.embed(TEXT).tobytes() == embedder.embed(TEXT).tobytes(), "one who stores waits"
+    assert resident.embed_query(TEXT).tobytes() == embedder.embed_query(TEXT).tobytes()
     assert next(loads) == 1, "it was loaded once"
     resident.close()
 
 
-def test_a_model_of_fastembeds_is_let_go_too(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_fastembeds_is_let_go_too(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
     loads = []
 
     def load(settings: EmbeddingSettings, *, fetch: bool) -> Embedder:
         loads.append(settings.model)
-        return bundled
+        return embedder
 
     monkeypatch.setattr("memd.embedding.local.load_fastembed", load)
     resident = load_embedder(EmbeddingSettings(model="some/model", idle_unload_seconds=0.05))
     assert isinstance(resident, ResidentEmbedder) and len(loads) == 1
     wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
     for count in (2, 3):
-        assert resident.embed_query(TEXT).tobytes() == bundled.embed_query(TEXT).tobytes()
+        assert resident.embed_query(TEXT).tobytes() == embedder.embed_query(TEXT).tobytes()
         assert len(loads) == count
         wait_until(lambda: not resident.is_loaded, lambda: "it stays in memory")
     resident.close()

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, text_of
+from daemon_process import Answer, DaemonProcess, text_of, user
 from recording_upstream import recording_upstream
 
 FORGETFUL = "".join(REPLY)
@@ -41,11 +41,11 @@ def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_d
         daemon = make_daemon(upstream.url).start()
         history = [SYSTEM]
         for text in small_talk():
-            history.append(said(text))
+            history.append(user(text))
             history.append({"role": "assistant", "content": daemon.chat(history).reply})
         assert len(json.loads(upstream.prompts[-1])) < len(history) / 2, "the oldest turns must have left the prompt"
         daemon.restart()
-        assert daemon.chat([*history, said("And what is for dinner?")]).status == 200
+        assert daemon.chat([*history, user("And what is for dinner?")]).status == 200
         daemon.restart()
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
@@ -54,12 +54,12 @@ def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_d
 
 def test_nothing_is_remembered_across_topics_unless_they_are_related(daemon: DaemonProcess) -> None:
     garden = {"topic_id": "garden"}
-    daemon.chat([said(FACT)], metadata={"memory_in": garden})
-    daemon.chat([said("Something else entirely: when is the ferry due?")], metadata={"memory_in": garden})
+    daemon.chat([user(FACT)], metadata={"memory_in": garden})
+    daemon.chat([user("Something else entirely: when is the ferry due?")], metadata={"memory_in": garden})
     kitchen: dict[str, Any] = {"topic_id": "kitchen"}
-    assert daemon.chat([said(QUESTION)], metadata={"memory_in": kitchen}).reply == FORGETFUL
+    assert daemon.chat([user(QUESTION)], metadata={"memory_in": kitchen}).reply == FORGETFUL
     kitchen["related_topic_ids"] = ["garden"]
-    related = daemon.chat([said("Tell me: " + QUESTION)], metadata={"memory_in": kitchen})
+    related = daemon.chat([user("Tell me: " + QUESTION)], metadata={"memory_in": kitchen})
     assert related.reply == REMEMBERING
     assert "garden" in {chunk["topic_id"] for chunk in related.json["memory_out"]["injected_chunks"]}
 
@@ -70,10 +70,10 @@ def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_resta
     labelled = "Grandmother's plum jam takes a kilo of sugar; the jar on the top shelf is labelled ZK_9913."
     daemon = make_daemon(llama, {"retrieval": {"top_k": 2}}).start()
     for text in (labelled, *small_talk()[:12]):
-        daemon.chat([said(text)])
+        daemon.chat([user(text)])
 
     def shown_for(question: str) -> list[str]:
-        chunks = daemon.chat([said(question)], memory_in={}).json["memory_out"]["injected_chunks"]
+        chunks = daemon.chat([user(question)], memory_in={}).json["memory_out"]["injected_chunks"]
         contents = {entry["id"]: entry["content"] for entry in daemon.export()}
         return [contents[chunk["id"]] for chunk in chunks]
 
@@ -84,16 +84,16 @@ def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_resta
 
 def test_what_was_asked_before_it_was_told_is_answered_as_soon_as_it_is_told(daemon: DaemonProcess) -> None:
     """The same request again is a retry, but it has no block to keep."""
-    assert daemon.chat([said(QUESTION)]).reply == FORGETFUL
-    daemon.chat([said(FACT)])
-    assert daemon.chat([said(QUESTION)]).reply == REMEMBERING
+    assert daemon.chat([user(QUESTION)]).reply == FORGETFUL
+    daemon.chat([user(FACT)])
+    assert daemon.chat([user(QUESTION)]).reply == REMEMBERING
 
 
 def talk(daemon: DaemonProcess) -> list[dict[str, str]]:
     """`TURNS` turns about many things, the whole history with each; the fact comes third. Returns the history."""
     history = [SYSTEM]
     for number, text in enumerate(small_talk()):
-        history.append(said(text))
+        history.append(user(text))
         if number % 10 == 9:
             with daemon.stream(history) as stream:
                 reply = text_of(list(stream))
@@ -109,12 +109,12 @@ def talk(daemon: DaemonProcess) -> list[dict[str, str]]:
 
 def assert_remembered(daemon: DaemonProcess) -> None:
     """A new chat that asks for the fact is answered from memory, streaming and not, and says which chunks it used."""
-    answer = daemon.chat([SYSTEM, said(QUESTION)], memory_in={})
+    answer = daemon.chat([SYSTEM, user(QUESTION)], memory_in={})
     assert answer.reply == REMEMBERING, repr(daemon)
     assert_shown(daemon, answer.json["memory_out"])
     assert answer.headers["X-Memory-Status"] == "injected"
-    assert_plain(daemon.chat([SYSTEM, said("I forgot. " + QUESTION)]))
-    with daemon.stream([SYSTEM, said("Quickly: " + QUESTION)], memory_in={}) as stream:
+    assert_plain(daemon.chat([SYSTEM, user("I forgot. " + QUESTION)]))
+    with daemon.stream([SYSTEM, user("Quickly: " + QUESTION)], memory_in={}) as stream:
         chunks = list(stream)
         assert stream.ended_properly
     assert text_of(chunks) == REMEMBERING
@@ -133,10 +133,6 @@ def assert_shown(daemon: DaemonProcess, memory_out: dict[str, Any]) -> None:
     shown = [chunk["id"] for chunk in memory_out["injected_chunks"]]
     assert set(shown) <= set(contents)
     assert any("cinnamon-42" in contents[chunk_id] for chunk_id in shown)
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def small_talk() -> list[str]:

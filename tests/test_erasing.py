@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer
 
 SETTINGS: dict[str, Any] = {"segment": {"max_entries": 4}, "buffer": {"store_after_seconds": 0}}
@@ -29,15 +29,11 @@ OTHERS = [
 ]
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def tell(daemon: DaemonProcess, texts: list[str]) -> list[dict[str, str]]:
     """Say some things in one chat; all of its messages, the answers included."""
     history: list[dict[str, str]] = []
     for text in texts:
-        history.append(said(text))
+        history.append(user(text))
         history.append({"role": "assistant", "content": daemon.chat(history).reply})
     return history
 
@@ -74,7 +70,7 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     daemon = make_daemon(upstream.url, SETTINGS).start()
     history = tell(daemon, [OTHERS[0], SECRET, *OTHERS[1:]])
     daemon.wait_stored(*OTHERS, SECRET)
-    daemon.chat([said("Where is the spare key of the foghorn?")])
+    daemon.chat([user("Where is the spare key of the foghorn?")])
     assert "granite step" in upstream.prompts[-1], "it is recalled, so receipts and a block have it"
     chunk = id_of(daemon, "vermilion")
     vector = vector_of(daemon, chunk)
@@ -103,15 +99,15 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     assert "erased" in daemon.run("log").stdout and "vermilion" not in daemon.run("log").stdout
     assert "vermilion" not in daemon.run("search", "Where is the spare key of the foghorn?").stdout
     assert daemon.run("correct", chunk, "--helpful").returncode == 1
-    daemon.chat([said("Where is the spare key of the foghorn, again?")])
+    daemon.chat([user("Where is the spare key of the foghorn, again?")])
     assert "granite" not in upstream.prompts[-1]
     assert "Theodora" in daemon.run("search", "Who paints the lighthouse?").stdout
 
-    daemon.chat([*history, said("And now?")])
+    daemon.chat([*history, user("And now?")])
     assert "vermilion" in upstream.prompts[-1], "the prompt is the client's own"
     daemon.kill()
     daemon.start()
-    daemon.chat([*history, said("And now, after a restart?")])
+    daemon.chat([*history, user("And now, after a restart?")])
     daemon.wait_stored("after a restart")
     daemon.terminate()
     assert found_in(daemon.data_dir) == [], "a live chat is known again"
@@ -149,7 +145,7 @@ def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
     daemon = make_daemon(upstream.url, SETTINGS).start()
     tell(daemon, [SECRET])
     daemon.wait_stored(SECRET)
-    asked = [said("Where is the spare key of the foghorn?")]
+    asked = [user("Where is the spare key of the foghorn?")]
     for _ in range(2):
         daemon.chat(asked, memory_in={"topic_id": "elsewhere", "related_topic_ids": ["default"]})
         assert "granite step" in upstream.prompts[-1]
@@ -174,11 +170,11 @@ def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_fo
     uuid = next(one["uuid"] for one in daemon.export() if one["id"] == chunk)
     flags = ["--forbid"] if forbid else []
     assert daemon.run("erase", "--chunk", chunk, "--yes", *flags).returncode == 0
-    daemon.chat([said("Something else, so that the former chat is closed.")])
+    daemon.chat([user("Something else, so that the former chat is closed.")])
     daemon.wait_stored("the former chat is closed")
     wait_until(lambda: len(open_conversations(daemon)) == 1, lambda: repr(daemon))
-    elsewhere = [said("Another beginning of it all."), {"role": "assistant", "content": "Yes."}, *history]
-    daemon.chat([*elsewhere, said("Tell me about the slates.")])
+    elsewhere = [user("Another beginning of it all."), {"role": "assistant", "content": "Yes."}, *history]
+    daemon.chat([*elsewhere, user("Tell me about the slates.")])
     daemon.wait_stored("about the slates")
     if not forbid:
         daemon.wait_stored(SECRET)
@@ -186,8 +182,8 @@ def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_fo
         assert next(one["uuid"] for one in daemon.export() if one["id"] == again) != uuid, "ids do not come back"
         return
     daemon.restart()
-    daemon.chat([said(SECRET)])
-    daemon.chat([*history, said("Is it stored?")])
+    daemon.chat([user(SECRET)])
+    daemon.chat([*history, user("Is it stored?")])
     daemon.wait_stored("Is it stored")
     daemon.terminate()
     assert not any("vermilion" in one["content"] for one in daemon.export())
@@ -200,8 +196,8 @@ def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
     daemon = make_daemon(upstream.url, SETTINGS).start()
     team = {"X-Memory-Topic": "team"}
     for text in (SECRET, *OTHERS):
-        daemon.chat([said(text)], headers=team)
-    daemon.chat([said("Who repaired the barometer?")])
+        daemon.chat([user(text)], headers=team)
+    daemon.chat([user("Who repaired the barometer?")])
     daemon.wait_stored(SECRET, *OTHERS)
     backup = tmp_path / "backup"
     assert daemon.run("backup", str(backup)).returncode == 0
@@ -212,7 +208,7 @@ def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
     assert found_in(daemon.data_dir) == [] and found_in(backup)
     assert not (daemon.data_dir / "team").exists()
     assert ask(f"{daemon.own_url}/memd/erase", {"topic_id": "team"}).status == 404
-    daemon.chat([said(OTHERS[0])], headers=team)
+    daemon.chat([user(OTHERS[0])], headers=team)
     daemon.wait_stored(OTHERS[0])
     assert daemon.terminate() == 0
     assert "team" in daemon.run("verify").stdout and daemon.run("verify").returncode == 0
@@ -222,7 +218,7 @@ def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
     told = daemon.run("verify")
     assert told.returncode == 1 and "is there again, as a backup had it" in told.stdout
     daemon.start()
-    daemon.chat([said("Hello, is this known?")], headers=team)
+    daemon.chat([user("Hello, is this known?")], headers=team)
     wait_until(lambda: "is there again, as a backup had it" in daemon.log.read_text(), lambda: repr(daemon))
     assert "Erased topic team" in daemon.run("erase", "--resume").stdout
     assert found_in(daemon.data_dir) == []
@@ -287,7 +283,7 @@ def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     daemon = make_daemon(upstream.url, SETTINGS).start()
     assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "walls", "notes": [{"content": SECRET}]}).status == 200
     reads = {"memory_in": json.dumps({"topic_id": "yard", "related_topic_ids": ["walls"]})}
-    asked = [said("Where is the spare key of the foghorn?")]
+    asked = [user("Where is the spare key of the foghorn?")]
     answer = daemon.chat(asked, metadata=reads)
     assert "granite step" in upstream.prompts[-1], "it is shown in the other topic"
     wait_until(lambda: "hot.log" in found_in(daemon.data_dir / "yard"), lambda: repr(daemon))
@@ -299,7 +295,7 @@ def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     assert found_in(daemon.data_dir) == []
     if not is_running:
         daemon.start()
-    going_on = [*asked, {"role": "assistant", "content": answer.reply}, said("And where is the ferry?")]
+    going_on = [*asked, {"role": "assistant", "content": answer.reply}, user("And where is the ferry?")]
     assert daemon.chat(going_on, metadata=reads).status == 200
     assert "granite" not in upstream.prompts[-1]
 

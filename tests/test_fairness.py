@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from memd.daemon import app
 from memd.daemon.parts import Daemon
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import load_embedder
 from memd.entries import Status
-from memd.settings.model import BufferSettings, Config, EmbeddingSettings, ListenSettings, LogSettings, UpstreamSettings
+from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
@@ -48,14 +47,9 @@ class Gated(Embedder):
         return self._real.embed_query(text)
 
 
-@pytest.fixture(scope="module")
-def bundled() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
 @pytest.fixture
-def embedder(bundled: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
-    gated = Gated(bundled)
+def embedder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
+    gated = Gated(embedder)
     monkeypatch.setattr(app, "load_embedder", lambda *_, **__: gated)
     return gated
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import recording_upstream
 
 SMALL_SEGMENTS = {"segment": {"max_entries": 2}, "retrieval": {"min_score": 0.4}}
@@ -19,14 +19,10 @@ FACTS = (
 )
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def told(daemon: DaemonProcess, *facts: str, topic: str = "default") -> None:
     """Tell facts, each in a conversation of its own, and wait until all that is full is sealed."""
     for fact in facts:
-        daemon.chat([said(fact)], memory_in={"topic_id": topic})
+        daemon.chat([user(fact)], memory_in={"topic_id": topic})
         daemon.wait_stored(fact)
     segments = daemon.data_dir / topic / "segments"
     wait_until(
@@ -47,7 +43,7 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
         assert verified.returncode == 1 and f"{missing}: is missing" in verified.stdout
 
         daemon.start()
-        lost = [said("What is the password for the boathouse door?")]
+        lost = [user("What is the password for the boathouse door?")]
         answer = daemon.chat(lost)
         assert answer.headers["X-Memory-Status"] == "degraded:store", "nothing found is not nothing known"
         assert f"{missing}: is missing" in daemon.log.read_text()
@@ -55,7 +51,7 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
             "is missing" in one for one in ask(f"{daemon.own_url}/memd/stats").json["topics"]["default"]["damage"]
         )
         assert "is missing" in " ".join(daemon.run("stats").stdout.split())
-        found = daemon.chat([said("What is the lighthouse keeper's cat called?")])
+        found = daemon.chat([user("What is the lighthouse keeper's cat called?")])
         assert found.headers["X-Memory-Status"] == "injected", "the rest is served"
         assert daemon.terminate() == 0
 
@@ -79,7 +75,7 @@ def test_the_files_of_another_topic_are_not_read_as_ones_own(make_daemon: MakeDa
         assert daemon.run("stats").returncode == 0
 
         daemon.start()
-        lost = [said("What is the password for the boathouse door?")]
+        lost = [user("What is the password for the boathouse door?")]
         answer = daemon.chat(lost, memory_in={"topic_id": "home"})
         assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:store")
         assert "heliotrope" not in upstream.prompts[-1]
@@ -109,11 +105,11 @@ def test_what_is_said_after_a_log_was_replaced_under_the_daemon_stays_in_the_jou
         restored.rename(log)
         before = log.read_bytes()
 
-        told_then = daemon.chat([said(FACTS[1])])
+        told_then = daemon.chat([user(FACTS[1])])
         assert told_then.status == 200
         wait_until(lambda: "something else replaced it" in daemon.log.read_text(), lambda: f"not told: {daemon!r}")
         for question in ("What is in grandmother's gooseberry jam?", "And how long does it wait?"):
-            asked = daemon.chat([said(question)])
+            asked = daemon.chat([user(question)])
             assert asked.headers["X-Memory-Status"] == "degraded:store", "each time, though the journal can be written"
         assert log.read_bytes() == before, "it is not memd's to change"
         daemon.kill()
@@ -141,7 +137,7 @@ def test_a_pipe_or_a_device_in_place_of_a_file_holds_up_nobody(
         verified = daemon.run("verify")
         assert verified.returncode == 1 and f"{odd}: is no file but a pipe or a device" in verified.stdout
         daemon.start()
-        answer = daemon.chat([said(FACTS[1])], memory_in={"topic_id": "odd"})
+        answer = daemon.chat([user(FACTS[1])], memory_in={"topic_id": "odd"})
         assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:store")
-        assert daemon.chat([said(FACTS[2])]).headers["X-Memory-Status"] == "none"
+        assert daemon.chat([user(FACTS[2])]).headers["X-Memory-Status"] == "none"
         assert "is no file but a pipe or a device; remove it" in daemon.log.read_text()

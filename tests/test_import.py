@@ -16,22 +16,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
+from daemon_process import DaemonProcess
 from drafts import adjusted, deprecated, search
 from imported import Appending, imported, problems_of
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
 from memd.admin.history import log_page, story
-from memd.assets import ranks_bytes
 from memd.cli.main import main
-from memd.conversation.tokens import TokenCounter, cl100k_base
+from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import Embedder, EmbedMany
-from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Status
 from memd.ingest.imports import parts as import_parts
 from memd.ingest.imports.parts import Sending
 from memd.recall.corrections import plan_undo
-from memd.settings.model import EmbeddingSettings
 from memd.store.disk import LocalDisk
 from memd.store.store import Store
 from memd.store.tools.conversations import FORMS
@@ -61,16 +59,6 @@ DIMENSION = 384  # of the bundled model
 
 class StopError(Exception):
     """The process ends here."""
-
-
-@pytest.fixture(scope="module")
-def embedder() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
-@pytest.fixture(scope="module")
-def counter() -> TokenCounter:
-    return TokenCounter(cl100k_base(ranks_bytes()))
 
 
 Run = Callable[..., Sending]
@@ -681,23 +669,22 @@ def documented() -> list[str]:
 
 
 def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_nothing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, exports: Path
+    served: DaemonProcess, exports: Path
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
 
     def ran(command: str) -> str:
         line, _, source = command.partition(" < ")
         [memd, *arguments] = [str(Path(word).expanduser()) for word in line.split()]
         assert memd == "memd"
         given = (exports / source).read_text() if source else None
-        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(daemon.data_dir)], input=given)
+        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(served.data_dir)], input=given)
         assert result.exit_code == 0, f"{command}: {result.output}"
         return result.stdout
 
     told = [ran(command) for command in documented()]
     assert "2 conversations (ChatGPT 2) imported as 4 chunks, " in told[0] and "with 1 other branch" in told[0]
     assert "(Claude Code 1)" in told[2] and "(Aider 2)" in told[4] and " imported as 0 chunks" in told[-2]
-    entries = daemon.export()
+    entries = served.export()
     assert {entry["topic_id"] for entry in entries} == {"default", "lathe", "orrery", "belfry"}
     sources = {entry["source"].partition(":")[0] for entry in entries}
     assert sources == {"chatgpt", "open-webui", "claude-code", "codex", "aider", "sharegpt", "openai"}
@@ -706,24 +693,23 @@ def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_not
     assert len(json.loads((exports / "chats.json").read_text())) == 11
     for command in documented()[:-1]:
         assert " imported as 0 chunks" in ran(command)
-    assert len(daemon.export()) == len(entries)
+    assert len(served.export()) == len(entries)
 
 
 def test_what_went_through_memd_is_not_imported_again_and_what_goes_on_elsewhere_is(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    served: DaemonProcess, tmp_path: Path
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
     asked = {"role": "user", "content": "Which rope holds the bell of the lighthouse, the hemp or the wire?"}
-    reply = daemon.chat([asked]).json["choices"][0]["message"]
-    live = daemon.export()
+    reply = served.chat([asked]).json["choices"][0]["message"]
+    live = served.export()
     assert live
     further = [
         {"role": "user", "content": "And who spliced it?"},
         {"role": "assistant", "content": "Ada, in May."},
     ]
     file = written(tmp_path / "talk.jsonl", [[asked, reply]])
-    assert daemon.run("import", str(file)).returncode == 0
-    assert daemon.export() == live
+    assert served.run("import", str(file)).returncode == 0
+    assert served.export() == live
     written(file, [[asked, reply, *further]])
-    assert "imported as 1 chunk, 2 messages there already" in daemon.run("import", str(file)).stdout
-    assert shown_text(daemon.export()[-1]).startswith("user: And who spliced it")
+    assert "imported as 1 chunk, 2 messages there already" in served.run("import", str(file)).stdout
+    assert shown_text(served.export()[-1]).startswith("user: And who spliced it")

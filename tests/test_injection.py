@@ -12,10 +12,8 @@ from histories import digest_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.assets import ranks_bytes
 from memd.conversation.compaction import earlier_blocks
 from memd.conversation.conversation import Conversation
-from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.entries import Speaker
 from memd.messages import Block, without_memory_blocks
 from memd.recall.block import (
@@ -43,11 +41,6 @@ def ids(shown: Block) -> list[str]:
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def counter() -> TokenCounter:
-    return TokenCounter(cl100k_base(ranks_bytes()))
 
 
 # -- the block --------------------------------------------------------------------------------------------------------

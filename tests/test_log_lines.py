@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import Connect, MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, clean_environment, wait_until
+from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
@@ -38,10 +38,6 @@ def ends_after(peer: Peer, data: bytes) -> None:
     peer.read_body()
     peer.send(data)
     peer.close()
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def lines_of(daemon: DaemonProcess) -> list[dict[str, Any]]:
@@ -68,11 +64,11 @@ def test_a_turn_is_one_line_that_says_what_its_headers_said(
 
     upstream.answer = with_usage
     daemon = make_daemon(upstream.url, {"log": {"format": "json"}, "conversation": {"history": "daemon"}}).start()
-    daemon.chat([said("The spare key hangs behind the barometer.")], metadata={"memory_in": {"topic_id": "house"}})
+    daemon.chat([user("The spare key hangs behind the barometer.")], metadata={"memory_in": {"topic_id": "house"}})
     session = {"X-Memory-Session": "another"}
-    reply = daemon.chat([said("Where does the spare key hang?")], session, memory_in={"topic_id": "house"})
+    reply = daemon.chat([user("Where does the spare key hang?")], session, memory_in={"topic_id": "house"})
     ask(f"{daemon.base_url}/v1/models")
-    off = daemon.chat([said("Hello")], {"X-Memory-Mode": "off"})
+    off = daemon.chat([user("Hello")], {"X-Memory-Mode": "off"})
     first, second, third = answered(daemon, 3)
     shown = reply.json["memory_out"]["injected_chunks"]
     assert first["status"] == "none" and len(shown) == 1
@@ -92,11 +88,11 @@ def test_a_turn_is_one_line_that_says_what_its_headers_said(
 def test_a_turn_whose_upstream_is_gone_or_breaks_off_is_a_line_too(make_daemon: MakeDaemon, raw: RawUpstream) -> None:
     daemon = make_daemon(raw.url, {"log": {"format": "json"}}).start()
     raw.script = lambda peer: peer.abort()
-    unanswered = daemon.chat([said("Hello")])
+    unanswered = daemon.chat([user("Hello")])
     assert unanswered.status == 502
     raw.script = lambda peer: ends_after(peer, CHUNKED + chunked(b"{")[:-5])
     with pytest.raises(LOST):
-        daemon.chat([said("Hello again")])
+        daemon.chat([user("Hello again")])
     gone, broken = answered(daemon, 2)
     assert (gone["outcome"], gone["http_status"], gone["status"]) == ("unreachable", 502, "none")
     turn = unanswered.headers["X-Memory-Turn"]
@@ -152,7 +148,7 @@ def test_a_terminal_gets_the_short_lines_unless_the_settings_say_otherwise(
     with subprocess.Popen(command, stderr=child, stdout=subprocess.PIPE, env=clean_environment(), text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split(" on ")[1].split()[0]
-        ask(f"{url}/v1/chat/completions", {"model": "tiny", "messages": [said("Where is the spare key?")]})
+        ask(f"{url}/v1/chat/completions", {"model": "tiny", "messages": [user("Where is the spare key?")]})
         while b"key?" not in shown:
             shown += os.read(parent, 4096)
         process.terminate()
@@ -186,7 +182,7 @@ class Talk:
         history = [{"role": "system", "content": f"You are a {SECRET}."}]
         statuses = []
         for number in range(8):
-            history.append(said(f"Fact {number}: the {SECRET} of platform {number} has {number * 31} mallets. " * 8))
+            history.append(user(f"Fact {number}: the {SECRET} of platform {number} has {number * 31} mallets. " * 8))
             reply = self.daemon.chat(history, {"X-Memory-Session": SECRET})
             statuses.append(reply.headers["X-Memory-Status"])
             history.append({"role": "assistant", "content": reply.reply})
@@ -195,10 +191,10 @@ class Talk:
         update = {"chunk_ids": ids[:1], "action": "Update", "reason": SECRET, "content": f"A {SECRET} has none."}
         missing = {"chunk_ids": [SECRET], "action": "Helpful", "reason": SECRET}
         corrected = self.daemon.chat(
-            [said(f"Who is the {SECRET}?")], metadata={"memory_in": {"corrections": [update, missing]}}
+            [user(f"Who is the {SECRET}?")], metadata={"memory_in": {"corrections": [update, missing]}}
         )
         assert {"type": "correction_failed", "chunk_id": SECRET} in corrected.json["memory_out"]["signals"]
-        with self.daemon.stream([said(f"And the other {SECRET}?")]) as stream:
+        with self.daemon.stream([user(f"And the other {SECRET}?")]) as stream:
             stream.headers["X-Memory-Status"]
 
     def be_wrong(self) -> None:
@@ -209,7 +205,7 @@ class Talk:
             {"corrections": [{"chunk_ids": [SECRET], "action": "Helpful", "reason": "", "content": SECRET}]},
         ]
         for memory_in in bad:
-            reply = self.daemon.chat([said(f"The {SECRET}?")], memory_in=memory_in)
+            reply = self.daemon.chat([user(f"The {SECRET}?")], memory_in=memory_in)
             assert reply.headers["X-Memory-Status"] == "bad-memory-in", memory_in
         url = self.daemon.base_url
         for body in (SECRET, f'{{"messages": "{SECRET}"}}', f'{{"messages": [{{"role": {SECRET}}}]}}', f'"{SECRET}'):
@@ -217,7 +213,7 @@ class Talk:
         ask(f"{url}/v1/{SECRET}?prompt={SECRET}", b"{}")
         ask(f"{url}/t/{SECRET}%20!/v1/chat/completions", b"{}")
         ask(f"{url}/memd/search?q={SECRET}")
-        self.daemon.chat([said(SECRET)], {"Origin": "http://elsewhere.example"})
+        self.daemon.chat([user(SECRET)], {"Origin": "http://elsewhere.example"})
         for data in (
             SECRET.encode() + b"\r\n\r\n",
             request(b"POST", b"/v1/chat/completions", b"Content-Length: 2") + b"{}" + SECRET.encode() + b"\r\n\r\n",
@@ -242,14 +238,14 @@ class Talk:
         for name, data in answers.items():
             self.raw.script = lambda peer, data=data: ends_after(peer, data)  # type: ignore[misc]  # the default's type
             with contextlib.suppress(*LOST):
-                self.daemon.chat([said(f"Is the {SECRET} there ({name})?")])
+                self.daemon.chat([user(f"Is the {SECRET} there ({name})?")])
 
     def lose_the_store(self) -> None:
         self.raw.script = self.answers
         (self.daemon.data_dir / "blocked").write_text("a file where a topic's folder belongs")
-        reply = self.daemon.chat([said(f"The {SECRET}?")], memory_in={"topic_id": "blocked"})
+        reply = self.daemon.chat([user(f"The {SECRET}?")], memory_in={"topic_id": "blocked"})
         assert reply.headers["X-Memory-Status"] == "degraded:store"
-        assert self.daemon.chat([said(SECRET)], memory_in={"topic_id": "room"}).status == 200
+        assert self.daemon.chat([user(SECRET)], memory_in={"topic_id": "room"}).status == 200
         journal = self.daemon.data_dir / "room" / "hot.log"
         wait_until(journal.exists, lambda: "no journal")
         journal.unlink()
@@ -257,7 +253,7 @@ class Talk:
         history: list[dict[str, str]] = []
         statuses: list[Answer] = []
         for number in range(6):
-            history.append(said(f"Room {number}: the {SECRET} has {number * 17} sheets of music. " * 10))
+            history.append(user(f"Room {number}: the {SECRET} has {number * 17} sheets of music. " * 10))
             statuses.append(self.daemon.chat(history, memory_in={"topic_id": "room"}))
             history.append({"role": "assistant", "content": statuses[-1].reply})
         assert statuses[-1].headers["X-Memory-Status"] == "degraded:store"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, user
 
 from memd.store.tools.export import shown_text
 
@@ -15,13 +15,9 @@ KEY = "The deploy key lives in the drawer of desk nine."
 WHERE = "Where does the deploy key live?"
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def asked(daemon: DaemonProcess, text: str, **memory_in: Any) -> dict[str, Any]:
     """The MemoryOut of a new one-message chat."""
-    answer = daemon.chat([said(text)], memory_in=memory_in)
+    answer = daemon.chat([user(text)], memory_in=memory_in)
     assert answer.status == 200, answer.body
     out = answer.json["memory_out"]
     assert isinstance(out, dict)
@@ -43,7 +39,7 @@ def entries(daemon: DaemonProcess, topic_id: str = "default") -> list[dict[str, 
 @pytest.fixture
 def key_id(daemon: DaemonProcess) -> str:
     """The id under which the fact was shown."""
-    daemon.chat([said(KEY)])
+    daemon.chat([user(KEY)])
     daemon.wait_stored(KEY)
     [chunk_id] = ids(asked(daemon, WHERE))
     return chunk_id
@@ -93,14 +89,14 @@ def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_g
 def test_a_number_of_steps_that_makes_no_sense_is_refused_and_named(
     daemon: DaemonProcess, wrong: dict[str, Any], because: str
 ) -> None:
-    answer = daemon.chat([said("Well?")], memory_in={"corrections": [wrong]})
+    answer = daemon.chat([user("Well?")], memory_in={"corrections": [wrong]})
     assert answer.headers["X-Memory-Status"] == "bad-memory-in"
     assert "corrections[0].steps" in daemon.log.read_text() and because in daemon.log.read_text()
 
 
 def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:
     daemon = make_daemon(llama, {"injection": {"pressure_ratio": 0.01}}).start()
-    daemon.chat([said(KEY)])
+    daemon.chat([user(KEY)])
     daemon.wait_stored(KEY)
     [signal] = asked(daemon, WHERE)["signals"]
     assert signal["type"] == "context_pressure" and 0.01 < signal["fill_ratio"] < 0.8
@@ -134,7 +130,7 @@ def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(daemon: Daemo
 
 def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
     for number in range(40):
-        daemon.chat([said(f"Locker {number} of the boat house opens with the code {number * 7919}. " * 3)])
+        daemon.chat([user(f"Locker {number} of the boat house opens with the code {number * 7919}. " * 3)])
     signals = asked(daemon, "Which code opens the locker in the boat house?")["signals"]
     [signal] = [signal for signal in signals if signal["type"] == "context_overflow"]
     assert signal["fill_ratio"] > 1
@@ -151,9 +147,9 @@ def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
     ],
 )
 def test_memory_in_is_read_from_every_place_and_form(daemon: DaemonProcess, more: dict[str, Any]) -> None:
-    daemon.chat([said(KEY)], memory_in={"topic_id": "t"})
+    daemon.chat([user(KEY)], memory_in={"topic_id": "t"})
     daemon.wait_stored(KEY)
-    answer = daemon.chat([said(WHERE)], **more)
+    answer = daemon.chat([user(WHERE)], **more)
     assert answer.headers["X-Memory-Status"] == "injected"
     [chunk] = answer.json["memory_out"]["injected_chunks"]
     assert chunk["topic_id"] == "t"
@@ -163,8 +159,8 @@ def test_memory_in_is_read_from_every_place_and_form(daemon: DaemonProcess, more
 
 
 def test_streaming_carries_memory_out_on_the_first_chunk_with_choices_and_nowhere_else(daemon: DaemonProcess) -> None:
-    daemon.chat([said(KEY)])
-    with daemon.stream([said(WHERE)], memory_in={}) as stream:
+    daemon.chat([user(KEY)])
+    with daemon.stream([user(WHERE)], memory_in={}) as stream:
         chunks = list(stream)
         assert stream.ended_properly
         shown = stream.headers["X-Memory-Injected"]

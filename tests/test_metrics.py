@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
@@ -65,16 +65,12 @@ def total(figures: Figures, name: str, **labels: str) -> float:
     )
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def talk(daemon: DaemonProcess, turns: int) -> tuple[list[str], int]:
     """A conversation that overflows its buffer: the status of each turn, and how many chunks were shown altogether."""
     history: list[dict[str, str]] = []
     statuses, shown = [], 0
     for number in range(turns):
-        history.append(said(f"Fact {number}: locker {number} belongs to crew {number * 7}, code {number * 1319}. " * 8))
+        history.append(user(f"Fact {number}: locker {number} belongs to crew {number * 7}, code {number * 1319}. " * 8))
         answer = daemon.chat(history)
         history.append({"role": "assistant", "content": answer.reply})
         statuses.append(answer.headers["X-Memory-Status"])
@@ -92,9 +88,9 @@ def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
 
 def test_a_conversation_is_counted_as_its_answers_told_it(memd: DaemonProcess) -> None:
     statuses, shown = talk(memd, 8)
-    memd.chat([said("Hello")], {"X-Memory-Mode": "off"})
-    memd.chat([said("Hello")], {"X-Memory-Mode": "readonly"})
-    memd.chat([said("Hello")], memory_in=3)
+    memd.chat([user("Hello")], {"X-Memory-Mode": "off"})
+    memd.chat([user("Hello")], {"X-Memory-Mode": "readonly"})
+    memd.chat([user("Hello")], memory_in=3)
     ask(f"{memd.base_url}/v1/models")
     after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)
     counted = {
@@ -147,10 +143,10 @@ def test_what_moves_into_the_log_is_counted_and_shown(make_daemon: MakeDaemon, u
 
 def test_corrections_are_counted_by_what_became_of_them(memd: DaemonProcess) -> None:
     talk(memd, 8)
-    shown = memd.chat([said("Which crew has locker 1?")], memory_in={})
+    shown = memd.chat([user("Which crew has locker 1?")], memory_in={})
     known = [one["id"] for one in shown.json["memory_out"]["injected_chunks"]]
     correction = {"chunk_ids": [*known, "none-such"], "action": "Helpful", "reason": ""}
-    memd.chat([said("Thanks")], memory_in={"corrections": [correction]})
+    memd.chat([user("Thanks")], memory_in={"corrections": [correction]})
     after = become(memd, lambda figures: figures['memd_corrections_total{outcome="failed"}'] == 1)
     assert after['memd_corrections_total{outcome="applied"}'] == len(known) > 0
 
@@ -171,10 +167,10 @@ def test_tokens_are_counted_as_the_upstream_tells_them(
 
     upstream.answer = with_usage
     if stream:
-        with memd.stream([said("Hello")]) as answer:
+        with memd.stream([user("Hello")]) as answer:
             list(answer)
     else:
-        memd.chat([said("Hello")])
+        memd.chat([user("Hello")])
     after = become(memd, lambda figures: figures["memd_upstream_prompt_tokens_total"] == 321)
     assert after["memd_upstream_cached_tokens_total"] == 300
     assert after["memd_upstream_completion_tokens_total"] == 7
@@ -187,10 +183,10 @@ def test_a_recall_that_takes_too_long_is_counted_with_its_reason(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     memd = make_daemon(upstream.url, {"retrieval": {"timeout_ms": 1}}).start()
-    memd.chat([said("The spare key hangs behind the blue bicycle.")])
+    memd.chat([user("The spare key hangs behind the blue bicycle.")])
     wait_until(lambda: memd.export() != [], lambda: "nothing was stored")  # of nothing, nothing is recalled in no time
     before = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)
-    answer = memd.chat([said("Once upon a time " * 100)])
+    answer = memd.chat([user("Once upon a time " * 100)])
     assert answer.headers["X-Memory-Status"] == "degraded:timeout"
     after = become(memd, lambda figures: total(figures, "memd_requests_total") == 2)
     late = 'memd_degraded_total{reason="timeout"}'
@@ -205,7 +201,7 @@ def test_an_upstream_that_breaks_off_or_goes_away_is_counted_and_seen(
     assert scraped(memd)["memd_upstream_reachable"] == 1
     assert scraped(memd)["memd_upstream_window_tokens"] == 4096
     raw.script = lambda peer: peer.abort()
-    assert memd.chat([said("Hello")]).status == 502
+    assert memd.chat([user("Hello")]).status == 502
     after = become(memd, lambda figures: figures['memd_errors_total{kind="unreachable"}'] == 1)
     assert after['memd_responses_total{code="5xx"}'] == 1
 
@@ -220,13 +216,13 @@ def test_a_model_server_that_is_not_there_is_seen(make_daemon: MakeDaemon) -> No
 
 
 def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    memd.chat([said(FACT)])
+    memd.chat([user(FACT)])
     before = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)
     upstream.answer = lambda request: Response((b"{}",), status=799)
     for number in range(5):
         odd = {"X-Memory-Mode": f"odd-{number}", "X-Memory-Session": f"odd-{number}", "Origin": f"http://odd-{number}"}
-        memd.chat([said(FACT)], odd, memory_in={"topic_id": f"odd-{number}"})
-        memd.chat([said(FACT)], memory_in={"topic_id": f"odd-{number}"}, model=f"odd-{number}")
+        memd.chat([user(FACT)], odd, memory_in={"topic_id": f"odd-{number}"})
+        memd.chat([user(FACT)], memory_in={"topic_id": f"odd-{number}"}, model=f"odd-{number}")
         ask(f"{memd.base_url}/t/odd-{number}/v1/odd-{number}?odd-{number}", {"model": f"odd-{number}"})
         ask(f"{memd.own_url}/memd/odd-{number}")
     after = become(memd, lambda figures: total(figures, "memd_requests_total") == 11)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from daemon_in_process import Client
 from test_boilerplate import stored
 from test_rights import House, house_in
-from test_turn import FACT, QUESTION, Client, daemon_in_process
+from test_turn import FACT, QUESTION
 
 from memd.entries import NAME_CHARACTERS_MAX, Speaker, role_opening, text_with_roles
 from memd.store.tools.export import export
@@ -21,18 +22,15 @@ async def say(client: Client, text: str, name: str) -> None:
         assert answer.status == 200
 
 
-async def test_a_name_is_stored_shown_and_exported_with_the_role(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await say(client, FACT, "ann")
-        assert json.loads(client.upstream.chats[-1].body)["messages"][0]["name"] == "ann"
-        assert await stored(client) == [f"user (ann): {FACT}\nassistant: Noted."]
-        await client.ask(QUESTION)
-        assert f"] user (ann): {FACT}" in client.upstream.prompts[-1]
-        topic = await client.daemon.topics.get("default")
-        lines = list(
-            export(client.daemon.config.data_dir, client.daemon.store.files, topic_id=topic.id, live_only=True)
-        )
-        assert lines[0]["speakers"][0] == {"offset": 0, "role": "user", "name": "ann"}
+async def test_a_name_is_stored_shown_and_exported_with_the_role(client: Client) -> None:
+    await say(client, FACT, "ann")
+    assert json.loads(client.upstream.chats[-1].body)["messages"][0]["name"] == "ann"
+    assert await stored(client) == [f"user (ann): {FACT}\nassistant: Noted."]
+    await client.ask(QUESTION)
+    assert f"] user (ann): {FACT}" in client.upstream.prompts[-1]
+    topic = await client.daemon.topics.get("default")
+    lines = list(export(client.daemon.config.data_dir, client.daemon.store.files, topic_id=topic.id, live_only=True))
+    assert lines[0]["speakers"][0] == {"offset": 0, "role": "user", "name": "ann"}
 
 
 @pytest.mark.parametrize(

@@ -192,88 +192,83 @@ async def test_what_was_corrected_before_a_crash_is_not_stored_again(stage: Stag
 # -- through the daemon -----------------------------------------------------------------------------------------------
 
 
-def take(daemon: DaemonProcess, *notes: dict[str, Any], **more: Any) -> Answer:
+def take(served: DaemonProcess, *notes: dict[str, Any], **more: Any) -> Answer:
     headers = more.pop("headers", None)
-    return ask(f"{daemon.own_url}/memd/notes", {"notes": notes, **more}, headers=headers)
-
-
-@pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url).start()
+    return ask(f"{served.own_url}/memd/notes", {"notes": notes, **more}, headers=headers)
 
 
 def test_a_note_is_found_in_the_next_request_with_where_it_is_from(
-    daemon: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    told = take(daemon, FULL, topic_id="work").json
+    told = take(served, FULL, topic_id="work").json
     [[chunk_id]] = [note["chunk_ids"] for note in told["notes"]]
-    daemon.chat([QUESTION], memory_in={"topic_id": "work"})
+    served.chat([QUESTION], memory_in={"topic_id": "work"})
     assert (
         f"[mem:{chunk_id}] (note: Deploying, from wiki/deploy, tagged ops, tagged release) {DEPLOY}"
         in upstream.prompts[-1]
     )
     assert "-- Friday 2024-05-03 --" in upstream.prompts[-1]
-    again = take(daemon, FULL, topic_id="work").json
+    again = take(served, FULL, topic_id="work").json
     assert again["notes"] == [{"chunk_ids": [chunk_id], "duplicate": True}]
 
 
-def test_a_note_that_was_erased_for_good_is_refused_with_what_to_do(daemon: DaemonProcess) -> None:
-    [[chunk_id]] = [note["chunk_ids"] for note in take(daemon, {"content": DEPLOY}).json["notes"]]
-    daemon.wait_stored(DEPLOY)
-    assert daemon.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
-    refused = take(daemon, {"content": DEPLOY})
+def test_a_note_that_was_erased_for_good_is_refused_with_what_to_do(served: DaemonProcess) -> None:
+    [[chunk_id]] = [note["chunk_ids"] for note in take(served, {"content": DEPLOY}).json["notes"]]
+    served.wait_stored(DEPLOY)
+    assert served.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
+    refused = take(served, {"content": DEPLOY})
     assert (refused.status, refused.json["error"]["type"]) == (409, "erased")
-    told = daemon.run("remember", DEPLOY)
+    told = served.run("remember", DEPLOY)
     assert (told.returncode, told.stdout) == (1, "")
     for said in (refused.json["error"]["message"], told.stderr):
         assert "nothing was stored" in said and "default/forbidden" in said
-    answer = daemon.chat([QUESTION], memory_in={"notes": [{"content": DEPLOY}]})
+    answer = served.chat([QUESTION], memory_in={"notes": [{"content": DEPLOY}]})
     assert answer.json["memory_out"]["notes"] == [{"error": "forbidden"}]
     assert "degraded" not in answer.headers["X-Memory-Status"]
-    both = take(daemon, {"content": DEPLOY}, {"content": "The lamp is on the landing."}).json["notes"]
+    both = take(served, {"content": DEPLOY}, {"content": "The lamp is on the landing."}).json["notes"]
     assert both[0] == {"chunk_ids": [], "error": "forbidden"} and both[1]["chunk_ids"]
-    assert DEPLOY not in daemon.said()
+    assert DEPLOY not in served.said()
 
 
-def test_no_update_brings_back_what_was_erased_for_good(daemon: DaemonProcess) -> None:
-    ids = [take(daemon, {"content": text}).json["notes"][0]["chunk_ids"][0] for text in (DEPLOY, LAMP)]
-    daemon.wait_stored(DEPLOY, LAMP)
-    assert daemon.run("erase", "--chunk", ids[0], "--forbid", "--yes").returncode == 0
-    told = daemon.run("correct", ids[1], "--update", DEPLOY, "--reason", "no")
+def test_no_update_brings_back_what_was_erased_for_good(served: DaemonProcess) -> None:
+    ids = [take(served, {"content": text}).json["notes"][0]["chunk_ids"][0] for text in (DEPLOY, LAMP)]
+    served.wait_stored(DEPLOY, LAMP)
+    assert served.run("erase", "--chunk", ids[0], "--forbid", "--yes").returncode == 0
+    told = served.run("correct", ids[1], "--update", DEPLOY, "--reason", "no")
     assert told.returncode == 1 and "nothing was changed" in told.stderr and "default/forbidden" in told.stderr
-    daemon.chat([{"role": "user", "content": LAMP}])
+    served.chat([{"role": "user", "content": LAMP}])
     update = {"chunk_ids": [ids[1]], "action": "Update", "reason": "no", "content": DEPLOY}
-    answer = daemon.chat([QUESTION], memory_in={"corrections": [update]})
+    answer = served.chat([QUESTION], memory_in={"corrections": [update]})
     assert answer.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": ids[1]}]
     assert "degraded" not in answer.headers["X-Memory-Status"]
-    said = daemon.said()
+    said = served.said()
     assert LAMP in said and DEPLOY not in said
 
 
 def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_imported(
-    daemon: DaemonProcess, make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    served: DaemonProcess, make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
-    [taken] = take(daemon, FULL).json["notes"]
-    take(daemon, {"content": LAMP, "tags": ["house"]})
-    own = daemon.own_url
+    [taken] = take(served, FULL).json["notes"]
+    take(served, {"content": LAMP, "tags": ["house"]})
+    own = served.own_url
     for choice, found in {
         "tag=ops": [DEPLOY], "tag=house": [LAMP], "tag=ops&tag=house": [DEPLOY, LAMP], "kind=turn": [], "tag=none": [],
         "source=wiki/deploy": [DEPLOY], "kind=note": [DEPLOY, LAMP],
     }.items():  # fmt: skip
         answer = ask(f"{own}/memd/search?q=migrations+lamp&{choice}").json["chunks"]
         assert sorted(chunk["content"] for chunk in answer) == found, choice
-    shown = daemon.run("show", taken["chunk_ids"][0]).stdout
+    shown = served.run("show", taken["chunk_ids"][0]).stdout
     assert "note, Deploying, wiki/deploy, #ops, #release" in shown
-    assert "note, Deploying, wiki/deploy, #ops, #release" in daemon.run("search", "migrations", "--tag", "ops").stdout
-    wait_until(lambda: len(daemon.export()) == 2, lambda: str(daemon.export()))
+    assert "note, Deploying, wiki/deploy, #ops, #release" in served.run("search", "migrations", "--tag", "ops").stdout
+    wait_until(lambda: len(served.export()) == 2, lambda: str(served.export()))
     exported = tmp_path / "notes.jsonl"
-    exported.write_text(daemon.run("export").stdout)
+    exported.write_text(served.run("export").stdout)
     other = make_daemon(upstream.url)
     assert other.run("import", str(exported)).returncode == 0
     imported = json.loads(other.run("export").stdout.splitlines()[0])
     assert (imported["kind"], imported["tags"], imported["source"]) == ("note", ["ops", "release"], "wiki/deploy")
     assert imported["part"]["heading"] == ["Deploying"] and imported["said_at"].startswith("2024-05-0")
-    done = daemon.run("correct", taken["chunk_ids"][0], "--update", "Restart first.")
+    done = served.run("correct", taken["chunk_ids"][0], "--update", "Restart first.")
     assert done.returncode == 0, done.stderr
     [now] = ask(f"{own}/memd/chunks?contains=restart+first").json["chunks"]
     assert (now["kind"], now["source"], now["tags"]) == ("note", "wiki/deploy", ["ops", "release"])
@@ -281,21 +276,21 @@ def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_im
 
 
 def test_a_note_in_a_request_is_taken_before_its_prompt_and_told_once_more_for_a_retry(
-    daemon: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    answer = daemon.chat([QUESTION], memory_in={"notes": [FULL, {"content": LAMP}]})
+    answer = served.chat([QUESTION], memory_in={"notes": [FULL, {"content": LAMP}]})
     [first, second] = answer.json["memory_out"]["notes"]
     assert not first.get("duplicate") and first["chunk_ids"] and second["chunk_ids"]
     assert f"[mem:{first['chunk_ids'][0]}] (note: Deploying" in upstream.prompts[-1]
-    retry = daemon.chat([QUESTION], memory_in={"notes": [FULL, {"content": LAMP}]})
+    retry = served.chat([QUESTION], memory_in={"notes": [FULL, {"content": LAMP}]})
     assert retry.json["memory_out"]["notes"] == [one | {"duplicate": True} for one in (first, second)]
-    refused = daemon.chat([QUESTION], {"X-Memory-Mode": "readonly"}, memory_in={"notes": [{"content": "Not this."}]})
+    refused = served.chat([QUESTION], {"X-Memory-Mode": "readonly"}, memory_in={"notes": [{"content": "Not this."}]})
     assert refused.json["memory_out"]["notes"] == [{"error": "readonly"}]
-    bad = daemon.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "soon"}]})
+    bad = served.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "soon"}]})
     assert bad.headers["X-Memory-Status"] == "bad-memory-in"
-    ahead = daemon.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "2099-01-01"}]})
+    ahead = served.chat([QUESTION], memory_in={"notes": [{"content": "x", "said_at": "2099-01-01"}]})
     assert ahead.json["memory_out"]["notes"] == [{"error": "said_at"}]
-    assert ask(f"{daemon.own_url}/memd/search?q=x&contains=Not+this").json["chunks"] == []
+    assert ask(f"{served.own_url}/memd/search?q=x&contains=Not+this").json["chunks"] == []
 
 
 BAD_BODIES = [
@@ -311,35 +306,35 @@ BAD_BODIES = [
 
 
 def test_a_bad_request_for_a_note_is_400_with_the_reason_and_one_that_may_store_nothing_too(
-    daemon: DaemonProcess,
+    served: DaemonProcess,
 ) -> None:
     for body, message in BAD_BODIES:
-        answer = ask(f"{daemon.own_url}/memd/notes", body)
+        answer = ask(f"{served.own_url}/memd/notes", body)
         assert answer.status == 400 and message in answer.json["error"]["message"], message
-    refused = take(daemon, FULL, headers={"X-Memory-Mode": "readonly"})
+    refused = take(served, FULL, headers={"X-Memory-Mode": "readonly"})
     assert refused.status == 400 and "nothing may be stored" in refused.json["error"]["message"]
-    assert ask(f"{daemon.own_url}/memd/topics").json["topics"] == []
+    assert ask(f"{served.own_url}/memd/topics").json["topics"] == []
 
 
-def test_an_answered_note_is_there_after_a_kill(daemon: DaemonProcess) -> None:
-    [taken] = take(daemon, FULL).json["notes"]
-    daemon.kill()
-    daemon.start()
-    [found] = ask(f"{daemon.own_url}/memd/search?q=migrations").json["chunks"]
+def test_an_answered_note_is_there_after_a_kill(served: DaemonProcess) -> None:
+    [taken] = take(served, FULL).json["notes"]
+    served.kill()
+    served.start()
+    [found] = ask(f"{served.own_url}/memd/search?q=migrations").json["chunks"]
     assert [found["id"]] == taken["chunk_ids"] and found["content"] == DEPLOY
-    wait_until(lambda: len(daemon.export()) == 1, lambda: str(daemon.export()))
+    wait_until(lambda: len(served.export()) == 1, lambda: str(served.export()))
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_the_command_takes_a_note_beside_a_daemon_and_without_one(daemon: DaemonProcess, runs: bool) -> None:
+def test_the_command_takes_a_note_beside_a_daemon_and_without_one(served: DaemonProcess, runs: bool) -> None:
     if not runs:
-        assert daemon.terminate() == 0
-    done = daemon.run("remember", DEPLOY, "--tag", "ops", "--title", "Deploying", "--topic", "work")
+        assert served.terminate() == 0
+    done = served.run("remember", DEPLOY, "--tag", "ops", "--title", "Deploying", "--topic", "work")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"remembered in topic work: \[mem:[0-9a-f]{4}\]\n", done.stdout)
-    again = daemon.run("remember", DEPLOY, "--topic", "work")
+    again = served.run("remember", DEPLOY, "--topic", "work")
     assert again.stdout == f"is remembered already {done.stdout.removeprefix('remembered ')}"
-    assert DEPLOY in daemon.run("search", "migrations", "--tag", "ops").stdout
+    assert DEPLOY in served.run("search", "migrations", "--tag", "ops").stdout
 
 
 @pytest.mark.parametrize(

@@ -370,36 +370,30 @@ def test_grants_outlive_a_kill_and_end_with_the_token_of_who_gave_them(
     assert ask(f"{daemon.own_url}/mcp", LIST, headers=bearer(tokens["access_token"])).status == 401
 
 
-def test_without_a_token_there_is_no_oauth_and_mcp_is_as_it_was(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
+def test_without_a_token_there_is_no_oauth_and_mcp_is_as_it_was(served: DaemonProcess) -> None:
     for path in ("/oauth/register", "/oauth/authorize", "/.well-known/oauth-protected-resource/mcp"):
-        assert ask(f"{daemon.own_url}{path}").status == 404
-    assert ask(f"{daemon.own_url}/mcp", LIST, headers=MCP).status == 200
-    assert not (daemon.data_dir / "memd.grants").exists()
+        assert ask(f"{served.own_url}{path}").status == 404
+    assert ask(f"{served.own_url}/mcp", LIST, headers=MCP).status == 200
+    assert not (served.data_dir / "memd.grants").exists()
 
 
-def test_grants_are_listed_beside_the_tokens_and_revoked_like_them(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    ann = daemon.run("token", "add", "ann", "--topics", "team-*", "--rights", "read").stdout.strip()
-    whole, narrow = tokens_of(daemon, token=ann), tokens_of(daemon, token=ann, topics="team-a")
-    mcp = f"{daemon.own_url}/mcp"
-    first, *grants = daemon.run("token", "list").stdout.splitlines()
+def test_grants_are_listed_beside_the_tokens_and_revoked_like_them(served: DaemonProcess) -> None:
+    ann = served.run("token", "add", "ann", "--topics", "team-*", "--rights", "read").stdout.strip()
+    whole, narrow = tokens_of(served, token=ann), tokens_of(served, token=ann, topics="team-a")
+    mcp = f"{served.own_url}/mcp"
+    first, *grants = served.run("token", "list").stdout.splitlines()
     assert first.startswith("ann: read in team-*")
     ids = [line.partition(":")[0] for line in grants]
     assert [line.partition(": ")[2].partition(" (OAuth")[0] for line in grants] == [
         "A program without a name, as ann: read in the topics of ann",
         "A program without a name, as ann: read in team-a",
     ]
-    assert daemon.run("token", "revoke", ids[0]).stdout == f"revoked {ids[0]}\n"
+    assert served.run("token", "revoke", ids[0]).stdout == f"revoked {ids[0]}\n"
     assert [ask(mcp, LIST, headers=bearer(one["access_token"])).status for one in (whole, narrow)] == [401, 200]
-    assert daemon.run("token", "revoke", ids[0]).returncode == 1
-    assert daemon.run("token", "revoke", "ann").returncode == 0
+    assert served.run("token", "revoke", ids[0]).returncode == 1
+    assert served.run("token", "revoke", "ann").returncode == 0
     assert ask(mcp, LIST, headers=bearer(narrow["access_token"])).status == 401
-    assert daemon.run("token", "list", "--json").stdout == "[]\n"
+    assert served.run("token", "list", "--json").stdout == "[]\n"
 
 
 def test_a_grant_is_revoked_without_a_daemon_too(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from page_browser import PHONE, chromium
-from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
+from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, tell
 from playwright.sync_api import Locator, Page, Route, expect
 from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
@@ -151,7 +151,7 @@ def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_
     empty: DaemonProcess, open_page: OpenPage
 ) -> None:
     task = "Read every log in turn and say which one has the error."
-    history: list[dict[str, Any]] = [said(task)]
+    history: list[dict[str, Any]] = [user(task)]
     page = open_page(empty)
     for number in range(4):
         empty.chat(history, memory_in={"topic_id": "bikes"})
@@ -177,7 +177,7 @@ def chunk_id(daemon: DaemonProcess, words: str) -> str:
 
 def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
     for n in range(52):
-        told.chat([said(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})
+        told.chat([user(f"Locker {n} belongs to crew {n * 7}.")], memory_in={"topic_id": "lockers"})
     wait_until(lambda: "Locker 51 " in told.export()[-1]["content"], lambda: str(told.export()[-1]))
     entries_in_all = len(told.export())  # 55, or more where a reply came after its question had been stored
     page = open_page(told)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from page_browser import DESK, chromium
-from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, said, tell
+from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, tell
 from playwright.sync_api import Locator, Page, Route, expect
 from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, TypeScriptClient
@@ -40,7 +40,7 @@ def talk(daemon: DaemonProcess, *questions: str) -> list[str]:
     messages: list[dict[str, str]] = []
     replies = []
     for text in questions:
-        messages.append(said(text))
+        messages.append(user(text))
         replies.append(daemon.chat(messages, memory_in={"topic_id": "bikes"}).reply)
         messages.append({"role": "assistant", "content": replies[-1]})
     return replies

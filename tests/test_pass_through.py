@@ -9,8 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream, Response
 
 FACT = "The spare key hangs behind the barometer."
@@ -35,11 +34,6 @@ UNREADABLE = [
 ]
 
 
-@pytest.fixture
-def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url).start()
-
-
 @pytest.mark.parametrize(
     ("method", "target", "body"),
     [
@@ -53,12 +47,12 @@ def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     ],
 )
 def test_other_routes_pass_byte_for_byte_both_ways(
-    memd: DaemonProcess, upstream: RecordingUpstream, method: str, target: str, body: bytes | None
+    served: DaemonProcess, upstream: RecordingUpstream, method: str, target: str, body: bytes | None
 ) -> None:
     said_back = b"\x89 odd \xff bytes \r\n\r\n" * 1000
     headers = (("Content-Type", "x/y; z=1"), ("X-Twice", "a"), ("X-Twice", "b"))
     upstream.answer = lambda _: Response((said_back,), 418, headers)
-    connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
+    connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
     connection.request(method, target, body, {"Authorization": "Bearer k", "X-Own": "Ünï".encode()})
     answer = connection.getresponse()
     received = answer.read()
@@ -75,129 +69,125 @@ def test_other_routes_pass_byte_for_byte_both_ways(
 
 
 def test_a_client_that_adds_v1_to_a_base_url_that_has_it_is_answered_as_if_once(
-    memd: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     for base in ("/v1", "/v1/v1", "/t/house/v1"):
-        answer = ask(f"{memd.base_url}{base}/v1/chat/completions?a=/v1/v1", {"messages": [said(FACT)]})
+        answer = ask(f"{served.base_url}{base}/v1/chat/completions?a=/v1/v1", {"messages": [user(FACT)]})
         assert (answer.status, answer.headers["X-Memory-Mode"]) == (200, "full"), base
-        ask(f"{memd.base_url}{base}/v1")
+        ask(f"{served.base_url}{base}/v1")
     targets = [request.target for request in upstream.requests]
     assert targets.count("/v1/chat/completions?a=/v1/v1") == targets.count("/v1") == 3
     assert not any(target.startswith("/v1/v1") for target in targets)
 
 
 def test_a_body_that_is_no_chat_request_reaches_the_upstream_untouched(
-    memd: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     upstream.answer = lambda _: Response((b'{"error": "mine"}',), 400)
     for body in UNREADABLE:
-        answer = ask(f"{memd.base_url}/v1/chat/completions", body)
+        answer = ask(f"{served.base_url}/v1/chat/completions", body)
         assert upstream.chats[-1].body == body
         assert (answer.status, answer.body) == (400, b'{"error": "mine"}')
 
 
 def test_a_client_that_knows_nothing_of_memd_gets_the_upstream_s_bytes(
-    memd: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    memd.chat([said(FACT)])
+    served.chat([user(FACT)])
     odd = b'{ "choices":[{"message":{"role":"assistant","content":"ok"},"index":0 ,"finish_reason":"stop"}] }\n'
     upstream.answer = lambda _: Response((odd,))
-    answer = memd.chat([said(QUESTION)])
+    answer = served.chat([user(QUESTION)])
     assert answer.headers["X-Memory-Status"] == "injected"
     assert answer.body == odd
 
 
-def test_mode_off_is_pure_pass_through(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    memd.chat([said(FACT)])
-    answer = ask(f"{memd.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
+def test_mode_off_is_pure_pass_through(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    served.chat([user(FACT)])
+    answer = ask(f"{served.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
     assert upstream.chats[-1].body == ODD_JSON
     assert answer.headers["X-Memory-Mode"] == "off"
     assert answer.headers["X-Memory-Status"] == "off"
-    memd.chat([said(QUESTION)])
-    assert "h\u00e9llo" not in json.dumps(memd.export(), ensure_ascii=False)
+    served.chat([user(QUESTION)])
+    assert "h\u00e9llo" not in json.dumps(served.export(), ensure_ascii=False)
 
 
-def test_a_mistyped_mode_stores_nothing_and_says_so(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_mistyped_mode_stores_nothing_and_says_so(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     for mode in ("of", "read-only", "none", "full, off", "0"):
-        answer = ask(f"{memd.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
+        answer = ask(f"{served.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
         assert upstream.chats[-1].body == ODD_JSON
         assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", "bad-mode"), mode
-        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in memd.log.read_text()
-    assert memd.chat([said(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
-    assert "h\u00e9llo" not in json.dumps(memd.export(), ensure_ascii=False)
+        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in served.log.read_text()
+    assert served.chat([user(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
+    assert "h\u00e9llo" not in json.dumps(served.export(), ensure_ascii=False)
 
 
-def test_mode_readonly_shows_memories_and_leaves_no_trace(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    memd.chat([said(FACT)])
-    memd.chat([said("Something else.")])
-    memd.wait_stored(FACT, "Something else.")
-    before = memd.export()
+def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    served.chat([user(FACT)])
+    served.chat([user("Something else.")])
+    served.wait_stored(FACT, "Something else.")
+    before = served.export()
     readonly = {"X-Memory-Mode": "readonly"}
     praise = {"chunk_ids": [before[0]["id"]], "action": "Helpful", "reason": "it was"}
-    answer = memd.chat([said(QUESTION)], readonly, memory_in={"corrections": [praise]})
+    answer = served.chat([user(QUESTION)], readonly, memory_in={"corrections": [praise]})
     assert answer.headers["X-Memory-Mode"] == "readonly"
     assert answer.headers["X-Memory-Status"] == "injected"
     assert "behind the barometer" in upstream.prompts[-1]
-    memd.restart()
-    assert memd.export() == before
-    refused = memd.chat([said("Thanks.")], memory_in={"corrections": [praise]})
+    served.restart()
+    assert served.export() == before
+    refused = served.chat([user("Thanks.")], memory_in={"corrections": [praise]})
     assert {"type": "correction_failed", "chunk_id": before[0]["id"]} in refused.json["memory_out"]["signals"]
 
 
-def test_a_bad_memory_in_never_fails_the_request(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    memd.chat([said(FACT)])
+def test_a_bad_memory_in_never_fails_the_request(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    served.chat([user(FACT)])
     for memory_in in BAD_MEMORY_IN:
-        answer = memd.chat([said(QUESTION)], metadata={"memory_in": memory_in, "mine": "kept"})
+        answer = served.chat([user(QUESTION)], metadata={"memory_in": memory_in, "mine": "kept"})
         assert answer.reply == "Noted."
         assert answer.headers["X-Memory-Status"] == "bad-memory-in", memory_in
         forwarded = json.loads(upstream.chats[-1].body)
         assert forwarded["metadata"] == {"mine": "kept"}
         assert "[mem:" not in upstream.prompts[-1]
-    assert "memory_in" in memd.log.read_text()
+    assert "memory_in" in served.log.read_text()
 
 
-def test_a_hostile_topic_id_never_leaves_the_data_directory(memd: DaemonProcess) -> None:
-    wait_until(lambda: not any(memd.folder.rglob("*.tmp")), lambda: "the list of topics is still being written")
+def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProcess) -> None:
+    wait_until(lambda: not any(served.folder.rglob("*.tmp")), lambda: "the list of topics is still being written")
     receipts = {"memory/memd.receipts"}
-    before = everything_in(memd.folder) | receipts
+    before = everything_in(served.folder) | receipts
     for topic_id in HOSTILE_TOPICS:
-        answer = memd.chat([said(FACT)], memory_in={"topic_id": topic_id})
+        answer = served.chat([user(FACT)], memory_in={"topic_id": topic_id})
         assert answer.reply == "Noted."
         assert answer.headers["X-Memory-Status"] == "bad-memory-in", topic_id
-        assert everything_in(memd.folder) | receipts == before
+        assert everything_in(served.folder) | receipts == before
 
 
-def test_a_hostile_topic_in_the_path_is_answered_400(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    before = everything_in(memd.folder)
+def test_a_hostile_topic_in_the_path_is_answered_400(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    before = everything_in(served.folder)
     for written in HOSTILE_PATH_TOPICS:
-        connection = http.client.HTTPConnection(urlsplit(memd.base_url).netloc, timeout=120)
-        connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [said(FACT)]}))
+        connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
+        connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [user(FACT)]}))
         answer = connection.getresponse()
         assert answer.status == 400, written
         assert "topic" in json.loads(answer.read())["error"]["message"]
         connection.close()
-    assert everything_in(memd.folder) == before
+    assert everything_in(served.folder) == before
     assert upstream.chats == []
 
 
 def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(
-    memd: DaemonProcess, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    url = f"{memd.base_url}/t/garden/v1/chat/completions"
-    ask(url, {"messages": [said(FACT)]})
+    url = f"{served.base_url}/t/garden/v1/chat/completions"
+    ask(url, {"messages": [user(FACT)]})
     assert upstream.chats[-1].target == "/v1/chat/completions"
-    assert ask(url, {"messages": [said(QUESTION)], "memory_in": {}}).headers["X-Memory-Status"] == "injected"
-    other = ask(url, {"messages": [said(QUESTION)], "memory_in": {"topic_id": "kitchen"}})
+    assert ask(url, {"messages": [user(QUESTION)], "memory_in": {}}).headers["X-Memory-Status"] == "injected"
+    other = ask(url, {"messages": [user(QUESTION)], "memory_in": {"topic_id": "kitchen"}})
     assert other.headers["X-Memory-Status"] == "none"
-    memd.wait_stored(FACT)
-    assert {entry["topic_id"] for entry in memd.export() if FACT in entry["content"]} == {"garden"}
-    models = ask(f"{memd.base_url}/t/garden/v1/models?x=1")
+    served.wait_stored(FACT)
+    assert {entry["topic_id"] for entry in served.export() if FACT in entry["content"]} == {"garden"}
+    models = ask(f"{served.base_url}/t/garden/v1/models?x=1")
     assert models.status == 200
     assert upstream.requests[-1].target == "/v1/models?x=1"
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def everything_in(folder: Path) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, user, wait_until
 from recording_upstream import RecordingUpstream
 from test_side_requests import ASKED, INSTRUCTED
 from test_speech import WRAPPED
@@ -317,10 +317,6 @@ def test_a_list_of_ones_own_stands_in_place_of_the_rules_of_its_kind_and_false_o
     assert programs_of(IngestSettings(programs=False, ignore=("b",))) == Programs(ignore=("b",))
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
@@ -344,44 +340,41 @@ def stored(daemon: DaemonProcess, *words: str) -> str:
 
 
 def test_of_a_chat_with_examples_and_a_map_only_what_was_said_is_stored(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    memd.chat([*AIDER, user(FACT)])
+    served.chat([*AIDER, user(FACT)])
     assert json.loads(upstream.chats[-1].body)["messages"] == [*AIDER, user(FACT)], "the prompt is as it was"
-    memd.chat([user(SET_UP), assistant("Got it. Thanks for the context!"), user("And the host is kestrel-9.")])
-    memd.chat([user(f"Why does aider tell it this? {SWITCHED}")])
-    told = memd.chat([*AIDER, user(AGAIN)])
+    served.chat([user(SET_UP), assistant("Got it. Thanks for the context!"), user("And the host is kestrel-9.")])
+    served.chat([user(f"Why does aider tell it this? {SWITCHED}")])
+    told = served.chat([*AIDER, user(AGAIN)])
     assert told.headers["X-Memory-Injected"] and "heron-blue-52" in upstream.prompts[-1]
-    text = stored(memd, FACT, "kestrel-9", f"tell it this? {SWITCHED}")
+    text = stored(served, FACT, "kestrel-9", f"tell it this? {SWITCHED}")
     assert not [one for one in ("get_factorial", "src/app.py", "setting up", "Got it", "mathweb", "Ok.") if one in text]
     assert text.count("I switched to a new code base") == 1
 
 
-def test_a_message_of_a_program_alone_is_no_question(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    memd = make_daemon(upstream.url).start()
-    memd.chat([user(FACT)])
-    stored(memd, FACT)
-    told = memd.chat([user(f"{MAP}\nThe release branch of the harbour is called:")])
+def test_a_message_of_a_program_alone_is_no_question(served: DaemonProcess) -> None:
+    served.chat([user(FACT)])
+    stored(served, FACT)
+    told = served.chat([user(f"{MAP}\nThe release branch of the harbour is called:")])
     assert told.headers["X-Memory-Injected"] == ""
 
 
 @pytest.mark.parametrize("instructions", [CALLED[0], CALLED[2], CALLED[4]], ids=lambda text: text[:20])
 def test_the_task_of_a_sub_agent_is_stored_as_such_and_has_memory(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, instructions: str
+    served: DaemonProcess, upstream: RecordingUpstream, instructions: str
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    memd.chat([user(FACT)])
-    stored(memd, FACT)
+    served.chat([user(FACT)])
+    stored(served, FACT)
     system = {"role": "system", "content": instructions}
-    told = memd.chat([system, user(AGAIN + " Look for it in all files.")])
+    told = served.chat([system, user(AGAIN + " Look for it in all files.")])
     assert "heron-blue-52" in upstream.prompts[-1] and told.headers["X-Memory-Status"] == "injected"
     asked = json.loads(upstream.chats[-1].body)["messages"]
     assert all("name" not in message for message in asked)
-    text = stored(memd, "Look for it")
+    text = stored(served, "Look for it")
     assert f"user (sub-agent): {AGAIN}" in text and f"user: {AGAIN}" not in text
-    memd.chat([system, user(AGAIN + " Look for it in all files."), assistant(told.reply), user("Go on then.")])
-    assert stored(memd, "user (sub-agent): Go on then.").count("Look for it") == 1, "its history is known"
+    served.chat([system, user(AGAIN + " Look for it in all files."), assistant(told.reply), user("Go on then.")])
+    assert stored(served, "user (sub-agent): Go on then.").count("Look for it") == 1, "its history is known"
 
 
 def test_the_rules_can_be_turned_off(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

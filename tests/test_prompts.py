@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, user, wait_until
 from recording_upstream import RecordingUpstream
 
 FACT = "The deploy key lives in the drawer of desk nine."
@@ -17,12 +17,8 @@ QUESTION = "Where does the deploy key live?"
 @pytest.fixture
 def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     daemon = make_daemon(upstream.url).start()
-    daemon.chat([said(FACT)])
+    daemon.chat([user(FACT)])
     return daemon
-
-
-def said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def shown(upstream: RecordingUpstream) -> list[dict[str, Any]]:
@@ -39,7 +35,7 @@ def has_memory(messages: list[dict[str, Any]]) -> bool:
 def test_the_block_of_a_turn_is_the_same_through_its_tool_steps(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    history = [said(QUESTION)]
+    history = [user(QUESTION)]
     memd.chat(history)
     first = shown(upstream)
     assert has_memory(first)
@@ -54,23 +50,23 @@ def test_the_block_of_a_turn_is_the_same_through_its_tool_steps(
 def test_on_later_turns_the_beginning_of_the_prompt_does_not_change_also_after_a_restart(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    history = [said(QUESTION)]
+    history = [user(QUESTION)]
     before: list[dict[str, Any]] = []
     for turn in range(4):
         answer = memd.chat(history)
         prompt = shown(upstream)
         assert prompt[: len(before)] == before
         before = prompt
-        history += [answer.json["choices"][0]["message"], said(f"And what else is in desk {turn}?")]
+        history += [answer.json["choices"][0]["message"], user(f"And what else is in desk {turn}?")]
         if turn == 1:
             memd.restart()
     assert sum("[mem:" in message["content"] for message in before) >= 1
 
 
 def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
-    first = memd.chat([said(QUESTION)])
+    first = memd.chat([user(QUESTION)])
     [chunk_id] = first.headers["X-Memory-Injected"].split(",")
-    history = [said(QUESTION), first.json["choices"][0]["message"], said(QUESTION + " Once more.")]
+    history = [user(QUESTION), first.json["choices"][0]["message"], user(QUESTION + " Once more.")]
     memd.chat(history)
     assert json.dumps(shown(upstream)).count(f"[mem:{chunk_id}]") == 1
 
@@ -79,10 +75,10 @@ def test_side_requests_of_chat_programs_leave_no_trace_and_get_no_memory(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     task = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n" + QUESTION
-    answer = memd.chat([said(task)])
+    answer = memd.chat([user(task)])
     assert answer.headers["X-Memory-Status"] == "none"
-    assert shown(upstream) == [said(task)]
-    memd.chat([said("Something else opens a new chat.")])
+    assert shown(upstream) == [user(task)]
+    memd.chat([user("Something else opens a new chat.")])
     assert not any("concise" in entry["content"] for entry in memd.export())
 
 
@@ -93,7 +89,7 @@ def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_clo
         upstream.url, {"conversation": {"max_open": 2}, "buffer": {"store_after_seconds": 3600}}
     ).start()
     for number in range(4):
-        daemon.chat([said(f"Chat {number}: the gate code is {number * 1319}.")])
+        daemon.chat([user(f"Chat {number}: the gate code is {number * 1319}.")])
 
     def stored() -> set[int]:
         text = " ".join(entry["content"] for entry in daemon.export(settled=False))
@@ -105,7 +101,7 @@ def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_clo
 def test_a_client_that_drops_the_middle_of_its_history_has_it_stored_once_and_its_beginning_kept(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    task = said("Move all the harbour lights to the new fuse box. " + "Mind the labels. " * 20)
+    task = user("Move all the harbour lights to the new fuse box. " + "Mind the labels. " * 20)
     history = [task]
     for number in range(25):
         sent = history if len(history) < 8 else [task, *history[-7:]]
@@ -114,9 +110,9 @@ def test_a_client_that_drops_the_middle_of_its_history_has_it_stored_once_and_it
         assert prompt[0]["content"].endswith(task["content"])  # a memory block may stand before it
         assert prompt[-1]["content"].endswith(sent[-1]["content"])
         history.append({"role": "assistant", "content": answer.reply})
-        history.append(said(f"Light {number} is moved. " + f"It was fuse {number * 7} before. " * 20))
+        history.append(user(f"Light {number} is moved. " + f"It was fuse {number * 7} before. " * 20))
     memd.chat([task, *history[-7:]])
-    memd.chat([said("Something else altogether.")])  # stores the conversation before
+    memd.chat([user("Something else altogether.")])  # stores the conversation before
 
     def stored() -> list[int]:
         text = "\n".join(memd.said())

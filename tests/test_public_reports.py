@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, clean_environment, wait_until
+from daemon_in_process import Client
+from daemon_process import DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import connected, request
 from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
 from reserved_port import reserved_port
-from test_turn import Client, daemon_in_process
 
 from memd.errors import EmbeddingError
 
@@ -72,10 +72,6 @@ def calling(arguments: str, finish_reason: str = "tool_calls") -> Response:
     return Response((json.dumps({"choices": [choice], "object": "chat.completion", **COMMON}).encode(),))
 
 
-def user(text: str) -> Json:
-    return {"role": "user", "content": text}
-
-
 async def streamed_text(client: Client, *texts: str, **body: Any) -> bytes:
     async with client.post(*texts, stream=True, **body) as answer:
         assert answer.status == 200
@@ -93,49 +89,46 @@ async def recalled(client: Client, question: str = QUESTION) -> str:
 # litellm 36553, 30761: a bridge broke on the chunk without choices that tells usage.
 @pytest.mark.parametrize("place", ["first", "last"])
 @pytest.mark.parametrize("asked", [{}, {"memory_in": {}}])
-async def test_a_chunk_without_choices_passes_wherever_it_stands(tmp_path: Path, place: str, asked: Json) -> None:
+async def test_a_chunk_without_choices_passes_wherever_it_stands(client: Client, place: str, asked: Json) -> None:
     usage = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12})
     words = [delta(role="assistant", content="It hangs "), delta(content="there."), delta("stop")]
     parts = [usage, *words] if place == "first" else [*words, usage]
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: stream_of(*parts)
-        told = await streamed_text(client, FACT, stream_options={"include_usage": True}, **asked)
-        assert usage in told and told.endswith(b"data: [DONE]\n\n") and told.count(b'"memory_out"') == len(asked)
-        await client.settled()
-        assert (await client.receipt())["completion_tokens"] == 3
+    client.upstream.answer = lambda _: stream_of(*parts)
+    told = await streamed_text(client, FACT, stream_options={"include_usage": True}, **asked)
+    assert usage in told and told.endswith(b"data: [DONE]\n\n") and told.count(b'"memory_out"') == len(asked)
+    await client.settled()
+    assert (await client.receipt())["completion_tokens"] == 3
 
 
 # litellm 38926: with include_usage the pieces of a call's arguments came in one burst at the end.
-async def test_pieces_of_a_calls_arguments_come_as_they_are_written(tmp_path: Path) -> None:
+async def test_pieces_of_a_calls_arguments_come_as_they_are_written(client: Client) -> None:
     gate = threading.Event()
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "write", "arguments": '{"text": "'}}
     more = {"index": 0, "function": {"arguments": 'half"}'}}
     first, rest = delta(tool_calls=[call]), delta(tool_calls=[more])
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: stream_of(first, rest, delta("tool_calls"), gate=gate)
-        usage = {"include_usage": True}
-        async with client.post(FACT, stream=True, stream_options=usage, memory_in={}) as answer:
-            seen = b""
-            while b"half" not in seen:
-                seen += await answer.content.readany()
-            assert b"[DONE]" not in seen, "the end is not there yet"
-            gate.set()
-            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+    client.upstream.answer = lambda _: stream_of(first, rest, delta("tool_calls"), gate=gate)
+    usage = {"include_usage": True}
+    async with client.post(FACT, stream=True, stream_options=usage, memory_in={}) as answer:
+        seen = b""
+        while b"half" not in seen:
+            seen += await answer.content.readany()
+        assert b"[DONE]" not in seen, "the end is not there yet"
+        gate.set()
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
 # litellm 33687, 39355: cache_control was dropped on the way, or refused for its ttl.
-async def test_marks_for_a_cache_stay_where_the_client_set_them(tmp_path: Path) -> None:
+async def test_marks_for_a_cache_stay_where_the_client_set_them(client: Client) -> None:
     mark = {"type": "ephemeral", "ttl": "1h"}
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        parts = [{"type": "text", "text": QUESTION, "cache_control": mark}]
-        prompt = await client.chat([{"role": "user", "content": parts}])
-        assert json.dumps(mark) in prompt and "blue barrel" in prompt
+    await client.ask(FACT)
+    await client.settled()
+    parts = [{"type": "text", "text": QUESTION, "cache_control": mark}]
+    prompt = await client.chat([{"role": "user", "content": parts}])
+    assert json.dumps(mark) in prompt and "blue barrel" in prompt
 
 
 # open-webui 28400: with its memory tool the context was lost from the first follow-up on.
-async def test_a_chat_with_open_webuis_memory_tool_keeps_its_history(tmp_path: Path) -> None:
+async def test_a_chat_with_open_webuis_memory_tool_keeps_its_history(client: Client) -> None:
     call = {"id": "m1", "type": "function", "function": {"name": "search_memories", "arguments": '{"query": "key"}'}}
     history = [
         user(FACT),
@@ -144,12 +137,11 @@ async def test_a_chat_with_open_webuis_memory_tool_keeps_its_history(tmp_path: P
         {"role": "assistant", "content": "I noted it."},
         user("And the barrel, what is its colour?"),
     ]
-    async with daemon_in_process(tmp_path) as client:
-        for end in (1, 3, 5):
-            prompt = await client.chat(history[:end])
-            await client.settled()
-        sent = json.loads(prompt)
-        assert sent[:4] == history[:4] and sent[4]["content"].endswith(history[4]["content"])
+    for end in (1, 3, 5):
+        prompt = await client.chat(history[:end])
+        await client.settled()
+    sent = json.loads(prompt)
+    assert sent[:4] == history[:4] and sent[4]["content"].endswith(history[4]["content"])
 
 
 # Sophomoresty/gemini-web2api 98: a new chat in Open WebUI remembered nothing.
@@ -164,12 +156,11 @@ async def test_what_was_just_said_is_found_before_it_is_stored(make_daemon: Make
 
 # getsentry/junior 1669: a write that was tried again after a replacement brought the old memory back.
 async def test_a_note_that_is_sent_again_after_it_was_corrected_does_not_come_back(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
     note = {"notes": [{"content": FACT}]}
     key = {"Idempotency-Key": "n1"}
-    [taken] = ask(f"{daemon.own_url}/memd/notes", note, headers=key).json["notes"]
+    [taken] = ask(f"{served.own_url}/memd/notes", note, headers=key).json["notes"]
     correction = {
         "topic_id": "default",
         "chunk_ids": [taken["chunk_ids"][0]],
@@ -177,72 +168,68 @@ async def test_a_note_that_is_sent_again_after_it_was_corrected_does_not_come_ba
         "content": "The spare key of the lighthouse hangs in the shed.",
         "reason": "it was moved",
     }
-    assert ask(f"{daemon.own_url}/memd/corrections", correction).status == 200
-    assert ask(f"{daemon.own_url}/memd/notes", note, headers=key).status == 200
-    daemon.chat([user(QUESTION)])
+    assert ask(f"{served.own_url}/memd/corrections", correction).status == 200
+    assert ask(f"{served.own_url}/memd/notes", note, headers=key).status == 200
+    served.chat([user(QUESTION)])
     assert "in the shed" in upstream.prompts[-1] and "blue barrel" not in upstream.prompts[-1]
 
 
 # moorcheh-ai/memanto 1408: an update had deleted the old version when the new one could not be written.
-async def test_a_correction_that_cannot_be_embedded_leaves_what_it_corrects(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await recalled(client)
-        await client.settled()  # its receipt is written
-        [shown] = (await client.receipt())["shown"]
+async def test_a_correction_that_cannot_be_embedded_leaves_what_it_corrects(client: Client) -> None:
+    await client.ask(FACT)
+    await recalled(client)
+    await client.settled()  # its receipt is written
+    [shown] = (await client.receipt())["shown"]
 
-        def fails(*_: object) -> None:
-            raise EmbeddingError("the model is not there")
+    def fails(*_: object) -> None:
+        raise EmbeddingError("the model is not there")
 
-        whole, client.daemon.encoder.embed_text = client.daemon.encoder.embed_text, fails  # type: ignore[method-assign, assignment]
-        url = f"{client.daemon.own_url}/memd/corrections"
-        body = {
-            "topic_id": "default",
-            "chunk_ids": [shown],
-            "action": "Update",
-            "reason": "moved",
-            "content": "It hangs in the shed.",
-        }
-        async with client._session.post(url, json=body) as answer:
-            assert answer.status >= 500
-        client.daemon.encoder.embed_text = whole  # type: ignore[method-assign]
-        assert FACT in await recalled(client, "Say once more where the spare key of the lighthouse hangs.")
+    whole, client.daemon.encoder.embed_text = client.daemon.encoder.embed_text, fails  # type: ignore[method-assign, assignment]
+    url = f"{client.daemon.own_url}/memd/corrections"
+    body = {
+        "topic_id": "default",
+        "chunk_ids": [shown],
+        "action": "Update",
+        "reason": "moved",
+        "content": "It hangs in the shed.",
+    }
+    async with client.session.post(url, json=body) as answer:
+        assert answer.status >= 500
+    client.daemon.encoder.embed_text = whole  # type: ignore[method-assign]
+    assert FACT in await recalled(client, "Say once more where the spare key of the lighthouse hangs.")
 
 
 # AgentFlocks/flocks 728, anomalyco/opencode 37913: arguments that were cut off at max_tokens ended the whole session.
-async def test_a_call_whose_arguments_were_cut_off_passes_and_the_session_goes_on(tmp_path: Path) -> None:
+async def test_a_call_whose_arguments_were_cut_off_passes_and_the_session_goes_on(client: Client) -> None:
     half = '{"path": "key.txt", "text": "' + "The key hangs " * 20_000
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: calling(half, "length")
-        _, _, answer = await client.ask(FACT)
-        [call] = answer["choices"][0]["message"]["tool_calls"]
-        assert call["function"]["arguments"] == half
-        client.upstream.answer = chat_answer
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        result = {"role": "tool", "tool_call_id": "c1", "content": "error: the arguments are no JSON"}
-        assert "the arguments are no JSON" in await client.chat([user(FACT), message, result])
-        assert FACT in await recalled(client)
+    client.upstream.answer = lambda _: calling(half, "length")
+    _, _, answer = await client.ask(FACT)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == half
+    client.upstream.answer = chat_answer
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "error: the arguments are no JSON"}
+    assert "the arguments are no JSON" in await client.chat([user(FACT), message, result])
+    assert FACT in await recalled(client)
 
 
 # lmstudio-ai/lms 610: speculative decoding failed in the middle of a stream.
-async def test_an_error_inside_a_stream_reaches_the_client_and_what_was_said_is_remembered(tmp_path: Path) -> None:
+async def test_an_error_inside_a_stream_reaches_the_client_and_what_was_said_is_remembered(client: Client) -> None:
     error = event(error={"code": 500, "message": "failed to process speculative batch", "type": "server_error"})
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: Response((delta(content="It hangs "), error), headers=EVENTS)
-        assert (await streamed_text(client, FACT)).endswith(error)
-        client.upstream.answer = chat_answer
-        assert FACT in await recalled(client)
+    client.upstream.answer = lambda _: Response((delta(content="It hangs "), error), headers=EVENTS)
+    assert (await streamed_text(client, FACT)).endswith(error)
+    client.upstream.answer = chat_answer
+    assert FACT in await recalled(client)
 
 
 # ggml-org/llama.cpp 25158, mozilla-ai/otari 528, mozilla-ai/clawbolt 1548: long silences before the first word.
-async def test_comments_in_a_long_silence_before_the_first_word_pass(tmp_path: Path) -> None:
+async def test_comments_in_a_long_silence_before_the_first_word_pass(client: Client) -> None:
     gate, whole = threading.Event(), streamed("It hangs there.").parts
-    async with daemon_in_process(tmp_path) as client:
-        client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
-        async with client.post(FACT, stream=True) as answer:
-            assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
-            gate.set()
-            assert b"there." in await answer.read()
+    client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
+    async with client.post(FACT, stream=True) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
+        gate.set()
+        assert b"there." in await answer.read()
 
 
 # oneprolabs/sourcelens 4: nginx held a stream back until its end.
@@ -277,14 +264,11 @@ async def test_another_machines_name_in_the_host_header_is_answered_with_a_token
 
 # Soju06/codex-lb 1757, lmstudio-ai/lms 1079: clients in Java offer HTTP/2 with each request: 400, or silence.
 @pytest.mark.process
-def test_a_client_that_offers_http_2_is_answered_in_http_1(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([user(FACT)])
+def test_a_client_that_offers_http_2_is_answered_in_http_1(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    served.chat([user(FACT)])
     offer = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
     body = json.dumps({"model": "tiny", "messages": [user(QUESTION)]}).encode()
-    client = connected(daemon.base_url)
+    client = connected(served.base_url)
     for _ in range(2):  # and the connection can be used again
         client.send(request(b"POST", b"/v1/chat/completions", b"Content-Type: application/json", *offer, body=body))
         head = client.read_head()
@@ -330,9 +314,8 @@ def test_sound_and_files_reach_the_model_as_they_came_and_are_stored_as_a_word(
 # agent0ai/agent-zero 1857, mnfst/llm-gateway 2290: pictures in the history are sent again with each request, megabytes.
 @pytest.mark.process
 def test_pictures_of_megabytes_in_each_request_pass_and_are_not_stored(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
     picture = {
         "type": "image_url",
         "image_url": {"url": f"data:image/png;base64,{base64.b64encode(bytes(3 << 20)).decode()}"},
@@ -340,11 +323,11 @@ def test_pictures_of_megabytes_in_each_request_pass_and_are_not_stored(
     history = [{"role": "user", "content": [{"type": "text", "text": FACT}, picture]}]
     for _ in range(3):
         history += [{"role": "assistant", "content": "I see it."}, user("And now?")]
-        assert daemon.chat(history).reply == "Noted."
+        assert served.chat(history).reply == "Noted."
         assert upstream.requests[-1].body.count(b"base64,") == 1, "the window has room for it"
-    daemon.wait_stored(FACT)
-    size = sum(path.stat().st_size for path in daemon.data_dir.rglob("*") if path.is_file())
-    assert size < 1 << 20 and [one for one in daemon.said() if FACT in one and "[image]" in one]
+    served.wait_stored(FACT)
+    size = sum(path.stat().st_size for path in served.data_dir.rglob("*") if path.is_file())
+    assert size < 1 << 20 and [one for one in served.said() if FACT in one and "[image]" in one]
 
 
 # mem0ai/mem0 4068: with IPv6 a name leads to ::1, where nobody listens.
@@ -454,36 +437,33 @@ OWN_MEMORIES: Mapping[str, list[Json]] = {
 
 @pytest.mark.parametrize("program", OWN_MEMORIES)
 async def test_what_a_chat_programs_own_memory_asks_is_passed_on_and_not_remembered(
-    tmp_path: Path, program: str
+    client: Client, program: str
 ) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        prompt = await client.chat(OWN_MEMORIES[program])
-        assert json.loads(prompt) == OWN_MEMORIES[program]
-        assert "blue barrel" not in (await recalled(client))
+    prompt = await client.chat(OWN_MEMORIES[program])
+    assert json.loads(prompt) == OWN_MEMORIES[program]
+    assert "blue barrel" not in (await recalled(client))
 
 
 # open-webui 19243: with its memory on, the system prompt was lost.
-async def test_open_webuis_own_memories_stand_beside_memds(tmp_path: Path) -> None:
+async def test_open_webuis_own_memories_stand_beside_memds(client: Client) -> None:
     system = "Answer briefly.\n\n<memory_context>\n[User Memory]\n- Likes tea.\n</memory_context>"
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        [first, asked] = json.loads(await client.chat([{"role": "system", "content": system}, user(QUESTION)]))
-        assert first["content"] == system and "blue barrel" in asked["content"] and "tea" not in asked["content"]
+    await client.ask(FACT)
+    await client.settled()
+    [first, asked] = json.loads(await client.chat([{"role": "system", "content": system}, user(QUESTION)]))
+    assert first["content"] == system and "blue barrel" in asked["content"] and "tea" not in asked["content"]
 
 
 # BerriAI/litellm 26395, anomalyco/opencode 25000: the thoughts of a step were lost on the way back.
-async def test_thoughts_stay_with_the_step_that_they_belong_to(tmp_path: Path) -> None:
+async def test_thoughts_stay_with_the_step_that_they_belong_to(client: Client) -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     thought = {"role": "assistant", "content": None, "reasoning_content": "I must look.", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "t1", "content": "A barrel."}
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        prompt = await client.chat([user(QUESTION), thought, result])
-        assert json.loads(prompt)[1:] == [thought, result] and "blue barrel" in prompt
-        await client.settled()
-        assert "I must look" not in (await recalled(client, "What must I look at?"))
+    await client.ask(FACT)
+    await client.settled()
+    prompt = await client.chat([user(QUESTION), thought, result])
+    assert json.loads(prompt)[1:] == [thought, result] and "blue barrel" in prompt
+    await client.settled()
+    assert "I must look" not in (await recalled(client, "What must I look at?"))
 
 
 # caddyserver/caddy 4247: a stream came in one piece at its end; and HTTP/2 is spoken by what stands in front.

@@ -44,11 +44,6 @@ PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
 PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
 
 
-@pytest.fixture(scope="module")
-def embedder() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
 def _words(text: str) -> int:
     return len(text.split())
 

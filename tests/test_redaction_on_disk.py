@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.embedding.local import FINGERPRINT
@@ -78,10 +78,10 @@ def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, 
     daemon.start()
     correct(daemon)
     assert_gone(daemon)
-    history += [said("Back again after the restart. What does the gull want?")]
+    history += [user("Back again after the restart. What does the gull want?")]
     history += [{"role": "assistant", "content": daemon.chat(history, headers={"X-Memory-Session": IN_SESSION}).reply}]
     daemon.restart()
-    daemon.chat([said("A new conversation, in which the former one is handed over to the log.")])
+    daemon.chat([user("A new conversation, in which the former one is handed over to the log.")])
     assert daemon.terminate() == 0
     assert_gone(daemon)
     assert daemon.run("verify").returncode == 0
@@ -104,7 +104,7 @@ def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within
     begun = 14  # of its characters are before the cut, too few to be known as a key
     text = "a " * ((KEPT_CHARACTERS - begun) // 2) + secret + " is the key."
     upstream.answer = lambda request: chat_answer(request, text)
-    turn = daemon.chat([said(text)]).headers["X-Memory-Turn"]
+    turn = daemon.chat([user(text)]).headers["X-Memory-Turn"]
     url = f"{daemon.own_url}/memd/turns/{turn}"
     wait_until(lambda: ask(url).status == 200, lambda: str(ask(url)))
     receipt = ask(url).json
@@ -118,13 +118,13 @@ def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, REDACTING).start()
-    daemon.chat([said(SAID[0].format(**BY_USER))])
+    daemon.chat([user(SAID[0].format(**BY_USER))])
     daemon.wait_stored("lighthouse")
     [known, *_] = shown_for(daemon, "What is new at the lighthouse?", "lighthouse")
     shapeless, hexadecimal = "vermilion-walrus-quartz", "0123456789abcdef0123456789abcdef"
     wrong = [shapeless, hexadecimal, IN_CORRECTION, "dead"]
     asked = {"corrections": [{"chunk_ids": [known, *wrong], "action": "Helpful", "reason": "r"}]}
-    answer = daemon.chat([said("Good.")], memory_in=asked)
+    answer = daemon.chat([user("Good.")], memory_in=asked)
     assert [one["chunk_id"] for one in answer.json["memory_out"]["signals"]] == wrong, "its own client may know"
     assert not any(one in str(answer.headers) for one in wrong[:3])
     wait_until(lambda: b"correction_failed" in ask(f"{daemon.own_url}/memd/turns").body, lambda: repr(daemon))
@@ -161,13 +161,13 @@ def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
     [known] = open_conversations(daemon)
     daemon.restart()
     for text in ("What was the first thing I said?", "And the second?"):
-        history += [said(text)]
+        history += [user(text)]
         reply = daemon.chat(history).reply
         before, left = left, left_out(history, upstream)
         assert 0 < before <= left, "what had left the prompt stays out of it"
         history += [{"role": "assistant", "content": reply}]
     assert open_conversations(daemon) == [known], "a known conversation"
-    daemon.chat([said("Something new, so that the former conversation is handed over.")])
+    daemon.chat([user("Something new, so that the former conversation is handed over.")])
     daemon.terminate()
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
@@ -176,8 +176,8 @@ def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
 
 def test_the_counts_are_told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     daemon = make_daemon(upstream.url, REDACTING).start()
-    daemon.chat([said(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
-    daemon.chat([said("A new conversation.")])
+    daemon.chat([user(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
+    daemon.chat([user("A new conversation.")])
     wait_until(
         lambda: any(
             f'redacted="{tally}"' in daemon.log.read_text()
@@ -194,7 +194,7 @@ def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, {}).start()
-    daemon.chat([said(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
+    daemon.chat([user(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
     wait_until(lambda: {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}, lambda: repr(daemon))
     daemon.kill()
     daemon.configure({"ingest": {"redact": True}})
@@ -208,14 +208,14 @@ def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_ag
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, {}).start()
-    daemon.chat([said(SAID[3].format(**BY_USER))])
+    daemon.chat([user(SAID[3].format(**BY_USER))])
     daemon.wait_stored("foghorn there is")
     daemon.terminate()
     assert [*secrets_in(daemon.data_dir)] == [BY_USER["password"]]
     daemon.configure({"ingest": {"redact": True}})
     daemon.start()
     [shown] = shown_for(daemon, "What is in the settings of the foghorn?", "foghorn there is")
-    daemon.chat([said("Good.")], memory_in={"corrections": [correction(shown, "Helpful")]})
+    daemon.chat([user("Good.")], memory_in={"corrections": [correction(shown, "Helpful")]})
     daemon.terminate()
     chunk = [entry for entry in daemon.export() if entry["id"] == shown]
     assert [BY_USER["password"] in entry["content"] for entry in chunk] == [True, False]
@@ -228,10 +228,10 @@ def test_thin_clients_are_shown_the_live_turns_redacted_only_after_a_restart(
     daemon = make_daemon(upstream.url, {"ingest": {"redact": True}}).start()
     thin = {"X-Memory-History": "daemon", "X-Memory-Session": IN_SESSION}
     for text in (SAID[3].format(**BY_USER), "go on"):
-        daemon.chat([said(text)], headers=thin)
+        daemon.chat([user(text)], headers=thin)
     assert BY_USER["password"] in upstream.prompts[-1]
     daemon.restart()
-    daemon.chat([said("and on")], headers=thin)
+    daemon.chat([user("and on")], headers=thin)
     assert len(json.loads(upstream.prompts[-1])) == 5, "the session is known again"
     assert "[redacted:password]" in upstream.prompts[-1]
     assert BY_USER["password"] not in upstream.prompts[-1]
@@ -249,7 +249,7 @@ def test_an_import_is_redacted_also_where_a_chunk_is_the_middle_of_a_key(
     file = tmp_path / "everything.jsonl"
     file.write_text(source.run("export").stdout)
     with file.open("a") as more:
-        more.write(json.dumps([said("Another one: " + SAID[0].format(**BY_USER) + "\n" + PEM)]) + "\n")
+        more.write(json.dumps([user("Another one: " + SAID[0].format(**BY_USER) + "\n" + PEM)]) + "\n")
     daemon = make_daemon(upstream.url, REDACTING if redact else SETTINGS)
     done = daemon.run("import", str(file), "--config", str(daemon.config))
     assert done.returncode == 0, done.stderr
@@ -265,10 +265,6 @@ def test_an_import_is_redacted_also_where_a_chunk_is_the_middle_of_a_key(
 # -- what is said, and what is looked at ------------------------------------------------------------------------------
 
 
-def said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 def answer_with_a_secret(request: Request) -> Response:
     return chat_answer(request, f"Noted. My own token is {BY_MODEL} by the way, and the weather is fine.")
 
@@ -277,17 +273,17 @@ def talk(daemon: DaemonProcess) -> list[dict[str, Any]]:
     """A conversation in which every secret is said, long enough that most of it is stored; returns the history."""
     history: list[dict[str, Any]] = []
     call = {"name": "deploy", "arguments": json.dumps({"env": f"export DB_PASSWORD='{IN_CALL}'\nrun", "key": PEM})}
-    exchanges: list[list[dict[str, Any]]] = [[said(text.format(**BY_USER))] for text in SAID]
-    exchanges.append([said(f"This is the key of the signal station:\n\n{PEM}\n\nKeep it safe.")])
+    exchanges: list[list[dict[str, Any]]] = [[user(text.format(**BY_USER))] for text in SAID]
+    exchanges.append([user(f"This is the key of the signal station:\n\n{PEM}\n\nKeep it safe.")])
     exchanges.append(
         [
-            said("Deploy it please."),
+            user("Deploy it please."),
             {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
             {"role": "tool", "tool_call_id": "c1", "content": f'{{"ok": true, "log": "posted as {IN_RESULT}\\n"}}'},
         ]
     )
     exchanges += [
-        [said(f"And now number {number} of the list of things about the gull, please.")] for number in range(9)
+        [user(f"And now number {number} of the list of things about the gull, please.")] for number in range(9)
     ]
     for exchange in exchanges:
         history += exchange
@@ -312,13 +308,13 @@ def correct(daemon: DaemonProcess) -> None:
     asked = "To which card of the harbour office did the invoice for the paint go?"
     [wrong] = shown_for(daemon, asked, "invoice for the paint")[:1]
     update = correction(wrong, "Update", f"The API of the harbour office takes {IN_CORRECTION} instead.")
-    answer = daemon.chat([said("That has changed.")], memory_in={"corrections": [update]})
+    answer = daemon.chat([user("That has changed.")], memory_in={"corrections": [update]})
     assert "correction_failed" not in json.dumps(answer.json["memory_out"])
 
 
 def complain(daemon: DaemonProcess) -> None:
     """Make memd say something in its log that quotes a secret."""
-    daemon.chat([said("hello")], headers={"Origin": f"http://{IN_SESSION}.example"})
+    daemon.chat([user("hello")], headers={"Origin": f"http://{IN_SESSION}.example"})
     wait_until(lambda: "a web page gets no memory" in daemon.log.read_text(), lambda: repr(daemon))
 
 
@@ -329,7 +325,7 @@ def correction(chunk_id: str, action: str, content: str | None = None) -> dict[s
 
 def shown_for(daemon: DaemonProcess, question: str, words: str) -> list[str]:
     """The ids of the chunks that are recalled for a question and have these words."""
-    chunks = daemon.chat([said(question)], memory_in={}).json["memory_out"]["injected_chunks"]
+    chunks = daemon.chat([user(question)], memory_in={}).json["memory_out"]["injected_chunks"]
     wait_until(lambda: {one["id"] for one in chunks} <= {one["id"] for one in daemon.export()}, lambda: repr(chunks))
     contents = {entry["id"]: entry["content"] for entry in daemon.export()}
     return [chunk["id"] for chunk in chunks if words in contents[chunk["id"]]]

@@ -20,11 +20,9 @@ from recording_upstream import RecordingUpstream
 from memd.admin.history import story
 from memd.cli.main import main
 from memd.embedding.embedder import Embedder
-from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.ingest import offline
 from memd.ingest.offline import reembed_topics
-from memd.settings.model import EmbeddingSettings
 from memd.store.disk import LocalDisk
 from memd.store.store import Store, TopicLog
 from memd.store.tools.export import export
@@ -68,15 +66,10 @@ class StopError(Exception):
     """The process ends here."""
 
 
-@pytest.fixture(scope="module")
-def bundled() -> Embedder:
-    return load_embedder(EmbeddingSettings())
-
-
 @pytest.fixture(scope="module", params=[Halved, Refingerprinted])
-def former(request: pytest.FixtureRequest, bundled: Embedder) -> Embedder:
+def former(request: pytest.FixtureRequest, embedder: Embedder) -> Embedder:
     make: Callable[[Embedder], Embedder] = request.param
-    return make(bundled)
+    return make(embedder)
 
 
 def opened(folder: Path, embedder: Embedder) -> Store:
@@ -130,26 +123,26 @@ def live(folder: Path) -> list[dict[str, Any]]:
     return sorted(told, key=lambda entry: (entry["topic_id"], entry["origin_id"]))
 
 
-def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folder: Path, bundled: Embedder) -> None:
+def test_what_another_model_wrote_is_found_again_and_is_otherwise_the_same(folder: Path, embedder: Embedder) -> None:
     before, count_before = live(folder), len(list(export(folder, LocalDisk(), topic_id=None, live_only=False)))
-    store = opened(folder, bundled)
-    assert found(store.topic("talk"), bundled) == []
-    assert reembed_topics(store, bundled.embed_many) == (33, [])
-    assert found(store.topic("talk"), bundled) == LIVE
-    assert found(store.topic("other"), bundled) == [text_of(7)]
+    store = opened(folder, embedder)
+    assert found(store.topic("talk"), embedder) == []
+    assert reembed_topics(store, embedder.embed_many) == (33, [])
+    assert found(store.topic("talk"), embedder) == LIVE
+    assert found(store.topic("other"), embedder) == [text_of(7)]
     store.close()
     assert live(folder) == before
     assert len(list(export(folder, LocalDisk(), topic_id=None, live_only=False))) == count_before + 33
     assert verify(folder, LocalDisk()).ok
-    store = opened(folder, bundled)
-    assert found(store.topic("talk"), bundled) == LIVE
+    store = opened(folder, embedder)
+    assert found(store.topic("talk"), embedder) == LIVE
     assert [finding for finding in store.findings if finding.kind == "foreign"] == []
     assert store.topic("talk").has_digest((12).to_bytes(16, "big"))
 
 
-def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bundled: Embedder) -> None:
-    store = opened(folder, bundled)
-    reembed_topics(store, bundled.embed_many)
+def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, embedder: Embedder) -> None:
+    store = opened(folder, embedder)
+    reembed_topics(store, embedder.embed_many)
     snapshot = store.topic("talk").snapshot()
 
     def events(number: int) -> list[str]:
@@ -165,7 +158,7 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, bun
 @pytest.mark.thorough
 @pytest.mark.parametrize("texts", [1, 5, 12, 30])
 def test_an_interrupted_run_goes_on_where_it_was(
-    folder: Path, bundled: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, embedder: Embedder, texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offline, "GROUP_CHUNKS", 4)
     left = texts
@@ -175,50 +168,50 @@ def test_an_interrupted_run_goes_on_where_it_was(
         left -= len(asked)
         if left < 0:
             raise StopError
-        return bundled.embed_many(asked)
+        return embedder.embed_many(asked)
 
     before = live(folder)
-    store = opened(folder, bundled)
+    store = opened(folder, embedder)
     with pytest.raises(StopError):
         reembed_topics(store, failing)
     store.close()
     assert live(folder) == before
-    store = opened(folder, bundled)
-    count, problems = reembed_topics(store, bundled.embed_many)
+    store = opened(folder, embedder)
+    count, problems = reembed_topics(store, embedder.embed_many)
     assert (33 - texts <= count <= 33 - texts + 3) and problems == []
-    assert found(store.topic("talk"), bundled) == LIVE
+    assert found(store.topic("talk"), embedder) == LIVE
     store.close()
     assert live(folder) == before
 
 
 @pytest.mark.thorough
-def test_back_to_the_former_model_everything_is_found_once(folder: Path, bundled: Embedder, former: Embedder) -> None:
-    for embedder in (bundled, former, bundled):
-        store = opened(folder, embedder)
-        reembed_topics(store, embedder.embed_many)
-        assert found(store.topic("talk"), embedder) == LIVE
+def test_back_to_the_former_model_everything_is_found_once(folder: Path, embedder: Embedder, former: Embedder) -> None:
+    for model in (embedder, former, embedder):
+        store = opened(folder, model)
+        reembed_topics(store, model.embed_many)
+        assert found(store.topic("talk"), model) == LIVE
         store.close()
 
 
-def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, bundled: Embedder) -> None:
-    store = opened(folder, bundled)
+def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, embedder: Embedder) -> None:
+    store = opened(folder, embedder)
     store.topic("talk")
     segment = folder / "talk" / "segments" / "seg_0001.bin"
     data = bytearray(segment.read_bytes())
     data[data.index(text_of(5).encode()) + 2] ^= 1
     segment.write_bytes(data)
-    count, problems = reembed_topics(store, bundled.embed_many)
+    count, problems = reembed_topics(store, embedder.embed_many)
     assert count == 32 and len(problems) == 1
     assert "seg_0001.bin: entry" in str(problems[0])
-    assert found(store.topic("talk"), bundled) == [text for text in LIVE if text != text_of(5)]
+    assert found(store.topic("talk"), embedder) == [text for text in LIVE if text != text_of(5)]
 
 
 def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, bundled: Embedder
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, embedder: Embedder
 ) -> None:
     daemon = make_daemon(upstream.url)
-    store = opened(daemon.data_dir, Halved(bundled))
-    store.topic("talk").append([chunk(Halved(bundled), number) for number in range(5)])
+    store = opened(daemon.data_dir, Halved(embedder))
+    store.topic("talk").append([chunk(Halved(embedder), number) for number in range(5)])
     store.close()
     daemon.start()
     said = "5 chunks were embedded with another model"
@@ -237,14 +230,14 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
 
 
 def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_its_correction(
-    daemon: DaemonProcess, bundled: Embedder
+    daemon: DaemonProcess, embedder: Embedder
 ) -> None:
     key, where = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"
     daemon.chat([{"role": "user", "content": key}])
     shown = daemon.chat([{"role": "user", "content": where}], memory_in={}).json["memory_out"]["injected_chunks"]
     daemon.wait_stored(key)
     daemon.terminate()
-    _as_if_written_by(Halved(bundled), daemon.data_dir, bundled)
+    _as_if_written_by(Halved(embedder), daemon.data_dir, embedder)
     daemon.start()
 
     [named] = [chunk["id"] for chunk in shown]

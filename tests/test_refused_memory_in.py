@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.proxy.reading import NO_TOPIC_NOTE
@@ -15,10 +15,6 @@ from memd.proxy.reading import NO_TOPIC_NOTE
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
 MOVED = "The spare key of the workshop hangs in the shed."
 QUESTION = "Where does the spare key of the workshop hang?"
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def update(chunk_id: str, **more: Any) -> dict[str, Any]:
@@ -37,18 +33,18 @@ def shown_turn(daemon: DaemonProcess, turn: str) -> str:
 def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """With a fact in memory that was shown."""
     daemon = make_daemon(upstream.url).start()
-    daemon.chat([said(FACT)])
+    daemon.chat([user(FACT)])
     daemon.wait_stored(FACT)
-    assert daemon.chat([said(QUESTION)]).headers["X-Memory-Status"] == "injected"
+    assert daemon.chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
     return daemon
 
 
 @pytest.mark.parametrize("action", ["update", "UPDATE", " Update"])
 def test_an_action_is_taken_in_any_case(daemon: DaemonProcess, upstream: RecordingUpstream, action: str) -> None:
     shown = daemon.export()[0]["id"]
-    answer = daemon.chat([said("It moved.")], memory_in=update(shown, action=action))
+    answer = daemon.chat([user("It moved.")], memory_in=update(shown, action=action))
     assert "signals" not in answer.json["memory_out"] and answer.headers["X-Memory-Problem"] is None
-    daemon.chat([said(QUESTION + " Really?")])
+    daemon.chat([user(QUESTION + " Really?")])
     assert MOVED in upstream.prompts[-1] and FACT not in upstream.prompts[-1]
 
 
@@ -73,10 +69,10 @@ def test_what_is_refused_is_told_in_the_answer_and_in_a_header(
 ) -> None:
     memory_in = update("a3f9", **wrong)
     if stream:
-        with daemon.stream([said("It moved.")], memory_in=memory_in) as opened:
+        with daemon.stream([user("It moved.")], memory_in=memory_in) as opened:
             headers, [out] = opened.headers, [one["memory_out"] for one in opened if "memory_out" in one]
     else:
-        answer = daemon.chat([said("It moved.")], memory_in=memory_in)
+        answer = daemon.chat([user("It moved.")], memory_in=memory_in)
         headers, out = answer.headers, answer.json["memory_out"]
     assert headers["X-Memory-Status"] == "bad-memory-in" and reason in headers["X-Memory-Problem"]
     [signal] = out["signals"]
@@ -86,15 +82,15 @@ def test_what_is_refused_is_told_in_the_answer_and_in_a_header(
 def test_where_no_chunk_could_be_corrected_the_reason_is_told(daemon: DaemonProcess) -> None:
     shown = daemon.export()[0]["id"]
     mixed = daemon.chat(
-        [said("It moved.")],
+        [user("It moved.")],
         memory_in=update(shown)
         | {"corrections": [{"chunk_ids": ["zzzz"], "action": "Helpful", "reason": ""}, *update(shown)["corrections"]]},
     )
     assert mixed.headers["X-Memory-Problem"] is None, "something was done"
-    read = daemon.chat([said("Read.")], {"X-Memory-Mode": "readonly"}, memory_in=update(shown))
+    read = daemon.chat([user("Read.")], {"X-Memory-Mode": "readonly"}, memory_in=update(shown))
     assert "the request may only read in this topic" in read.headers["X-Memory-Problem"]
     for chunk_id, reason in (("zzzz", "not shown in this topic lately 1"), (shown, "taken out or erased since 1")):
-        told = daemon.chat([said(f"It moved, {chunk_id}.")], memory_in=update(chunk_id))
+        told = daemon.chat([user(f"It moved, {chunk_id}.")], memory_in=update(chunk_id))
         [signal] = told.json["memory_out"]["signals"]
         assert signal == {"type": "correction_failed", "chunk_id": chunk_id}
         problem, turn = f"memory_in: no chunk was corrected: {reason}", told.headers["X-Memory-Turn"]
@@ -105,23 +101,23 @@ def test_where_no_chunk_could_be_corrected_the_reason_is_told(daemon: DaemonProc
 
 def test_corrections_of_a_request_that_goes_on_without_memory_are_not_lost_silently(daemon: DaemonProcess) -> None:
     shown = daemon.export()[0]["id"]
-    told = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in=update(shown))
+    told = daemon.chat([user("It moved.")], {"X-Memory-Topic": "../.."}, memory_in=update(shown))
     assert told.headers["X-Memory-Status"] == "bad-topic"
     assert "'../..' is not a topic name" in told.headers["X-Memory-Problem"]
     assert "memory_out" not in told.json, "the client keeps its corrections for the next request"
-    other = daemon.chat([said("It moved.")], memory_in={"topic_id": "Default"} | update(shown))
+    other = daemon.chat([user("It moved.")], memory_in={"topic_id": "Default"} | update(shown))
     assert other.headers["X-Memory-Status"] == "bad-memory-in"
     assert "default" in other.json["memory_out"]["signals"][0]["reason"] and other.headers["X-Memory-Problem"]
-    nothing = daemon.chat([said("It moved.")], {"X-Memory-Topic": "../.."}, memory_in={})
+    nothing = daemon.chat([user("It moved.")], {"X-Memory-Topic": "../.."}, memory_in={})
     assert "memory_out" not in nothing.json and "'../..'" in nothing.headers["X-Memory-Problem"]
 
 
 def test_every_request_that_went_without_memory_is_seen_where_turns_are(daemon: DaemonProcess) -> None:
     url = f"{daemon.base_url}/v1/chat/completions"
     told = {
-        "bad-memory-in": daemon.chat([said(QUESTION)], memory_in={"topics": ["lamps"]}),
-        "bad-mode": daemon.chat([said(QUESTION)], {"X-Memory-Mode": "of"}),
-        "bad-topic": daemon.chat([said(QUESTION)], {"X-Memory-Topic": "../.."}),
+        "bad-memory-in": daemon.chat([user(QUESTION)], memory_in={"topics": ["lamps"]}),
+        "bad-mode": daemon.chat([user(QUESTION)], {"X-Memory-Mode": "of"}),
+        "bad-topic": daemon.chat([user(QUESTION)], {"X-Memory-Topic": "../.."}),
         "degraded:unreadable": ask(url, b'{"messages": 5}'),
     }
     turns = [answer.headers["X-Memory-Turn"] for answer in told.values()]
@@ -144,13 +140,13 @@ def test_notes_that_all_fail_are_told_like_corrections(
     daemon: DaemonProcess, mode: str, note: dict[str, str], reason: str
 ) -> None:
     notes = [{"content": "The kettle is red."} | note]
-    told = daemon.chat([said("Note it.")], {"X-Memory-Mode": mode}, memory_in={"notes": notes})
+    told = daemon.chat([user("Note it.")], {"X-Memory-Mode": mode}, memory_in={"notes": notes})
     [out] = told.json["memory_out"]["notes"]
     problem, turn = f"memory_in: no note was taken: {reason}", told.headers["X-Memory-Turn"]
     assert out["error"] in reason and told.headers["X-Memory-Problem"] == problem
     assert any(turn in line and problem in line for line in daemon.log.read_text().splitlines())
     both = [notes[0], {"content": "The lamp is green."}]
-    mixed = daemon.chat([said("Note both.")], memory_in={"notes": both})
+    mixed = daemon.chat([user("Note both.")], memory_in={"notes": both})
     assert mixed.headers["X-Memory-Problem"] is None, "something was done"
 
 
@@ -171,7 +167,7 @@ def test_a_memory_in_beside_a_conversation_that_the_upstream_keeps_is_told_in_th
 @pytest.mark.parametrize("content", [None, "", " "])
 def test_an_update_without_a_text_says_what_it_took_out(daemon: DaemonProcess, content: str | None) -> None:
     shown = daemon.export()[0]["id"]
-    told = daemon.chat([said("It moved.")], memory_in=update(shown, content=content))
+    told = daemon.chat([user("It moved.")], memory_in=update(shown, content=content))
     assert told.json["memory_out"]["signals"] == [{"type": "taken_out", "chunk_id": shown}]
-    again = daemon.chat([said("It moved again.")], memory_in=update(shown, content=content))
+    again = daemon.chat([user("It moved again.")], memory_in=update(shown, content=content))
     assert again.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": shown}]

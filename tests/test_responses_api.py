@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, Headers, Stream, ask
+from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, user
 from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
@@ -55,14 +55,10 @@ def reply_of(answer: Answer) -> str:
     return text_of(answer.json)
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 @pytest.mark.parametrize("as_items", [False, True], ids=["string", "items"])
 def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: DaemonProcess, as_items: bool) -> None:
-    assert daemon.chat([said(FACT)]).reply == FORGETFUL
-    answer = respond(daemon, [said(QUESTION)] if as_items else QUESTION, instructions="Be brief.")
+    assert daemon.chat([user(FACT)]).reply == FORGETFUL
+    answer = respond(daemon, [user(QUESTION)] if as_items else QUESTION, instructions="Be brief.")
     assert reply_of(answer) == REMEMBERING
     assert answer.headers["X-Memory-Status"] == "injected"
     assert "memory_out" not in answer.json
@@ -70,10 +66,10 @@ def test_a_fact_told_through_chat_completions_is_recalled_in_a_response(daemon: 
 
 def test_one_conversation_goes_on_through_the_other_api(daemon: DaemonProcess) -> None:
     first = respond(daemon, FACT)
-    history = [said(FACT), {"role": "assistant", "content": reply_of(first)}, said("And the boat?")]
+    history = [user(FACT), {"role": "assistant", "content": reply_of(first)}, user("And the boat?")]
     second = daemon.chat(history)
     output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": second.reply}]}
-    reply_of(respond(daemon, [history[0], *first.json["output"], history[2], output, said("And the goat?")]))
+    reply_of(respond(daemon, [history[0], *first.json["output"], history[2], output, user("And the goat?")]))
     daemon.wait_stored(FACT, "boat")
     contents = [entry["content"] for entry in daemon.export()]
     assert sum(FACT in content for content in contents) == 1
@@ -95,10 +91,10 @@ def test_memory_out_is_in_the_body_and_on_the_event_that_ends_the_stream(daemon:
 
 
 def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(daemon: DaemonProcess) -> None:
-    history: list[Any] = [said(FACT)]
+    history: list[Any] = [user(FACT)]
     for question in ("Is the lamp lit?", "Is the door shut?"):
         history += streamed(daemon, history)[-1]["response"]["output"]
-        history.append(said(question))
+        history.append(user(question))
     streamed(daemon, history)
     daemon.restart()
     streamed(daemon, history)
@@ -120,14 +116,14 @@ def step(daemon: DaemonProcess, history: list[Any], stream: bool) -> tuple[dict[
 
 
 def test_a_conversation_longer_than_the_window_goes_on_and_what_left_is_recalled(daemon: DaemonProcess) -> None:
-    history: list[Any] = [said(FACT)]
+    history: list[Any] = [user(FACT)]
     for number in range(40):
         answer = respond(daemon, history, instructions="You look after a lighthouse.", max_output_tokens=64)
         history += [{"role": "assistant", "type": "message", "content": reply_of(answer)}]
-        history.append(said(f"Day {number}: the boat needs paint because of the storm, page {number * 977}. " * 4))
+        history.append(user(f"Day {number}: the boat needs paint because of the storm, page {number * 977}. " * 4))
     assert sum(len(item["content"]) for item in history) > 1.25 * WINDOW
     asked = f"{QUESTION} It was written on the plate, as I told you."  # a short one is asked with the day before
-    answer = respond(daemon, [*history[:-1], said(asked)], instructions="You look after a lighthouse.", memory_in={})
+    answer = respond(daemon, [*history[:-1], user(asked)], instructions="You look after a lighthouse.", memory_in={})
     assert reply_of(answer) == REMEMBERING
     daemon.wait_stored("cinnamon-42")
     contents = {entry["id"]: entry["content"] for entry in daemon.export()}
@@ -190,7 +186,7 @@ def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream
 def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str, placement: Placement) -> None:
     chat: list[Any] = [
         {"role": "system", "content": "Be brief."},
-        said("What is on the shelf?"),
+        user("What is on the shelf?"),
         {
             "role": "assistant",
             "content": "I look.",
@@ -201,7 +197,7 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
         {"role": "user", "content": [{"type": "text", "text": "And the word?"}]},
     ]
     items: list[Any] = [
-        said("What is on the shelf?"),
+        user("What is on the shelf?"),
         {"type": "message", "role": "assistant", "content": "I look."},
         {"type": "function_call", "call_id": "c1", "name": "read", "arguments": TOOL_ARGUMENTS},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},

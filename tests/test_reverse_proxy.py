@@ -40,15 +40,14 @@ OF_SOME_PROXIES = (
 
 @pytest.mark.parametrize("header", FORWARDED)
 def test_what_a_proxy_passed_on_gets_no_memory_without_a_token(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, header: str
+    served: DaemonProcess, upstream: RecordingUpstream, header: str
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    assert memd.chat([FACT]).status == 200
-    assert memd.chat([QUESTION]).headers["X-Memory-Status"] == "injected"
-    answered = memd.chat([QUESTION], {header: "for=203.0.113.9"})
+    assert served.chat([FACT]).status == 200
+    assert served.chat([QUESTION]).headers["X-Memory-Status"] == "injected"
+    answered = served.chat([QUESTION], {header: "for=203.0.113.9"})
     assert answered.reply and answered.headers["X-Memory-Status"] == "token-required"
     assert b"5511" not in upstream.requests[-1].body
-    for url in (memd.own_url, memd.base_url):
+    for url in (served.own_url, served.base_url):
         refused = ask(f"{url}/memd/health", headers={header: "for=203.0.113.9"})
         assert refused.status == 403 and "auth.token" in refused.json["error"]["message"]
 
@@ -173,13 +172,12 @@ def test_behind_the_documented_nginx_words_come_as_the_model_writes_them(
 
 
 def test_behind_the_documented_nginx_there_is_no_memory_without_a_token(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, behind: Behind
+    served: DaemonProcess, upstream: RecordingUpstream, behind: Behind
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    assert memd.chat([FACT]).status == 200
-    with behind(memd) as proxy:
+    assert served.chat([FACT]).status == 200
+    with behind(served) as proxy:
         answered = proxy.ask(NAME, "/v1/chat/completions", {"messages": [QUESTION]})
         assert answered.reply and answered.headers["X-Memory-Status"] == "token-required"
         assert b"5511" not in upstream.requests[-1].body
         assert proxy.ask(OWN_NAME, "/memd/search?q=code").status == 403
-        assert urlsplit(memd.own_url).hostname == "127.0.0.1"
+        assert urlsplit(served.own_url).hostname == "127.0.0.1"

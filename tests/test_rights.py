@@ -14,8 +14,8 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from daemon_in_process import STANDING_TASKS, until
 from recording_upstream import RecordingUpstream, recording_upstream
-from test_turn import STANDING_TASKS, _until
 
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
@@ -81,7 +81,7 @@ class House:
     async def settled(self) -> None:
         """What was said is stored, and nothing of a turn is under way."""
         for _ in range(2):
-            await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
+            await until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
             for topic in self.daemon.topics.opened():
                 await self.daemon.archiver.tend_topic(topic)
                 for conversation in topic.buffer.conversations():

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from archiver_stage import DIMENSION, HashEmbedder, Stage, live_entries
-from conftest import MakeDaemon
-from daemon_process import ask
+from daemon_process import DaemonProcess, ask, user
 from histories import said
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
@@ -125,24 +124,19 @@ async def test_a_long_history_that_nobody_knew_is_new_in_all_its_length_and_once
         assert [text for text in shown(topic) if "server" in text] == told(MONDAY, TUESDAY, MONDAY)
 
 
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def test_an_answer_made_anew_does_not_bring_a_corrected_question_back(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url).start()
     asked = [user("The gate code of the boatyard is 7714, is that easy to remember?")]
-    memd.chat(asked)
-    memd.wait_stored("7714")
-    [chunk] = [one["id"] for one in memd.export() if "7714" in one["content"]]
-    assert memd.run("correct", chunk, "--update", "The gate code of the boatyard is 2250.").returncode == 0
+    served.chat(asked)
+    served.wait_stored("7714")
+    [chunk] = [one["id"] for one in served.export() if "7714" in one["content"]]
+    assert served.run("correct", chunk, "--update", "The gate code of the boatyard is 2250.").returncode == 0
     upstream.answer = lambda request: chat_answer(request, "It is as easy as any other number of four digits.")
-    memd.chat(asked, memory_in={})
-    memd.wait_stored("as easy as any other")
+    served.chat(asked, memory_in={})
+    served.wait_stored("as easy as any other")
     upstream.answer = chat_answer
-    memd.chat([user("What is the gate code of the boatyard?")])
+    served.chat([user("What is the gate code of the boatyard?")])
     assert "2250" in upstream.prompts[-1] and "7714" not in upstream.prompts[-1]
 
 
@@ -156,15 +150,14 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_corrected_value_stands_behind_however_the_model_has_quoted_it(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, way: str
+    served: DaemonProcess, upstream: RecordingUpstream, way: str
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    memd.chat([user("The gate code of the boatyard is 7714.")])
-    memd.wait_stored("7714")
-    [chunk] = [one["id"] for one in memd.export() if "7714" in one["content"]]
+    served.chat([user("The gate code of the boatyard is 7714.")])
+    served.wait_stored("7714")
+    [chunk] = [one["id"] for one in served.export() if "7714" in one["content"]]
     upstream.answer = lambda request: chat_answer(request, WAYS[way].format(id=chunk))
-    assert memd.chat([user("What is the gate code of the boatyard?")]).headers["X-Memory-Injected"] == chunk
-    memd.wait_stored("What is the gate code")
+    assert served.chat([user("What is the gate code of the boatyard?")]).headers["X-Memory-Injected"] == chunk
+    served.wait_stored("What is the gate code")
     upstream.answer = chat_answer
     correction = {
         "chunk_ids": [chunk],
@@ -172,10 +165,10 @@ def test_a_corrected_value_stands_behind_however_the_model_has_quoted_it(
         "reason": "",
         "content": "The gate code of the boatyard is 2250.",
     }
-    memd.chat([user("It was changed.")], memory_in={"corrections": [correction]})
-    memd.wait_stored("2250")
-    memd.chat([user("Tell me the gate code of the boatyard, please.")], memory_in={})
-    url = f"{memd.own_url}/memd/search?q=What+is+the+gate+code+of+the+boatyard%3F"
+    served.chat([user("It was changed.")], memory_in={"corrections": [correction]})
+    served.wait_stored("2250")
+    served.chat([user("Tell me the gate code of the boatyard, please.")], memory_in={})
+    url = f"{served.own_url}/memd/search?q=What+is+the+gate+code+of+the+boatyard%3F"
     found = ask(url).json["chunks"]
     places = {
         code: next((at for at, one in enumerate(found) if code in one["content"]), 99) for code in ("2250", "7714")

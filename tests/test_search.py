@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.store.tools.export import shown_text
@@ -24,17 +24,13 @@ QUESTION = "Which database does the booking service use?"
 """Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
     # Commands need to know the window of the upstream.
     daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}}).start()
     for number, fact in enumerate(FACTS):
-        daemon.chat([said(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
+        daemon.chat([user(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
     wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
     return daemon
 
@@ -59,7 +55,7 @@ def test_a_running_daemon_and_the_log_alone_give_the_same_answer(told: DaemonPro
 def test_what_is_shown_is_what_a_prompt_gets(told: DaemonProcess, upstream: RecordingUpstream) -> None:
     answer = found(told, "--topic", "work", QUESTION)
     injected = {chunk["id"] for chunk in answer["chunks"] if chunk["verdict"] == "injected"}
-    told.chat([said(QUESTION)], memory_in={"topic_id": "work"})
+    told.chat([user(QUESTION)], memory_in={"topic_id": "work"})
     assert set(re.findall(r"\[mem:([0-9a-f]+)\]", upstream.prompts[-1])) == injected != set()
 
 
@@ -112,11 +108,10 @@ def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
         end()
 
 
-def test_an_empty_log_has_nothing(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url).start()
-    assert "Nothing is stored" in daemon.run("search", QUESTION).stdout
-    daemon.terminate()
-    assert "Nothing is stored" in daemon.run("search", QUESTION).stdout
+def test_an_empty_log_has_nothing(served: DaemonProcess) -> None:
+    assert "Nothing is stored" in served.run("search", QUESTION).stdout
+    served.terminate()
+    assert "Nothing is stored" in served.run("search", QUESTION).stdout
 
 
 def test_a_question_that_is_none_is_refused(told: DaemonProcess) -> None:
@@ -127,9 +122,9 @@ def test_a_question_that_is_none_is_refused(told: DaemonProcess) -> None:
 
 def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
     entry = next(entry for entry in told.export() if "PostgreSQL" in entry["content"])
-    told.chat([said(QUESTION)], memory_in={"topic_id": "work"})  # an id can be corrected when it was shown
+    told.chat([user(QUESTION)], memory_in={"topic_id": "work"})  # an id can be corrected when it was shown
     correction = {"chunk_ids": [entry["id"]], "action": "Update", "reason": "moved", "content": "We moved to SQLite."}
-    told.chat([said("Noted, thank you.")], memory_in={"topic_id": "work", "corrections": [correction]})
+    told.chat([user("Noted, thank you.")], memory_in={"topic_id": "work", "corrections": [correction]})
     wait_until(lambda: any("SQLite" in one["content"] for one in told.export()), lambda: "not corrected")
     ask_now = ("--topic", "work", QUESTION)
     ask_then = ("--as-of", str(entry["canonical_id"]), *ask_now)
@@ -169,7 +164,7 @@ def test_a_search_finds_only_what_was_asked_for(told: DaemonProcess) -> None:
 def test_a_request_recalls_only_what_its_filter_lets_through(told: DaemonProcess) -> None:
     def status(**given: Any) -> str | None:
         asked = {"topic_id": "work", "filter": given}
-        answer = told.chat([said(QUESTION)], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
+        answer = told.chat([user(QUESTION)], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
         return answer.headers["X-Memory-Status"]
 
     assert status() == "injected"
@@ -234,7 +229,7 @@ def test_a_note_of_a_year_ago_is_chosen_by_all_that_is_known_of_it(
 
     def injected(**given: Any) -> bool:
         asked = {"topic_id": "work", "filter": given}
-        told.chat([said("Who serviced the boiler?")], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
+        told.chat([user("Who serviced the boiler?")], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
         return "Kessler" in upstream.prompts[-1]
 
     assert injected(kinds=["note"], sources=["house/boiler.md", "x"], to=1762300000000000)

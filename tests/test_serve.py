@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
-from daemon_process import DaemonProcess, ask, clean_environment, text_of, wait_until
+from daemon_process import DaemonProcess, ask, clean_environment, text_of, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer, streamed
 from reserved_port import reserved_port
 
@@ -23,14 +23,11 @@ GRACE = {"shutdown": {"grace_seconds": 30}}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_a_signal_ends_the_daemon_cleanly(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, number: signal.Signals
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    assert daemon.chat([said("Hello.")]).status == 200
-    daemon.send_signal(number)
-    assert daemon.wait() == 0
-    assert "Traceback" not in daemon.log.read_text()
+def test_a_signal_ends_the_daemon_cleanly(served: DaemonProcess, number: signal.Signals) -> None:
+    assert served.chat([user("Hello.")]).status == 200
+    served.send_signal(number)
+    assert served.wait() == 0
+    assert "Traceback" not in served.log.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
@@ -40,7 +37,7 @@ def test_a_stream_in_flight_is_finished_before_the_end(
     gate = threading.Event()
     upstream.answer = lambda _: streamed("One two three.", gate)
     daemon = make_daemon(upstream.url, GRACE).start()
-    with daemon.stream([said("Count.")]) as stream:
+    with daemon.stream([user("Count.")]) as stream:
         chunks = iter(stream)
         seen = [next(chunks)]
         daemon.send_signal(number)
@@ -56,10 +53,10 @@ def test_a_second_ctrl_c_ends_the_daemon_at_once_and_says_what_is_kept(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, GRACE).start()
-    daemon.chat([said("The spare key hangs behind the barometer.")])
+    daemon.chat([user("The spare key hangs behind the barometer.")])
     gate = threading.Event()
     upstream.answer = lambda _: streamed("One two three.", gate)
-    with daemon.stream([said("Count.")]) as stream:
+    with daemon.stream([user("Count.")]) as stream:
         next(iter(stream))
         daemon.send_signal(signal.SIGINT)
         wait_until(lambda: "stopping after replies in flight" in daemon.log.read_text(), lambda: repr(daemon))
@@ -68,7 +65,7 @@ def test_a_second_ctrl_c_ends_the_daemon_at_once_and_says_what_is_kept(
     gate.set()
     assert daemon.log.read_text().endswith(AT_ONCE)
     upstream.answer = chat_answer
-    answer = daemon.start().chat([said("Where does the spare key hang?")])
+    answer = daemon.start().chat([user("Where does the spare key hang?")])
     assert answer.headers["X-Memory-Status"] == "injected"
 
 
@@ -78,7 +75,7 @@ def test_a_stream_that_outlasts_the_grace_is_cut_and_never_ended_as_if_it_were_w
     gate = threading.Event()
     upstream.answer = lambda _: streamed("One two three.", gate)
     daemon = make_daemon(upstream.url, {"shutdown": {"grace_seconds": 0.1}}).start()
-    with daemon.stream([said("Count.")]) as stream:
+    with daemon.stream([user("Count.")]) as stream:
         chunks = iter(stream)
         next(chunks)
         daemon.send_signal(signal.SIGTERM)
@@ -94,23 +91,20 @@ def test_what_was_said_before_a_clean_end_is_known_after_the_next_start(
     """These two are started as a user starts them, by a new interpreter that loads the model."""
     monkeypatch.setattr(DaemonProcess, "forks", False)
     daemon = make_daemon(upstream.url).start()
-    daemon.chat([said("The spare key hangs behind the barometer.")])
+    daemon.chat([user("The spare key hangs behind the barometer.")])
     daemon.restart()
-    answer = daemon.chat([said("Where does the spare key hang?")])
+    answer = daemon.chat([user("Where does the spare key hang?")])
     assert answer.headers["X-Memory-Status"] == "injected"
     assert "behind the barometer" in upstream.prompts[-1]
 
 
-def test_a_second_daemon_on_the_same_directory_names_the_first(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    second = run(daemon.command())
+def test_a_second_daemon_on_the_same_directory_names_the_first(served: DaemonProcess) -> None:
+    second = run(served.command())
     assert second.returncode == 1
     [line] = second.stderr.splitlines()
     assert line.startswith("memd: ")
-    assert str(daemon.pid) in line
-    assert daemon.chat([said("Still there?")]).status == 200
+    assert str(served.pid) in line
+    assert served.chat([user("Still there?")]).status == 200
 
 
 def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
@@ -123,13 +117,10 @@ def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: Recor
     assert f"127.0.0.1:{port}" in line
 
 
-def test_a_client_that_speaks_tls_to_plain_http_is_told_of_in_the_log(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
+def test_a_client_that_speaks_tls_to_plain_http_is_told_of_in_the_log(served: DaemonProcess) -> None:
     with pytest.raises(OSError, match="SSL"):
-        ask(daemon.base_url.replace("http:", "https:"))
-    wait_until(lambda: SPEAKS_TLS in daemon.log.read_text(), lambda: repr(daemon))
+        ask(served.base_url.replace("http:", "https:"))
+    wait_until(lambda: SPEAKS_TLS in served.log.read_text(), lambda: repr(served))
 
 
 def test_an_unreadable_config_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
@@ -148,7 +139,7 @@ def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon:
         daemon = make_daemon(nowhere).start()
         assert nowhere in daemon.log.read_text()
         assert "NOT REACHABLE" in daemon.log.read_text()
-        answers = daemon.chat([said("Hello?")]), ask(f"{daemon.base_url}/v1/models")
+        answers = daemon.chat([user("Hello?")]), ask(f"{daemon.base_url}/v1/models")
     for answer in answers:
         assert answer.status == 502
         assert answer.headers.get_content_type() == "application/json"
@@ -164,15 +155,15 @@ def test_an_upstream_that_comes_later_is_used(make_daemon: MakeDaemon, scripted_
 
     with reserved_port() as port:
         daemon = make_daemon(f"http://127.0.0.1:{port}").start()
-        assert daemon.chat([said("Hello?")]).status == 502
+        assert daemon.chat([user("Hello?")]).status == 502
         with running_llama(scripted_gguf, context=4096, log=daemon.folder / "llama.log", port=port):
-            assert daemon.chat([said("Hello?")]).reply == "".join(REPLY)
+            assert daemon.chat([user("Hello?")]).reply == "".join(REPLY)
 
 
 def test_a_model_file_is_served_and_its_server_ends_with_memd(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
     daemon = make_daemon(None).start("--model", str(scripted_gguf))
-    assert daemon.chat([said("The ferry leaves at noon from pier four.")]).reply == "".join(REPLY)
-    assert daemon.chat([said("From which pier does the ferry leave?")]).reply == "".join(REPLY_WITH_MEMORY)
+    assert daemon.chat([user("The ferry leaves at noon from pier four.")]).reply == "".join(REPLY)
+    assert daemon.chat([user("From which pier does the ferry leave?")]).reply == "".join(REPLY_WITH_MEMORY)
     child = child_url(daemon)
     assert ask(f"{child}/health").status == 200
     assert daemon.terminate() == 0
@@ -205,10 +196,6 @@ def test_memd_s_own_routes_are_closed_to_pages_of_other_origins(
 
 
 # -- small things the tests share ---------------------------------------------------------------------------------
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:

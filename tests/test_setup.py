@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from conftest import MakeDaemon
+from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream, Response
 from reserved_port import reserved_port
 
@@ -264,12 +264,11 @@ def test_a_running_model_server_is_named_and_its_model_is_taken(
 
 
 def test_the_model_server_of_the_running_daemon_is_asked_and_not_that_of_the_settings(
-    home: Path, run: Run, make_daemon: MakeDaemon, upstream: RecordingUpstream
+    home: Path, run: Run, served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     (home / ".codex").mkdir()
-    daemon = make_daemon(upstream.url).start()
     upstream.answer = lambda _: Response((b'{"data": [{"id": "qwen3"}]}',))
-    told = run("--yes", "--data-dir", str(daemon.data_dir)).output
+    told = run("--yes", "--data-dir", str(served.data_dir)).output
     assert f"A model server answers at {upstream.url} with qwen3; the running memd asks it" in told
     assert "No model server" not in told
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import yaml
-from daemon_process import DaemonProcess, ask, clean_environment, wait_until
+from daemon_process import DaemonProcess, ask, clean_environment, user, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream, recording_upstream
 from shared_daemons import Cluster, cluster
@@ -40,10 +40,6 @@ def pair(
 def memd(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "memd", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def test_commands_read_all_topics_of_a_cluster(pair: Cluster) -> None:

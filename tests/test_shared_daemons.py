@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from daemon_process import Answer, ask, wait_until
+from daemon_process import Answer, ask, user, wait_until
 from postgres_server import PostgresServer
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
@@ -23,10 +23,6 @@ QUESTION = "Where was the lamp of the lighthouse made?"
 def pair(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with recording_upstream() as upstream, cluster(postgres, upstream, tmp_path_factory.mktemp("pair")) as made:
         yield made
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def test_what_one_daemon_was_told_the_other_knows_at_once(pair: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from cut_connections import LosingRelay
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import recording_upstream
 from shared_daemons import Cluster, cluster
@@ -42,10 +42,6 @@ def pair(server: PostgresServer, relay: LosingRelay, tmp_path_factory: pytest.Te
     folder = tmp_path_factory.mktemp("pair")
     with recording_upstream() as upstream, cluster(server, upstream, folder, through=str(relay.folder)) as made:
         yield made
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
 
 
 def status(pair: Cluster, number: int, topic: str, text: str) -> str:

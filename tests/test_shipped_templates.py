@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY
-from daemon_process import Answer, DaemonProcess, ask
+from daemon_process import Answer, DaemonProcess, ask, user
 from llama_server import Llama, replaceable_llama
 from llamacpp_sources import chat_templates
 from recording_upstream import RecordingUpstream, recording_upstream
@@ -71,10 +71,6 @@ TOOLS = [{"type": "function", "function": READ}]
 Messages = Sequence[dict[str, Any]]
 
 
-def said(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 def read(number: int) -> list[dict[str, Any]]:
     """A step of a tool loop: the call and its result."""
     function = {"name": "read", "arguments": json.dumps({"path": f"note{number}.txt"})}
@@ -116,7 +112,7 @@ class Stage:
             return
         template, opening = SHIPPED[name].read_text(), OPENINGS.get(name, "")
         self._llama.replace(self._model(opening), template)
-        if name not in OPENINGS and self.prompt([said("Hello.")]).rstrip().endswith(THINKS):
+        if name not in OPENINGS and self.prompt([user("Hello.")]).rstrip().endswith(THINKS):
             self._llama.replace(self._model(THOUGHT), template)
         self._upstream.behind, self._name = self._llama.url, name
 
@@ -148,7 +144,7 @@ class Stage:
     def tell(self, topic: str, *facts: str) -> None:
         """Say each fact in a chat of its own."""
         for fact in facts:
-            assert self.chat(topic, [said(fact)]).answer.status == 200
+            assert self.chat(topic, [user(fact)]).answer.status == 200
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +187,12 @@ def test_what_was_said_in_other_chats_is_recalled_in_two_turns_and_the_prompt_go
     """With a system message: that of a tool loop has none."""
     stage.use(name)
     stage.tell(name, KEY, CAKE)
-    history: list[dict[str, Any]] = [BRIEF, said(ASKS_KEY)]
+    history: list[dict[str, Any]] = [BRIEF, user(ASKS_KEY)]
     first = stage.chat(name, history)
     assert first.recalled == (True, "injected", 1)
     prompts = [only_memory_is_new(stage, history, first.sent[0])]
     without = [stage.prompt(history)]
-    history += [first.answer.json["choices"][0]["message"], said(ASKS_CAKE)]
+    history += [first.answer.json["choices"][0]["message"], user(ASKS_CAKE)]
     second = stage.chat(name, history)
     assert second.recalled == (True, "injected", 1)
     prompts.append(only_memory_is_new(stage, history, second.sent[0]))
@@ -215,7 +211,7 @@ def test_a_tool_loop_keeps_the_memory_in_its_place_and_ends_as_it_does_without_m
     stage.use(name)
     topic = f"{name}.tools"
     stage.tell(topic, KEY)
-    steps = [said(ASKS_KEY), *read(1)]
+    steps = [user(ASKS_KEY), *read(1)]
     questions = []
     for messages in (steps, [*steps, *read(2)]):
         turn = stage.chat(topic, messages, tools=TOOLS)
@@ -262,7 +258,7 @@ async def test_a_block_is_a_message_of_its_own_only_where_the_template_shows_one
         await upstream.refresh(wait=True)
         placement = upstream.placement
     answered = {"role": "assistant", "content": "In a drawer."}
-    messages = [*system, said(ASKS_KEY), answered, said(ASKS_CAKE)]
+    messages = [*system, user(ASKS_KEY), answered, user(ASKS_CAKE)]
     request = CHAT.parse(json.dumps({"messages": messages}).encode())
     first, second = {len(system): BLOCKS[0]}, {len(system) + 2: BLOCKS[1]}
     prompts = [stage.prompt(messages)]

@@ -4,10 +4,10 @@ for one."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from test_turn import FACT, daemon_in_process
+from daemon_in_process import Client
+from test_turn import FACT
 
 from memd.proxy.reading import SideRequests
 from memd.settings.model import Config
@@ -147,17 +147,16 @@ def test_a_system_prompt_is_not_taken_for_one(instructions: str) -> None:
     assert not asked("Where does the key hang?", instructions)
 
 
-async def test_it_passes_untouched_and_is_not_remembered(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        for prompt in ASKED.values():
-            status, memory, _ = await client.ask(prompt)
-            assert (status, memory) == (200, "none")
-            assert json.loads(client.upstream.chats[-1].body)["messages"] == [{"role": "user", "content": prompt}]
-        await client.settled()
-        topic = await client.daemon.topics.get("default")
-        assert [len(one) for one in topic.buffer.conversations()] == [2]
+async def test_it_passes_untouched_and_is_not_remembered(client: Client) -> None:
+    await client.ask(FACT)
+    await client.settled()
+    for prompt in ASKED.values():
+        status, memory, _ = await client.ask(prompt)
+        assert (status, memory) == (200, "none")
+        assert json.loads(client.upstream.chats[-1].body)["messages"] == [{"role": "user", "content": prompt}]
+    await client.settled()
+    topic = await client.daemon.topics.get("default")
+    assert [len(one) for one in topic.buffer.conversations()] == [2]
 
 
 def test_a_pattern_with_an_outer_choice_is_searched_for_everywhere() -> None:

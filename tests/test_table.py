@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from memd.assets import model_dir
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
-from memd.embedding.loading import load_embedder
 from memd.embedding.local import FINGERPRINT, readable, tokenizer_in
 from memd.embedding.table import QuestionTable, table_of
 from memd.errors import EmbeddingError
 from memd.recall.question import PART_TOKENS
-from memd.settings.model import EmbeddingSettings
 
 QUESTIONS = (
     "where is the spare key of the garden shed",
@@ -33,11 +31,6 @@ def table() -> QuestionTable:
     found = table_of(FINGERPRINT)
     assert found is not None
     return found
-
-
-@pytest.fixture(scope="module")
-def embedder() -> Embedder:
-    return load_embedder(EmbeddingSettings())
 
 
 def test_the_table_comes_near_the_models_vectors(table: QuestionTable, embedder: Embedder) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chat_templates import ALTERNATING, TEMPLATES
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, MakeDaemon
-from daemon_process import Answer, ask
+from daemon_process import Answer, ask, user
 from llama_server import replaceable_llama, running_llama
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from separate_blocks import separating
@@ -31,19 +31,15 @@ NO_MEMORY = (
 """Refuses memory wherever it stands: the worst template there could be."""
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def _recalled(tmp_path: Path, make_daemon: MakeDaemon, template: str, role: str, system: str = "") -> Answer:
     """The answer to a question whose answer was said in an earlier chat."""
     model = tmp_path / "strict.gguf"
     write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
     with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
         daemon = make_daemon(url, {"injection": {"role": role}}).start()
-        assert daemon.chat([said("The deploy key lives in the drawer of desk nine.")]).status == 200
+        assert daemon.chat([user("The deploy key lives in the drawer of desk nine.")]).status == 200
         messages = [{"role": "system", "content": system}] if system else []
-        return daemon.chat([*messages, said("Where does the deploy key live?")], memory_in={})
+        return daemon.chat([*messages, user("Where does the deploy key live?")], memory_in={})
 
 
 @pytest.mark.parametrize("role", ["auto", "separate", "merged"])
@@ -126,9 +122,9 @@ def test_a_server_that_cannot_be_asked_is_offered_the_memory_merged_and_then_non
 
     upstream.answer = answered
     daemon = make_daemon(upstream.url, {"injection": {"role": "separate"}}).start()
-    daemon.chat([said("The deploy key lives in the drawer of desk nine.")])
+    daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
     before = len(upstream.chats)
-    answer = daemon.chat([said("Where does the deploy key live?")])
+    answer = daemon.chat([user("Where does the deploy key live?")])
     assert (answer.status, answer.headers["X-Memory-Status"]) == (200, status)
     kinds = {(True, True): "separate", (False, True): "merged", (False, False): "without"}
     prompts = upstream.prompts[before:]
@@ -147,8 +143,8 @@ def test_a_mistake_of_the_client_is_answered_as_the_upstream_answers_it_and_cost
     make_daemon: MakeDaemon, llama: str
 ) -> None:
     daemon = make_daemon(llama).start()
-    daemon.chat([said("The deploy key lives in the drawer of desk nine.")])
-    question = said("Where does the deploy key live?")
+    daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
+    question = user("Where does the deploy key live?")
     mistake = {"model": "tiny", "messages": [question], "tools": "not a list of tools"}
     direct = ask(f"{llama}/v1/chat/completions", mistake)
     answer = daemon.chat([question], tools="not a list of tools")
@@ -161,12 +157,12 @@ def test_a_mistake_of_the_client_is_answered_as_the_upstream_answers_it_and_cost
 def two_turns(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> list[list[dict[str, str]]]:
     """What memd forwards of two turns that each recall something, behind a system message."""
     daemon = make_daemon(upstream.url).start()
-    daemon.chat([said("The deploy key lives in the drawer of desk nine.")])
-    daemon.chat([said("The spare key hangs behind the barometer.")])
-    daemon.chat([said("Something else.")])
-    history = [{"role": "system", "content": "Be brief."}, said("Where does the deploy key live?")]
+    daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
+    daemon.chat([user("The spare key hangs behind the barometer.")])
+    daemon.chat([user("Something else.")])
+    history = [{"role": "system", "content": "Be brief."}, user("Where does the deploy key live?")]
     answer = daemon.chat(history)
-    daemon.chat([*history, {"role": "assistant", "content": answer.reply}, said("And where does the spare key hang?")])
+    daemon.chat([*history, {"role": "assistant", "content": answer.reply}, user("And where does the spare key hang?")])
     return [json.loads(request.body)["messages"] for request in upstream.chats[-2:]]
 
 

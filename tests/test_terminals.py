@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import MakeDaemon
-from recording_upstream import RecordingUpstream
+from daemon_process import DaemonProcess
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,14 +18,11 @@ from memd.cli.tables import fitting
 SAID = "Żółć: the “spare” key hangs behind the barometer… 気圧計"
 
 
-def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([{"role": "user", "content": SAID}])
-    daemon.wait_stored(SAID)
+def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(served: DaemonProcess) -> None:
+    served.chat([{"role": "user", "content": SAID}])
+    served.wait_stored(SAID)
     for command in (["search", "spare key"], ["log"], ["turn"], ["digest"]):
-        done = CliRunner(charset="latin-1").invoke(main, [*command, "--data-dir", str(daemon.data_dir)])
+        done = CliRunner(charset="latin-1").invoke(main, [*command, "--data-dir", str(served.data_dir)])
         assert done.exit_code == 0, done.output
         assert '?ó??: the "spare" key hangs' in done.stdout, done.stdout
 
@@ -44,18 +40,15 @@ def test_a_character_that_an_encoding_lacks_is_shown_as_one_like_it_or_as_a_ques
     assert raw.getvalue() == b'##. ???? - it\'s "so"...\n'
 
 
-def test_a_question_in_bytes_that_the_locale_cannot_read_is_asked_as_it_was_typed(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_question_in_bytes_that_the_locale_cannot_read_is_asked_as_it_was_typed(served: DaemonProcess) -> None:
     """Python gives such arguments lone surrogates in place of the bytes."""
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([{"role": "user", "content": SAID}])
-    daemon.wait_stored(SAID)
+    served.chat([{"role": "user", "content": SAID}])
+    served.wait_stored(SAID)
     typed = SAID.encode().decode("ascii", errors="surrogateescape")
-    where = ["--data-dir", str(daemon.data_dir)]
+    where = ["--data-dir", str(served.data_dir)]
     found = CliRunner().invoke(main, ["search", typed, *where])
     assert SAID in found.stdout, found.output
-    [chunk] = daemon.export()
+    [chunk] = served.export()
     refused = CliRunner().invoke(main, ["correct", chunk["id"], "--helpful", "--reason", typed, *where])
     assert refused.exit_code == 2 and "PYTHONUTF8=1" in refused.stderr, refused.output
 

@@ -35,13 +35,12 @@ def say(daemon: DaemonProcess, text: str, **headers: str) -> None:
 
 
 def test_the_live_turns_stand_before_what_is_new_also_after_a_restart(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
-    say(daemon, "hello")
-    say(daemon, "hello")  # the same words again are a new turn, not the conversation's first
-    daemon.restart()
-    say(daemon, "goodbye")
+    say(served, "hello")
+    say(served, "hello")  # the same words again are a new turn, not the conversation's first
+    served.restart()
+    say(served, "goodbye")
     roles = [role for role, _ in shown(upstream)]
     texts = [text for role, text in shown(upstream) if role == "user"]
     assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
@@ -114,18 +113,17 @@ def fail_once(upstream: RecordingUpstream, strict: StrictLlama) -> None:
 
 
 def test_questions_that_failed_stand_in_front_of_the_next_one(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+    served: DaemonProcess, upstream: RecordingUpstream, strict: StrictLlama
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
-    assert asked(daemon, "My name is Ann.") == 200
+    assert asked(served, "My name is Ann.") == 200
     for question in ("What is my name?", "Are you there?"):
         fail_once(upstream, strict)
-        assert asked(daemon, question) == 503
+        assert asked(served, question) == 503
     for question, said in (("Hello?", "What is my name?\n\nAre you there?\n\nHello?"), ("And now?", "And now?")):
-        assert asked(daemon, question) == 200
+        assert asked(served, question) == 200
         assert prompt(strict)[-1] == ("user", said)
-    daemon.restart()
-    assert asked(daemon, "After the restart?") == 200
+    served.restart()
+    assert asked(served, "After the restart?") == 200
     users = [text for role, text in prompt(strict) if role == "user"]
     assert users == [
         "My name is Ann.",
@@ -137,33 +135,31 @@ def test_questions_that_failed_stand_in_front_of_the_next_one(
 
 @pytest.mark.parametrize("results", [0, 1], ids=["no result", "one of two"])
 def test_a_question_instead_of_the_results_leaves_the_calls_out(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama, results: int
+    served: DaemonProcess, strict: StrictLlama, results: int
 ) -> None:
     strict.allowed[""] = frozenset(["a call without its result"]) if results else frozenset()
-    daemon = make_daemon(upstream.url).start()
-    assert asked(daemon, "Do it", **{REPLY_HEADER: "calls"}) == 200
-    assert not results or asked(daemon, RESULTS[:1], **{REPLY_HEADER: "none"}) == 400
-    assert asked(daemon, "Never mind.") == 200
+    assert asked(served, "Do it", **{REPLY_HEADER: "calls"}) == 200
+    assert not results or asked(served, RESULTS[:1], **{REPLY_HEADER: "none"}) == 400
+    assert asked(served, "Never mind.") == 200
     assert prompt(strict) == [("user", "Do it\n\nNever mind.")]
-    assert asked(daemon, "Thanks.", **{REPLY_HEADER: "says and calls"}) == 200
-    assert asked(daemon, "Stop.") == 200
+    assert asked(served, "Thanks.", **{REPLY_HEADER: "says and calls"}) == 200
+    assert asked(served, "Stop.") == 200
     assert prompt(strict)[2:] == [("user", "Thanks."), ("assistant", "I look."), ("user", "Stop.")]
 
 
 def test_results_without_an_answer_stay_and_the_next_question_is_valid(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+    served: DaemonProcess, upstream: RecordingUpstream, strict: StrictLlama
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
-    assert asked(daemon, "Do it", **{REPLY_HEADER: "calls"}) == 200
+    assert asked(served, "Do it", **{REPLY_HEADER: "calls"}) == 200
     fail_once(upstream, strict)
-    assert asked(daemon, RESULTS) == 503
-    assert asked(daemon, RESULTS) == 200, "a retry"
+    assert asked(served, RESULTS) == 503
+    assert asked(served, RESULTS) == 200, "a retry"
     fail_once(upstream, strict)
-    assert asked(daemon, [{"role": "user", "content": "And?"}]) == 503
-    assert asked(daemon, "Again", **{REPLY_HEADER: "calls"}) == 200
+    assert asked(served, [{"role": "user", "content": "And?"}]) == 503
+    assert asked(served, "Again", **{REPLY_HEADER: "calls"}) == 200
     fail_once(upstream, strict)
-    assert asked(daemon, RESULTS) == 503
-    assert asked(daemon, "What was in them?") == 200
+    assert asked(served, RESULTS) == 503
+    assert asked(served, "What was in them?") == 200
     shown = prompt(strict)
     assert shown[-4:] == [
         ("tool", "the file one"),
@@ -175,9 +171,8 @@ def test_results_without_an_answer_stay_and_the_next_question_is_valid(
 
 
 def test_the_second_of_two_requests_at_once_stands_behind_the_first(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, strict: StrictLlama
+    served: DaemonProcess, upstream: RecordingUpstream, strict: StrictLlama
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
     both = threading.Barrier(2)
 
     def together(request: Request) -> Response:
@@ -187,9 +182,9 @@ def test_the_second_of_two_requests_at_once_stands_behind_the_first(
 
     upstream.answer = together
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda text: asked(daemon, text), ("First?", "Second?"))) == [200, 200]
+        assert list(pool.map(lambda text: asked(served, text), ("First?", "Second?"))) == [200, 200]
     upstream.answer = strict
     assert sorted(len(one.messages) for one in strict.prompts) == [1, 1]
     other = "How warm is the sea in July?"  # near to none of the two, so that it is the prompt's last words
-    assert asked(daemon, other) == 200
+    assert asked(served, other) == 200
     assert prompt(strict)[-1] == ("user", other)

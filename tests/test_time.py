@@ -11,6 +11,7 @@ import pytest
 from archiver_stage import COUNTER
 from clocks import at_time
 from conftest import MakeDaemon
+from daemon_process import user
 from histories import digest_at, new_buffer, replayed, said
 from recording_upstream import RecordingUpstream
 
@@ -65,10 +66,6 @@ def test_a_chunk_has_the_time_of_its_first_message() -> None:
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, on the brass plate."
 LATER = "Where was it that the release word is written, again?"
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def days_ago(iso: str) -> float:

@@ -22,11 +22,6 @@ from memd.conversation.tokens import (
 from memd.messages import Message, ToolCall
 
 
-@pytest.fixture(scope="module")
-def counter() -> TokenCounter:
-    return TokenCounter(cl100k_base(ranks_bytes()))
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [("", 0), ("hello world", 2), ("antidisestablishmentarianism", 6), ("2 + 2 = 4", 7), ("お誕生日おめでとう", 9)],

@@ -27,47 +27,42 @@ from memd.store.token_list import TokenList
 NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
 
 
-@pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url).start()
-
-
-def status_of(daemon: DaemonProcess, secret: str, body: object = None) -> int:
+def status_of(served: DaemonProcess, secret: str, body: object = None) -> int:
     headers = {"X-Memory-Token": secret} if secret else {}
-    return ask(f"{daemon.own_url}/memd/{'notes' if body else 'topics'}", body, headers=headers).status
+    return ask(f"{served.own_url}/memd/{'notes' if body else 'topics'}", body, headers=headers).status
 
 
-def made(daemon: DaemonProcess, name: str, topics: str, rights: str) -> str:
-    done = daemon.run("token", "add", name, "--topics", topics, "--rights", rights)
+def made(served: DaemonProcess, name: str, topics: str, rights: str) -> str:
+    done = served.run("token", "add", name, "--topics", topics, "--rights", rights)
     assert done.returncode == 0, done.stderr
     secret: str = done.stdout.strip()
     assert secret.startswith("memd_") and len(secret) > 40
     return secret
 
 
-def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon: DaemonProcess) -> None:
-    assert status_of(daemon, "") == 200
-    ann = made(daemon, "ann", "team-*,ann", "read, write")
-    assert status_of(daemon, "") == 401, "now there are tokens"
-    assert (status_of(daemon, ann, NOTE), status_of(daemon, ann)) == (200, 200)
-    assert ann not in (daemon.data_dir / "memd.tokens").read_text()
-    assert "lamp" in daemon.run("search", "Where is the lamp?").stdout, "commands on this machine need no token"
-    reader = daemon.folder / "reader.yaml"
-    reader.write_text(yaml.safe_dump({"auth": {"token": made(daemon, "bob", "team-*", "read")}}))
-    refused = daemon.run("remember", "x", "--config", str(reader))
+def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(served: DaemonProcess) -> None:
+    assert status_of(served, "") == 200
+    ann = made(served, "ann", "team-*,ann", "read, write")
+    assert status_of(served, "") == 401, "now there are tokens"
+    assert (status_of(served, ann, NOTE), status_of(served, ann)) == (200, 200)
+    assert ann not in (served.data_dir / "memd.tokens").read_text()
+    assert "lamp" in served.run("search", "Where is the lamp?").stdout, "commands on this machine need no token"
+    reader = served.folder / "reader.yaml"
+    reader.write_text(yaml.safe_dump({"auth": {"token": made(served, "bob", "team-*", "read")}}))
+    refused = served.run("remember", "x", "--config", str(reader))
     assert (refused.returncode, refused.stderr) == (1, "memd: the token 'bob' has no right to write; it may read\n")
-    assert "there is a token ann already" in daemon.run("token", "add", "ann", "--topics=*", "--rights=read").stderr
-    listed = daemon.run("token", "list").stdout.splitlines()
+    assert "there is a token ann already" in served.run("token", "add", "ann", "--topics=*", "--rights=read").stderr
+    listed = served.run("token", "list").stdout.splitlines()
     assert listed[0].startswith("ann: read, write in team-*, ann (since 20") and len(listed) == 2
-    rotated = daemon.run("token", "rotate", "ann").stdout.strip()
-    assert (status_of(daemon, ann), status_of(daemon, rotated)) == (401, 200)
-    assert daemon.run("token", "revoke", "ann").stdout == "revoked ann\n"
-    assert status_of(daemon, rotated) == 401
-    assert daemon.run("token", "revoke", "ann").returncode == 1
-    assert daemon.run("token", "revoke", "bob").returncode == 0
-    assert status_of(daemon, "") == 401, "what was closed stays closed while it runs"
-    assert json.loads(daemon.run("token", "list", "--json").stdout) == []
-    told = [json.loads(line) for line in daemon.run("audit", "--act", "token", "--json").stdout.splitlines()[1:]]
+    rotated = served.run("token", "rotate", "ann").stdout.strip()
+    assert (status_of(served, ann), status_of(served, rotated)) == (401, 200)
+    assert served.run("token", "revoke", "ann").stdout == "revoked ann\n"
+    assert status_of(served, rotated) == 401
+    assert served.run("token", "revoke", "ann").returncode == 1
+    assert served.run("token", "revoke", "bob").returncode == 0
+    assert status_of(served, "") == 401, "what was closed stays closed while it runs"
+    assert json.loads(served.run("token", "list", "--json").stdout) == []
+    told = [json.loads(line) for line in served.run("audit", "--act", "token", "--json").stdout.splitlines()[1:]]
     assert [(one["who"], one["detail"]) for one in told] == [
         (getpass.getuser(), detail)
         for detail in (
@@ -78,7 +73,7 @@ def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon
             "revoked bob",
         )
     ]
-    acts = [json.loads(line) for line in daemon.run("audit", "--act", "settings", "--json").stdout.splitlines()[1:]]
+    acts = [json.loads(line) for line in served.run("audit", "--act", "settings", "--json").stdout.splitlines()[1:]]
     taken = [one["detail"] for one in acts if one["detail"] != "no token has changed"]  # it was taken up just before
     assert taken == [f"tokens {one}" for one in ("added: bob", "changed: ann", "gone: ann", "gone: bob")], (
         "with ann it began"
@@ -88,12 +83,12 @@ def test_a_token_is_made_exchanged_and_taken_back_beside_a_running_daemon(daemon
 def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows_by_itself(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url)
-    daemon.environment = {"MEMD_AUTH_TOKEN": "o" * 40}
-    daemon.start()
-    added = daemon.run("token", "add", "ann", "--topics=*", "--rights=read")
+    served = make_daemon(upstream.url)
+    served.environment = {"MEMD_AUTH_TOKEN": "o" * 40}
+    served.start()
+    added = served.run("token", "add", "ann", "--topics=*", "--rights=read")
     assert added.returncode == 0 and added.stderr.endswith("The running daemon takes this up within a second.\n")
-    wait_until(lambda: status_of(daemon, added.stdout.strip()) == 200, daemon.log.read_text)
+    wait_until(lambda: status_of(served, added.stdout.strip()) == 200, served.log.read_text)
 
 
 def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
@@ -103,27 +98,27 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
         digest = hashlib.sha256(f"secret-of-{name}".encode()).hexdigest()
         return {"name": name, "token_sha256": digest, "topics": ["*"], "rights": ["read"]}
 
-    daemon = make_daemon(upstream.url, {"auth": {"tokens": [one("ann")]}}).start()
-    assert (status_of(daemon, "secret-of-ann"), status_of(daemon, "secret-of-bob")) == (200, 401)
-    given = yaml.safe_load(daemon.config.read_text())
+    served = make_daemon(upstream.url, {"auth": {"tokens": [one("ann")]}}).start()
+    assert (status_of(served, "secret-of-ann"), status_of(served, "secret-of-bob")) == (200, 401)
+    given = yaml.safe_load(served.config.read_text())
     given["auth"]["tokens"] = [one("ann"), one("ann")]
-    daemon.config.write_text(yaml.safe_dump(given))
-    wait_until(lambda: "tokens stay as they were" in daemon.log.read_text(), daemon.log.read_text)
-    assert status_of(daemon, "secret-of-ann") == 200
+    served.config.write_text(yaml.safe_dump(given))
+    wait_until(lambda: "tokens stay as they were" in served.log.read_text(), served.log.read_text)
+    assert status_of(served, "secret-of-ann") == 200
     given["auth"]["tokens"] = [one("bob")]
-    daemon.config.write_text(yaml.safe_dump(given))
-    wait_until(lambda: status_of(daemon, "secret-of-bob") == 200, daemon.log.read_text)
-    assert status_of(daemon, "secret-of-ann") == 401
-    audit = daemon.run("audit", "--act", "settings", "--json", "--config", str(daemon.config)).stdout.splitlines()[1:]
+    served.config.write_text(yaml.safe_dump(given))
+    wait_until(lambda: status_of(served, "secret-of-bob") == 200, served.log.read_text)
+    assert status_of(served, "secret-of-ann") == 401
+    audit = served.run("audit", "--act", "settings", "--json", "--config", str(served.config)).stdout.splitlines()[1:]
     [taken] = map(json.loads, audit)
     assert (taken["who"], taken["from"], taken["detail"]) == (
         "memd",
-        str(daemon.config),
+        str(served.config),
         "tokens added: bob; gone: ann",
     )
     assert (
         "stands in auth.tokens of the settings"
-        in daemon.run("token", "revoke", "bob", "--config", str(daemon.config)).stderr
+        in served.run("token", "revoke", "bob", "--config", str(served.config)).stderr
     )
 
 
@@ -179,11 +174,11 @@ def test_a_command_may_have_the_token_of_anybody_in_its_variable(
 def test_the_log_counts_what_waits_in_the_topics_that_a_token_may_read(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
-    ann, ben = (made(daemon, name, name, "read,write") for name in ("ann", "ben"))
+    served = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
+    ann, ben = (made(served, name, name, "read,write") for name in ("ann", "ben"))
     for name, secret in (("ann", ann), ("ben", ben)):
         said = [{"role": "user", "content": "The lamp is in the attic."}]
-        daemon.chat(said, {"Authorization": f"Bearer {secret}"}, memory_in={"topic_id": name})
+        served.chat(said, {"Authorization": f"Bearer {secret}"}, memory_in={"topic_id": name})
     monkeypatch.setattr(daemon_process, "clean_environment", lambda: {**os.environ, "MEMD_AUTH_TOKEN": ann})
-    wait_until(lambda: "2 messages are not in the log yet" in daemon.run("log").stdout, lambda: repr(daemon))
-    assert "4 messages" in daemon.run("stats").stdout, "who reads the files reads all of them"
+    wait_until(lambda: "2 messages are not in the log yet" in served.run("log").stdout, lambda: repr(served))
+    assert "4 messages" in served.run("stats").stdout, "who reads the files reads all of them"

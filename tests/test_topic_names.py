@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import MakeDaemon
-from daemon_process import ask
+from daemon_process import DaemonProcess, ask
 from drafts import draft, live_contents, open_store
 from recording_upstream import RecordingUpstream
 
@@ -51,19 +50,20 @@ def test_a_store_that_has_both_keeps_opening(tmp_path: Path) -> None:
 
 
 def test_a_request_for_one_is_answered_400_or_goes_on_without_memory(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    memd = make_daemon(upstream.url).start()
-    assert ask(f"{memd.base_url}/t/garden/v1/chat/completions", {"messages": [FACT]}).status == 200
+    assert ask(f"{served.base_url}/t/garden/v1/chat/completions", {"messages": [FACT]}).status == 200
     seen = len(upstream.requests)
-    refused = ask(f"{memd.base_url}/t/Garden/v1/chat/completions", {"messages": [FACT]})
+    refused = ask(f"{served.base_url}/t/Garden/v1/chat/completions", {"messages": [FACT]})
     assert refused.status == 400 and "'garden', which is there" in refused.json["error"]["message"]
     assert len(upstream.requests) == seen
-    answered = memd.chat([FACT], memory_in={"topic_id": "Garden"})
+    answered = served.chat([FACT], memory_in={"topic_id": "Garden"})
     assert answered.reply and answered.headers["X-Memory-Status"] == "bad-memory-in"
-    assert "'garden', which is there" in memd.log.read_text()
-    assert memd.chat([FACT], memory_in={"related_topic_ids": ["Garden"]}).headers["X-Memory-Status"] != "bad-memory-in"
-    assert sorted(path.name for path in memd.data_dir.iterdir() if path.is_dir()) == ["default", "garden"]
+    assert "'garden', which is there" in served.log.read_text()
+    assert (
+        served.chat([FACT], memory_in={"related_topic_ids": ["Garden"]}).headers["X-Memory-Status"] != "bad-memory-in"
+    )
+    assert sorted(path.name for path in served.data_dir.iterdir() if path.is_dir()) == ["default", "garden"]
 
 
 def test_an_import_stops_at_the_line_that_names_one(tmp_path: Path) -> None:

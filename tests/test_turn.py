@@ -5,114 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream, streamed
+from daemon_in_process import Client, daemon_in_process, until
+from recording_upstream import Request, Response, chat_answer, streamed
 
 from memd.conversation.tokens import TokenCounter
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
-from memd.principals import OWNER
 from memd.proxy.memory import Memory
 from memd.proxy.receive import Received
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
-from memd.settings import model as settings
 from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
 MOVED = "The spare key of the workshop hangs in the shed."
 QUESTION = "Where does the spare key of the workshop hang?"
-STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
-"""What runs in a daemon without anybody having asked for something."""
-POLL_SECONDS = 0.005
 
 
-class Client:
-    """An OpenAI client of the daemon, and the daemon's insides."""
-
-    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, upstream: RecordingUpstream) -> None:
-        self.daemon = daemon
-        self.upstream = upstream
-        self._session = session
-
-    def post(self, *texts: str, mode: str = "full", topic: str = "default", **body: Any) -> Any:
-        """A chat of user and assistant texts in turn; to be entered with `async with`."""
-        roles = ("user", "assistant")
-        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-        url = f"{self.daemon.base_url}/t/{topic}/v1/chat/completions"
-        return self._session.post(url, json={"messages": messages, **body}, headers={"X-Memory-Mode": mode})
-
-    async def ask(self, *texts: str, **options: Any) -> tuple[int, str, dict[str, Any]]:
-        """Status, `X-Memory-Status` and the answer."""
-        async with self.post(*texts, **options) as answer:
-            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
-
-    async def correct(self, topic: str, **correction: Any) -> None:
-        """As a person does, at once."""
-        url = f"{self.daemon.own_url}/memd/corrections"
-        async with self._session.post(url, json={"topic_id": topic, **correction}) as answer:
-            assert answer.status == 200, await answer.text()
-
-    async def chat(self, messages: list[dict[str, Any]], **members: Any) -> str:
-        """A chat of any messages, answered: the prompt that the model got."""
-        url = f"{self.daemon.base_url}/v1/chat/completions"
-        async with self._session.post(url, json={"messages": messages, **members}) as answer:
-            assert answer.status == 200, await answer.text()
-        return self.upstream.prompts[-1]
-
-    async def stored(self, topic_id: str = "default") -> None:
-        """All that was said is in the log."""
-        topic = await self.daemon.topics.get(topic_id)
-        await self.settled(topic_id)
-        for conversation in topic.buffer.conversations():
-            assert await self.daemon.archiver.store(topic, conversation, len(conversation))
-
-    async def settled(self, topic_id: str = "default") -> None:
-        """Nothing of a turn is under way any more, what is finished is stored, and nobody holds the topic."""
-        topic = await self.daemon.topics.get(topic_id)
-        await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
-        await self.daemon.archiver.tend_topic(topic)
-        await _until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
-        await _until(lambda: topic.idle_seconds > 0)  # while its journal is synced, the topic is held for a moment
-
-    async def receipt(self) -> dict[str, Any]:
-        """The latest turn's."""
-        [(latest, _)] = await self.daemon.receipts.latest(1, OWNER)
-        found = await self.daemon.receipts.find(latest.turn_id, OWNER)
-        assert found is not None
-        return {name: getattr(found, name) for name in found.__struct_fields__}
-
-
-@asynccontextmanager
-async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
-    with recording_upstream(window=window) as upstream:
-        config = settings.Config(
-            listen=settings.ListenSettings(port=0),
-            upstream=settings.UpstreamSettings(url=upstream.url),
-            data_dir=folder / "memory",
-            buffer=settings.BufferSettings(store_after_seconds=0),
-        )
-        async with running(config) as daemon, aiohttp.ClientSession() as session:
-            yield Client(daemon, session, upstream)
-
-
-async def test_what_one_chat_told_is_injected_into_the_next(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        assert (await client.ask(FACT))[:2] == (200, "none")
-        await client.settled()
-        assert (await client.ask(QUESTION))[:2] == (200, "injected")
-        await client.settled()
-        assert FACT in client.upstream.prompts[-1]
-        receipt = await client.receipt()
-        assert receipt["question"] == QUESTION and FACT in receipt["block"]
-        assert set(receipt["timings_ms"]) >= {"read", "receive", "correct", "room", "recall", "upstream", "memory"}
+async def test_what_one_chat_told_is_injected_into_the_next(client: Client) -> None:
+    assert (await client.ask(FACT))[:2] == (200, "none")
+    await client.settled()
+    assert (await client.ask(QUESTION))[:2] == (200, "injected")
+    await client.settled()
+    assert FACT in client.upstream.prompts[-1]
+    receipt = await client.receipt()
+    assert receipt["question"] == QUESTION and FACT in receipt["block"]
+    assert set(receipt["timings_ms"]) >= {"read", "receive", "correct", "room", "recall", "upstream", "memory"}
 
 
 async def test_the_tools_of_a_program_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,77 +56,72 @@ async def test_the_tools_of_a_program_are_counted_once(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("step", [(RoomMaker, "make_room"), (Memory, "recall"), (Memory, "settle")])
 async def test_a_bug_in_any_step_costs_the_memory_and_not_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+    client: Client, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    async with daemon_in_process(tmp_path) as client:
-        monkeypatch.setattr(*step, broken)
-        status, memory, answer = await client.ask(FACT)
-        assert (status, memory) == (200, "degraded:store")
-        assert answer["choices"][0]["message"]["content"] == "Noted."
-        await client.settled()
+    monkeypatch.setattr(*step, broken)
+    status, memory, answer = await client.ask(FACT)
+    assert (status, memory) == (200, "degraded:store")
+    assert answer["choices"][0]["message"]["content"] == "Noted."
+    await client.settled()
 
 
 async def test_a_bug_in_the_receipt_costs_the_receipt_and_not_the_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    async with daemon_in_process(tmp_path) as client:
-        monkeypatch.setattr(Rememberer, "_receipt", broken)
-        await client.ask(FACT)
-        await client.settled()
-        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
-        assert [item.message and item.message.text for item in conversation.messages] == [FACT, "Noted."]
+    monkeypatch.setattr(Rememberer, "_receipt", broken)
+    await client.ask(FACT)
+    await client.settled()
+    [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+    assert [item.message and item.message.text for item in conversation.messages] == [FACT, "Noted."]
 
 
-async def test_a_client_that_leaves_in_mid_answer_leaves_what_came_behind_and_holds_nothing(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        gate = threading.Event()
-        client.upstream.answer = lambda _: streamed("It hangs behind the bicycle", gate)
-        async with client.post(QUESTION, stream=True) as answer:
-            while b"bicycle" not in await answer.content.readline():
-                pass
-            answer.close()
-        await _until(lambda: "remember" in client.daemon.tasks.names or not client.daemon.metrics.in_flight)
-        gate.set()
-        await client.settled()
-        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
-        reply = conversation.messages[-1].message
-        assert reply is not None and reply.interrupted and reply.text == "Ithangsbehindthebicycle"
-        assert (await client.receipt())["interrupted"]
+async def test_a_client_that_leaves_in_mid_answer_leaves_what_came_behind_and_holds_nothing(client: Client) -> None:
+    gate = threading.Event()
+    client.upstream.answer = lambda _: streamed("It hangs behind the bicycle", gate)
+    async with client.post(QUESTION, stream=True) as answer:
+        while b"bicycle" not in await answer.content.readline():
+            pass
+        answer.close()
+    await until(lambda: "remember" in client.daemon.tasks.names or not client.daemon.metrics.in_flight)
+    gate.set()
+    await client.settled()
+    [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+    reply = conversation.messages[-1].message
+    assert reply is not None and reply.interrupted and reply.text == "Ithangsbehindthebicycle"
+    assert (await client.receipt())["interrupted"]
 
 
-async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so(tmp_path: Path) -> None:
+async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so(client: Client) -> None:
     def refuses_memory(request: Request) -> Response:
         if b"[memory]" in request.body:
             return Response((b'{"error": {"message": "the template has no place for this"}}',), status=500)
         return chat_answer(request)
 
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        client.upstream.answer = refuses_memory
-        assert (await client.ask(QUESTION))[:2] == (200, "degraded:template")
-        await client.settled()
-        receipt = await client.receipt()
-        assert receipt["placement"] is None and receipt["shown"] == () and receipt["http_status"] == 200
-        conversations = (await client.daemon.topics.get("default")).buffer.conversations()
-        assert not any(block.chunks for one in conversations for block in one.blocks.values())
+    await client.ask(FACT)
+    await client.settled()
+    client.upstream.answer = refuses_memory
+    assert (await client.ask(QUESTION))[:2] == (200, "degraded:template")
+    await client.settled()
+    receipt = await client.receipt()
+    assert receipt["placement"] is None and receipt["shown"] == () and receipt["http_status"] == 200
+    conversations = (await client.daemon.topics.get("default")).buffer.conversations()
+    assert not any(block.chunks for one in conversations for block in one.blocks.values())
 
 
-async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        client.daemon.upstream.first.url = "http://127.0.0.1:9"
-        status, _, answer = await client.ask(FACT)
-        assert status == 502 and "http://127.0.0.1:9" in answer["error"]["message"]
-        await client.settled()
-        [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
-        assert [item.message and item.message.text for item in conversation.messages] == [FACT]
-        assert (await client.receipt())["http_status"] is None
+async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(client: Client) -> None:
+    client.daemon.upstream.first.url = "http://127.0.0.1:9"
+    status, _, answer = await client.ask(FACT)
+    assert status == 502 and "http://127.0.0.1:9" in answer["error"]["message"]
+    await client.settled()
+    [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
+    assert [item.message and item.message.text for item in conversation.messages] == [FACT]
+    assert (await client.receipt())["http_status"] is None
 
 
 @pytest.mark.parametrize("mode", ["full", "readonly"])
@@ -217,70 +133,66 @@ async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer
         assert (await client.ask(FACT, mode=mode))[:2] == (200, "degraded:store")
 
 
-async def test_readonly_shows_memory_and_leaves_no_trace(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.settled()
-        topic = await client.daemon.topics.get("default")
-        before = topic.buffer.retelling()(), topic.log.stats().entries
-        assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "injected")
-        await client.settled()
-        assert (topic.buffer.retelling()(), topic.log.stats().entries) == before
-        assert (await client.ask(QUESTION, mode="readonly", topic="elsewhere"))[:2] == (200, "none")
-        assert "elsewhere" not in client.daemon.store.topic_ids()
+async def test_readonly_shows_memory_and_leaves_no_trace(client: Client) -> None:
+    await client.ask(FACT)
+    await client.settled()
+    topic = await client.daemon.topics.get("default")
+    before = topic.buffer.retelling()(), topic.log.stats().entries
+    assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "injected")
+    await client.settled()
+    assert (topic.buffer.retelling()(), topic.log.stats().entries) == before
+    assert (await client.ask(QUESTION, mode="readonly", topic="elsewhere"))[:2] == (200, "none")
+    assert "elsewhere" not in client.daemon.store.topic_ids()
 
 
-async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
+async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(client: Client) -> None:
+    await client.ask(FACT)
+    await client.settled()
+    _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+    await client.settled()
+    shown = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+    praise = {"chunk_ids": shown, "action": "Helpful", "reason": "it was"}
+    sideband = {"memory_in": json.dumps({"corrections": [praise]})}
+    topic = await client.daemon.topics.get("default")
+    for _ in range(2):
+        status, _, answer = await client.ask(QUESTION, "Noted.", "Thanks!", metadata=sideband)
+        assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
         await client.settled()
-        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
-        await client.settled()
-        shown = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
-        praise = {"chunk_ids": shown, "action": "Helpful", "reason": "it was"}
-        sideband = {"memory_in": json.dumps({"corrections": [praise]})}
-        topic = await client.daemon.topics.get("default")
-        for _ in range(2):
-            status, _, answer = await client.ask(QUESTION, "Noted.", "Thanks!", metadata=sideband)
-            assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
-            await client.settled()
-        snapshot = topic.log.snapshot()
-        praised = [place for place in snapshot.latest_places() if snapshot.read(place).action == "Helpful"]
-        assert len(praised) == len(shown) > 0
+    snapshot = topic.log.snapshot()
+    praised = [place for place in snapshot.latest_places() if snapshot.read(place).action == "Helpful"]
+    assert len(praised) == len(shown) > 0
 
 
-async def test_a_request_with_corrections_that_is_sent_again_and_answered_alike_is_applied_once(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.stored()
-        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+async def test_a_request_with_corrections_that_is_sent_again_and_answered_alike_is_applied_once(client: Client) -> None:
+    await client.ask(FACT)
+    await client.stored()
+    _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+    await client.settled()
+    [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+    asked = [{"chunk_ids": [one], "action": "Helpful", "reason": "it was"} for one in (shown, "ffff")]
+    for _ in range(3):
+        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": json.dumps({"corrections": asked})})
+        failed = [one["chunk_id"] for one in answer["memory_out"]["signals"] if one["type"] == "correction_failed"]
+        assert failed == ["ffff"], "the outcome of the first"
         await client.settled()
-        [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
-        asked = [{"chunk_ids": [one], "action": "Helpful", "reason": "it was"} for one in (shown, "ffff")]
-        for _ in range(3):
-            _, _, answer = await client.ask(QUESTION, metadata={"memory_in": json.dumps({"corrections": asked})})
-            failed = [one["chunk_id"] for one in answer["memory_out"]["signals"] if one["type"] == "correction_failed"]
-            assert failed == ["ffff"], "the outcome of the first"
-            await client.settled()
-        snapshot = (await client.daemon.topics.get("default")).log.snapshot()
-        assert [snapshot.read(place).action for place in snapshot.latest_places()].count("Helpful") == 1
-        assert client.daemon.metrics.corrections.counts["applied",] == 1
+    snapshot = (await client.daemon.topics.get("default")).log.snapshot()
+    assert [snapshot.read(place).action for place in snapshot.latest_places()].count("Helpful") == 1
+    assert client.daemon.metrics.corrections.counts["applied",] == 1
 
 
 @pytest.mark.parametrize("topic", ["default", "related"])
-async def test_a_retry_is_not_shown_again_what_was_corrected_since(tmp_path: Path, topic: str) -> None:
+async def test_a_retry_is_not_shown_again_what_was_corrected_since(client: Client, topic: str) -> None:
     sideband = {"memory_in": json.dumps({"related_topic_ids": ["related"]})}
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT, topic=topic)
-        await client.stored(topic)
-        for _ in range(2):
-            _, _, answer = await client.ask(QUESTION, metadata=sideband)
-            await client.settled()
-        assert client.upstream.prompts[-1] == client.upstream.prompts[-2] and FACT in client.upstream.prompts[-1]
-        [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
-        await client.correct(topic, action="Update", chunk_ids=[shown], content=MOVED, reason="it was moved")
-        assert (await client.ask(QUESTION, metadata=sideband))[1] == "injected"
-        assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
+    await client.ask(FACT, topic=topic)
+    await client.stored(topic)
+    for _ in range(2):
+        _, _, answer = await client.ask(QUESTION, metadata=sideband)
+        await client.settled()
+    assert client.upstream.prompts[-1] == client.upstream.prompts[-2] and FACT in client.upstream.prompts[-1]
+    [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+    await client.correct(topic, action="Update", chunk_ids=[shown], content=MOVED, reason="it was moved")
+    assert (await client.ask(QUESTION, metadata=sideband))[1] == "injected"
+    assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
 
 
 async def test_equal_requests_at_the_same_moment_all_get_the_same_block(tmp_path: Path) -> None:
@@ -361,9 +273,3 @@ async def test_instructions_in_mid_conversation_stay_until_they_exceed_an_eighth
         log = (tmp_path / "memory" / "default" / "active.bin").read_bytes()
         assert b"Rule 0:" in log, "the oldest left and are stored"
         assert b"Rule 11:" not in log, "the others are in the prompt"
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not holds():  # noqa: ASYNC110 - it has no event to wait for
-            await asyncio.sleep(POLL_SECONDS)

@@ -405,11 +405,10 @@ def test_corrections_that_come_back_go_before_those_that_came_meanwhile(
 
 
 def test_notes_go_out_with_the_next_request_and_wait_until_memd_says_that_it_took_them(
-    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+    memd_client: TypeScriptPackage, served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url).start()
     note = {"content": "The spare lamp is behind the rope.", "title": "Lamp", "tags": ["house"]}
-    step = {"url": f"{daemon.base_url}/chat/completions", "method": "POST"}
+    step = {"url": f"{served.base_url}/chat/completions", "method": "POST"}
     step["body"] = json.dumps({"messages": [{"role": "user", "content": "Where is the spare lamp?"}]})
     nowhere = {**step, "url": f"{NOWHERE}/v1/chat/completions"}
     told = memd_client.steps("fetch.ts", [{**nowhere, "notes": [note]}, step, step])

@@ -7,9 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from conftest import MakeDaemon
-from daemon_process import ask, wait_until
-from recording_upstream import RecordingUpstream
+from daemon_process import DaemonProcess, ask, wait_until
 
 from memd.admin.queries import PeriodQuery
 from memd.admin.usage import usage_of
@@ -56,18 +54,17 @@ def test_counts_of_the_model_server_come_before_estimates_and_refused_requests_c
     assert [row.day for row in usage_of(lines, that_day).rows] == ["2026-11-20"]
 
 
-def test_the_command_shows_what_requests_took(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url).start()
-    empty = daemon.run("usage")
+def test_the_command_shows_what_requests_took(served: DaemonProcess) -> None:
+    empty = served.run("usage")
     assert empty.returncode == 1 and "No request has a receipt" in empty.stdout
     for text in ("Where is the oil for the lamp?", "And the wick?"):
-        daemon.chat([{"role": "user", "content": text}], memory_in={"topic_id": "work"})
+        served.chat([{"role": "user", "content": text}], memory_in={"topic_id": "work"})
 
-    turns = f"{daemon.own_url}/memd/turns?topic=work"
-    wait_until(lambda: len(ask(turns).json["turns"]) == 2, lambda: repr(daemon))
-    rows = json.loads(daemon.run("usage", "--json").stdout)["rows"]
+    turns = f"{served.own_url}/memd/turns?topic=work"
+    wait_until(lambda: len(ask(turns).json["turns"]) == 2, lambda: repr(served))
+    rows = json.loads(served.run("usage", "--json").stdout)["rows"]
     assert sum(row["requests"] for row in rows if row["topic_id"] == "work") == 2
-    shown = daemon.run("usage", "--topic", "work").stdout
-    at = ask(f"{daemon.own_url}/memd/turns").json["turns"][0]["at"]
+    shown = served.run("usage", "--topic", "work").stdout
+    at = ask(f"{served.own_url}/memd/turns").json["turns"][0]["at"]
     assert f"{datetime.fromtimestamp(at / 1e6):%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown
-    assert daemon.run("usage", "--topic", "nowhere").returncode == 2
+    assert served.run("usage", "--topic", "nowhere").returncode == 2

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from archiver_stage import live_entries
+from daemon_in_process import Client, daemon_in_process
 from recording_upstream import COMMON, Request, Response
-from test_turn import Client, daemon_in_process
 
 from memd.messages import Message
 
@@ -76,29 +76,27 @@ async def say(client: Client, history: list[Json], reply: Json) -> None:
     ],
     ids=["defaults", "line ends", "thinking", "NFD and links"],
 )
-async def test_an_answer_that_comes_back_rewritten_is_stored_once(tmp_path: Path, said: Json, came_back: Json) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await say(client, [ASKED], said)
-        behind = [result("c1", "Done.")] if "tool_calls" in said else [{"role": "user", "content": "Which is longest?"}]
-        await say(client, [ASKED, came_back, *behind], {"role": "assistant", "content": "It is the longest of all."})
-        topic = await client.daemon.topics.get("default")
-        assert len(topic.buffer.conversations()) == 1
-        stored = await logged(client)
-        assert sum(ASKED["content"] in text for text in stored) == 1, stored
+async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client, said: Json, came_back: Json) -> None:
+    await say(client, [ASKED], said)
+    behind = [result("c1", "Done.")] if "tool_calls" in said else [{"role": "user", "content": "Which is longest?"}]
+    await say(client, [ASKED, came_back, *behind], {"role": "assistant", "content": "It is the longest of all."})
+    topic = await client.daemon.topics.get("default")
+    assert len(topic.buffer.conversations()) == 1
+    stored = await logged(client)
+    assert sum(ASKED["content"] in text for text in stored) == 1, stored
 
 
 @pytest.mark.parametrize("ids", [["call_1"] * 6, [""] * 6, [f"call_{number % 2}" for number in range(6)]])
-async def test_calls_whose_ids_repeat_or_are_missing_are_all_stored(tmp_path: Path, ids: list[str]) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        history = [ASKED]
-        for number, call_id in enumerate(ids):
-            reply = edit(call_id, step=number)
-            await say(client, history, reply)
-            history += [reply, result(call_id, f"Result number {number}: pier {number * 7} is open. " * 60)]
-        await say(client, history, {"role": "assistant", "content": "All are done."})
-        stored = "\n".join(await logged(client))
-        for number in range(len(ids)):
-            assert stored.count(f'"step": {number}') == 1 and f"Result number {number}:" in stored
+async def test_calls_whose_ids_repeat_or_are_missing_are_all_stored(client: Client, ids: list[str]) -> None:
+    history = [ASKED]
+    for number, call_id in enumerate(ids):
+        reply = edit(call_id, step=number)
+        await say(client, history, reply)
+        history += [reply, result(call_id, f"Result number {number}: pier {number * 7} is open. " * 60)]
+    await say(client, history, {"role": "assistant", "content": "All are done."})
+    stored = "\n".join(await logged(client))
+    for number in range(len(ids)):
+        assert stored.count(f'"step": {number}') == 1 and f"Result number {number}:" in stored
 
 
 @pytest.mark.parametrize("has_journal", [True, False])

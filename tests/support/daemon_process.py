@@ -314,6 +314,11 @@ def text_of(chunks: Sequence[Mapping[str, Any]]) -> str:
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
 
+def user(text: str) -> dict[str, Any]:
+    """A message of a user's."""
+    return {"role": "user", "content": text}
+
+
 def clean_environment() -> dict[str, str]:
     """The environment without the settings of whoever runs the tests."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MEMD_") or name in KEPT}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from daemon_process import DaemonProcess, wait_until
+from daemon_process import DaemonProcess, user, wait_until
 from page_browser import DESK, Watched, tab
 from playwright.sync_api import Browser, Locator, Page
 
@@ -61,20 +61,16 @@ def empty(kept: Watched) -> None:
     kept.watch("")
 
 
-def said(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
 def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "bikes") -> None:
     before = len(daemon.export())
     for fact in facts:
-        daemon.chat([said(fact)], memory_in={"topic_id": topic})
+        daemon.chat([user(fact)], memory_in={"topic_id": topic})
     wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
 
 
 def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
     """Ask in a new chat; the turn's id."""
-    return str(daemon.chat([said(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
+    return str(daemon.chat([user(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
 
 
 def rows(page: Page) -> Locator:

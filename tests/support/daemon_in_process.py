@@ -1,0 +1,97 @@
+"""The whole daemon on a test's event loop, with an upstream that is told what to answer, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from recording_upstream import RecordingUpstream, recording_upstream
+
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
+from memd.principals import OWNER
+from memd.settings import model as settings
+
+STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
+"""What runs in a daemon without anybody having asked for something."""
+POLL_SECONDS = 0.005
+
+
+class Client:
+    """An OpenAI client of the daemon, and the daemon's insides."""
+
+    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, upstream: RecordingUpstream) -> None:
+        self.daemon = daemon
+        self.upstream = upstream
+        self.session = session
+
+    def post(self, *texts: str, mode: str = "full", topic: str = "default", **body: Any) -> Any:
+        """A chat of user and assistant texts in turn; to be entered with `async with`."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+        url = f"{self.daemon.base_url}/t/{topic}/v1/chat/completions"
+        return self.session.post(url, json={"messages": messages, **body}, headers={"X-Memory-Mode": mode})
+
+    async def ask(self, *texts: str, **options: Any) -> tuple[int, str, dict[str, Any]]:
+        """Status, `X-Memory-Status` and the answer."""
+        async with self.post(*texts, **options) as answer:
+            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
+
+    async def correct(self, topic: str, **correction: Any) -> None:
+        """As a person does, at once."""
+        url = f"{self.daemon.own_url}/memd/corrections"
+        async with self.session.post(url, json={"topic_id": topic, **correction}) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def chat(self, messages: list[dict[str, Any]], **members: Any) -> str:
+        """A chat of any messages, answered: the prompt that the model got."""
+        url = f"{self.daemon.base_url}/v1/chat/completions"
+        async with self.session.post(url, json={"messages": messages, **members}) as answer:
+            assert answer.status == 200, await answer.text()
+        return self.upstream.prompts[-1]
+
+    async def stored(self, topic_id: str = "default") -> None:
+        """All that was said is in the log."""
+        topic = await self.daemon.topics.get(topic_id)
+        await self.settled(topic_id)
+        for conversation in topic.buffer.conversations():
+            assert await self.daemon.archiver.store(topic, conversation, len(conversation))
+
+    async def settled(self, topic_id: str = "default") -> None:
+        """Nothing of a turn is under way any more, what is finished is stored, and nobody holds the topic."""
+        topic = await self.daemon.topics.get(topic_id)
+        await until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
+        await self.daemon.archiver.tend_topic(topic)
+        await until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
+        await until(lambda: topic.idle_seconds > 0)  # while its journal is synced, the topic is held for a moment
+
+    async def receipt(self) -> dict[str, Any]:
+        """The latest turn's."""
+        [(latest, _)] = await self.daemon.receipts.latest(1, OWNER)
+        found = await self.daemon.receipts.find(latest.turn_id, OWNER)
+        assert found is not None
+        return {name: getattr(found, name) for name in found.__struct_fields__}
+
+
+@asynccontextmanager
+async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
+    """A daemon with a log in this folder, and its client."""
+    with recording_upstream(window=window) as upstream:
+        config = settings.Config(
+            listen=settings.ListenSettings(port=0),
+            upstream=settings.UpstreamSettings(url=upstream.url),
+            data_dir=folder / "memory",
+            buffer=settings.BufferSettings(store_after_seconds=0),
+        )
+        async with running(config) as daemon, aiohttp.ClientSession() as session:
+            yield Client(daemon, session, upstream)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not holds():  # noqa: ASYNC110 - it has no event to wait for
+            await asyncio.sleep(POLL_SECONDS)
