@@ -31,9 +31,10 @@ sys.path.insert(2, str(Path(__file__).parent.parent / "tests" / "support"))
 import aiohttp
 import msgspec
 from aiohttp.test_utils import make_mocked_request
+from daemon_in_process import House, house_in, secret_of
 from rich.console import Console
 from rich.table import Table
-from test_rights import GUARDED, HOW, House, house_in, secret_of, told
+from test_rights import GUARDED, HOW, told
 
 from memd.access import let_in, principal_of
 from memd.principals import Principal, Principals

@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests")]
 
-from daemon_process import DaemonProcess, ask  # noqa: E402  # needs the path above
+from daemon_in_process import daemon_in_process  # noqa: E402  # needs the path above
+from daemon_process import DaemonProcess, ask  # noqa: E402
 from recording_upstream import recording_upstream  # noqa: E402
-from test_turn import daemon_in_process  # noqa: E402
 from vectors import sentences  # noqa: E402
 
 TURN_CHARACTERS = 2_000

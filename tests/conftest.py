@@ -27,7 +27,7 @@ from memd.settings.model import Config
 if TYPE_CHECKING:
     from archiver_stage import Stage
     from bucket_server import S3Server
-    from daemon_in_process import Client
+    from daemon_in_process import Client, House
     from page_browser import Watched
     from page_tabs import OpenPage
     from playwright.sync_api import Browser
@@ -299,6 +299,15 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 
     async with daemon_in_process(tmp_path) as client:
         yield client
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """A whole daemon with tokens, on the test's event loop."""
+    from daemon_in_process import house_in
+
+    async with house_in(tmp_path) as house:
+        yield house
 
 
 @pytest.fixture

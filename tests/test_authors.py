@@ -16,11 +16,12 @@ import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from conftest import MakeDaemon
 from crash_files import CrashFiles
+from daemon_in_process import House, house_in, secret_of
 from daemon_process import ask
 from histories import said
 from msgspec import UNSET
 from recording_upstream import RecordingUpstream
-from test_rights import LAMP, QUESTION, VAULT, House, house_in, secret_of
+from test_rights import LAMP, QUESTION, VAULT
 
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Entry
@@ -132,207 +133,200 @@ async def tool(house: House, name: str, called: str, **arguments: Any) -> str:
     return text
 
 
-async def test_each_way_into_memory_names_who_it_came_from(tmp_path: Path) -> None:
+async def test_each_way_into_memory_names_who_it_came_from(house: House) -> None:
     pytest.importorskip("mcp")
-    async with house_in(tmp_path) as house:
-        note = {"notes": [{"content": "A note of the route."}]}
-        await house.chat("ann", LAMP, memory_in={"notes": [{"content": "A note of a chat."}]})
-        await house.ask("bob", "/memd/notes", {"topic_id": "team-a", **note})
-        await tool(house, "bob", "remember", content="A note of MCP.", topic="team-a")
-        text = base64.b64encode(b"A file on the page.").decode()
-        await house.ask("ann", "/memd/documents", {"topic_id": "team-a", "file": {"name": "a.txt", "content": text}})
-        part = {"source": "x", "messages": [{"role": "user", "text": "An import of messages."}]}
-        await house.ask("bob", "/memd/import/messages", {"topic_id": "team-a", "part": part})
-        await house.chat("owner", VAULT)
-        found = await authors(house)
-        assert {words: name for words, name in found.items() if not words.startswith("assistant")} == {
-            "user: The release word": "ann",
-            "A note of a": "ann",
-            "A note of the": "bob",
-            "A note of MCP.": "bob",
-            "A file on the": "ann",
-            "user: An import of": "bob",
-            "user: The word for": "",
-        }
-        _, searched = await house.ask("bob", "/memd/search?q=lighthouse%20lamp&topic=team-a")
-        assert searched["chunks"][0]["author"] == "ann"
-        assert "user and assistant, by ann" in await tool(house, "bob", "search_memory", query=LAMP)
-        assert " by " not in (await tool(house, "owner", "search_memory", query=VAULT)).partition("\n")[0]
-        await house.chat("bob", QUESTION)
-        assert f"user (ann): {LAMP}" in house.upstream.prompts[-1], "her words are not bob's"
+    note = {"notes": [{"content": "A note of the route."}]}
+    await house.chat("ann", LAMP, memory_in={"notes": [{"content": "A note of a chat."}]})
+    await house.ask("bob", "/memd/notes", {"topic_id": "team-a", **note})
+    await tool(house, "bob", "remember", content="A note of MCP.", topic="team-a")
+    text = base64.b64encode(b"A file on the page.").decode()
+    await house.ask("ann", "/memd/documents", {"topic_id": "team-a", "file": {"name": "a.txt", "content": text}})
+    part = {"source": "x", "messages": [{"role": "user", "text": "An import of messages."}]}
+    await house.ask("bob", "/memd/import/messages", {"topic_id": "team-a", "part": part})
+    await house.chat("owner", VAULT)
+    found = await authors(house)
+    assert {words: name for words, name in found.items() if not words.startswith("assistant")} == {
+        "user: The release word": "ann",
+        "A note of a": "ann",
+        "A note of the": "bob",
+        "A note of MCP.": "bob",
+        "A file on the": "ann",
+        "user: An import of": "bob",
+        "user: The word for": "",
+    }
+    _, searched = await house.ask("bob", "/memd/search?q=lighthouse%20lamp&topic=team-a")
+    assert searched["chunks"][0]["author"] == "ann"
+    assert "user and assistant, by ann" in await tool(house, "bob", "search_memory", query=LAMP)
+    assert " by " not in (await tool(house, "owner", "search_memory", query=VAULT)).partition("\n")[0]
+    await house.chat("bob", QUESTION)
+    assert f"user (ann): {LAMP}" in house.upstream.prompts[-1], "her words are not bob's"
 
 
-async def test_the_author_is_who_asks_whatever_the_api_and_the_session(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
+async def test_the_author_is_who_asks_whatever_the_api_and_the_session(house: House) -> None:
 
-        async def asked(name: str, path: str, body: dict[str, Any], **headers: str) -> int:
-            url, shown = f"{house.daemon.base_url}/t/team-a{path}", {"X-Memory-Token": secret_of(name), **headers}
-            async with aiohttp.ClientSession(headers=shown) as session, session.post(url, json=body) as answer:
-                return answer.status
+    async def asked(name: str, path: str, body: dict[str, Any], **headers: str) -> int:
+        url, shown = f"{house.daemon.base_url}/t/team-a{path}", {"X-Memory-Token": secret_of(name), **headers}
+        async with aiohttp.ClientSession(headers=shown) as session, session.post(url, json=body) as answer:
+            return answer.status
 
-        def one(text: str) -> list[dict[str, str]]:
-            return [{"role": "user", "content": text, "author": "chief"}]
+    def one(text: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": text, "author": "chief"}]
 
-        thin = {"X-Memory-Session": "shared", "X-Memory-History": "daemon"}
-        answers = [
-            await asked("ann", "/v1/messages", {"model": "x", "max_tokens": 100, "messages": one(LAMP)}),
-            await asked("bob", "/v1/responses", {"model": "x", "input": one(VAULT)}),
-            await asked("ann", "/api/chat", {"model": "x", "stream": False, "messages": one(ROPE)}),
-            await asked("ann", "/v1/chat/completions", {"messages": one("Ann's own words, of today.")}, **thin),
-            await asked("bob", "/v1/chat/completions", {"messages": one("Bob's own words, of today.")}, **thin),
-        ]
-        assert answers == [200] * 5
-        assert await authors(house) == {
-            "user: The release word": "ann",
-            "user: The word for": "bob",
-            "user: The rope for": "ann",
-            "user: Ann's own words,": "ann",
-            "user: Bob's own words,": "bob",
-        }
-
-
-async def test_two_people_in_one_conversation_have_what_each_of_them_said(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        _, _, answer = await house.chat("ann", LAMP)
-        reply = answer["choices"][0]["message"]["content"]
-        await house.settled()
-        await house.chat("bob", LAMP, reply, ROPE)
-        assert await authors(house) == {"user: The release word": "ann", "user: The rope for": "bob"}
-        _, log = await house.ask("owner", "/memd/log?topic=team-a")
-        assert [one["by"] for one in log["events"]] == ["bob", "ann"]
-        await house.ask("owner", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": VAULT}]})
-        hers, his, owners = [await authors(house, f"{TOPIC}&author={name}") for name in ("ann", "bob", "owner")]
-        assert (set(hers.values()), set(his.values()), owners) == ({"ann"}, {"bob"}, {"The word for the": ""})
-        for name, text in (("ann", LAMP), ("bob", ROPE)):
-            for words in (LAMP, ROPE, "hello"):
-                _, found = await house.ask("owner", f"/memd/search?q={quote(words)}&author={name}&topic=team-a")
-                assert [text in one["content"] for one in found["chunks"]] == [True]
-        assert (await house.ask("owner", "/memd/transcript?author=ann"))[0] == 400, "it would read all for each page"
+    thin = {"X-Memory-Session": "shared", "X-Memory-History": "daemon"}
+    answers = [
+        await asked("ann", "/v1/messages", {"model": "x", "max_tokens": 100, "messages": one(LAMP)}),
+        await asked("bob", "/v1/responses", {"model": "x", "input": one(VAULT)}),
+        await asked("ann", "/api/chat", {"model": "x", "stream": False, "messages": one(ROPE)}),
+        await asked("ann", "/v1/chat/completions", {"messages": one("Ann's own words, of today.")}, **thin),
+        await asked("bob", "/v1/chat/completions", {"messages": one("Bob's own words, of today.")}, **thin),
+    ]
+    assert answers == [200] * 5
+    assert await authors(house) == {
+        "user: The release word": "ann",
+        "user: The word for": "bob",
+        "user: The rope for": "ann",
+        "user: Ann's own words,": "ann",
+        "user: Bob's own words,": "bob",
+    }
 
 
-async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        note = {"topic_id": "team-a", "notes": [{"content": LAMP}]}
-        _, taken = await house.ask("ann", "/memd/notes", note)
-        [[chunk_id]] = [one["chunk_ids"] for one in taken["notes"]]
-        await house.settled()
-        correction = {"topic_id": "team-a", "chunk_ids": [chunk_id], "action": "Helpful"}
-        shown = {"X-Memory-Token": secret_of("chief")}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{house.daemon.own_url}/memd/events", headers=shown) as events,
-        ):
-            await events.content.readuntil(b"\n\n")
-            await house.ask("bob", "/memd/corrections", correction)
-            assert b'"authors":["bob"]' in await events.content.readuntil(b"\n\n")
-        await house.ask("owner", "/memd/corrections", correction)
-        await house.chat(
-            "bob",
-            QUESTION,
-            memory_in={"corrections": [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "again"}]},
-        )
-        await house.settled()
-        await house.chat("bob", f"{QUESTION} Now.", memory_in={"corrections": [{**correction, "reason": "it was"}]})
-        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
-        told = [(one["event"], one["author"], one["by"]) for one in story["versions"]]
-        assert told[:3] == [("told", "ann", "ann"), ("Helpful", "ann", "bob"), ("Helpful", "ann", "")]
-        assert set(told[3:]) <= {("Helpful", "ann", "bob")}
-        update = {**correction, "action": "Update", "content": "The release word is saffron-7."}
-        _, done = await house.ask("bob", "/memd/corrections", update)
-        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
-        assert story["versions"][-1]["by"] == "bob" and story["versions"][-1]["author"] == "ann"
-        _, made = await house.ask("ann", f"/memd/chunks/{story['replaced_by'][0]}")
-        assert [(one["event"], one["author"], one["by"]) for one in made["versions"]] == [("replacement", "bob", "bob")]
-        undo = {"topic_id": "team-a", "canonical_id": done["applied"][-1]}
-        await house.ask("chief", "/memd/undo", undo)
-        _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
-        assert [story["versions"][-1][name] for name in ("event", "author", "by")] == ["Undo", "ann", "chief"]
+async def test_two_people_in_one_conversation_have_what_each_of_them_said(house: House) -> None:
+    _, _, answer = await house.chat("ann", LAMP)
+    reply = answer["choices"][0]["message"]["content"]
+    await house.settled()
+    await house.chat("bob", LAMP, reply, ROPE)
+    assert await authors(house) == {"user: The release word": "ann", "user: The rope for": "bob"}
+    _, log = await house.ask("owner", "/memd/log?topic=team-a")
+    assert [one["by"] for one in log["events"]] == ["bob", "ann"]
+    await house.ask("owner", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": VAULT}]})
+    hers, his, owners = [await authors(house, f"{TOPIC}&author={name}") for name in ("ann", "bob", "owner")]
+    assert (set(hers.values()), set(his.values()), owners) == ({"ann"}, {"bob"}, {"The word for the": ""})
+    for name, text in (("ann", LAMP), ("bob", ROPE)):
+        for words in (LAMP, ROPE, "hello"):
+            _, found = await house.ask("owner", f"/memd/search?q={quote(words)}&author={name}&topic=team-a")
+            assert [text in one["content"] for one in found["chunks"]] == [True]
+    assert (await house.ask("owner", "/memd/transcript?author=ann"))[0] == 400, "it would read all for each page"
 
 
-async def test_a_document_that_somebody_else_changes_keeps_the_author_of_what_stays(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-
-        def document(*texts: str) -> dict[str, Any]:
-            sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
-            digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-            return {"topic_id": "team-a", "document": {"source": "a.md", "hash": digest, "sections": sections}}
-
-        await house.ask("ann", "/memd/documents", document(LAMP, VAULT))
-        await house.ask("bob", "/memd/documents", document(LAMP, ROPE))
-        _, told = await house.ask("owner", "/memd/log?topic=team-a")
-        assert [(one["content"].split()[1], one["event"], one["author"], one["by"]) for one in told["events"]] == [
-            ("rope", "replacement", "bob", "bob"),
-            ("word", "Update", "ann", "bob"),
-            ("word", "told", "ann", "ann"),
-            ("release", "told", "ann", "ann"),
-        ]
-        await house.ask("owner", "/memd/documents/remove", {"topic_id": "team-a", "sources": ["a.md"]})
-        _, told = await house.ask("owner", "/memd/log?topic=team-a&limit=2")
-        assert {one["by"] for one in told["events"]} == {""}
-
-
-async def test_an_export_that_is_imported_keeps_its_authors_where_the_importer_is_believed(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await house.chat("ann", LAMP)
-        await house.settled()
-        _, taken = await house.ask("bob", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": ROPE}]})
-        await house.settled()
-        praise = {"topic_id": "team-a", "chunk_ids": taken["notes"][0]["chunk_ids"], "action": "Helpful"}
-        await house.ask("ann", "/memd/corrections", praise)
-        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
-        lines = [{"line": json.loads(line)} for line in exported.splitlines()]
-        assert [(one["line"]["author"], one["line"].get("action_by")) for one in lines] == [
-            ("ann", None),
-            ("bob", None),
-            ("bob", "ann"),
-        ]
-        for importer, topic, signed in (
-            ("owner", "team-b", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
-            ("chief", "team-c", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
-            ("bob", "team-d", [("bob", "bob")] * 3),
-        ):
-            body = {"topic_id": topic, "lines": lines}
-            status, done = await house.ask(importer, "/memd/import/entries", body)
-            assert (status, done["appended"]) == (200, 3), done
-            _, log = await house.ask("owner", f"/memd/log?topic={topic}")
-            assert [(one["author"], one["by"]) for one in reversed(log["events"])] == signed
-            _, again = await house.ask(importer, "/memd/import/entries", body)
-            assert (again["appended"], again["known"]) == (0, 3), "resumed, whoever the lines name"
+async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(house: House) -> None:
+    note = {"topic_id": "team-a", "notes": [{"content": LAMP}]}
+    _, taken = await house.ask("ann", "/memd/notes", note)
+    [[chunk_id]] = [one["chunk_ids"] for one in taken["notes"]]
+    await house.settled()
+    correction = {"topic_id": "team-a", "chunk_ids": [chunk_id], "action": "Helpful"}
+    shown = {"X-Memory-Token": secret_of("chief")}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{house.daemon.own_url}/memd/events", headers=shown) as events,
+    ):
+        await events.content.readuntil(b"\n\n")
+        await house.ask("bob", "/memd/corrections", correction)
+        assert b'"authors":["bob"]' in await events.content.readuntil(b"\n\n")
+    await house.ask("owner", "/memd/corrections", correction)
+    await house.chat(
+        "bob",
+        QUESTION,
+        memory_in={"corrections": [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "again"}]},
+    )
+    await house.settled()
+    await house.chat("bob", f"{QUESTION} Now.", memory_in={"corrections": [{**correction, "reason": "it was"}]})
+    _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+    told = [(one["event"], one["author"], one["by"]) for one in story["versions"]]
+    assert told[:3] == [("told", "ann", "ann"), ("Helpful", "ann", "bob"), ("Helpful", "ann", "")]
+    assert set(told[3:]) <= {("Helpful", "ann", "bob")}
+    update = {**correction, "action": "Update", "content": "The release word is saffron-7."}
+    _, done = await house.ask("bob", "/memd/corrections", update)
+    _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+    assert story["versions"][-1]["by"] == "bob" and story["versions"][-1]["author"] == "ann"
+    _, made = await house.ask("ann", f"/memd/chunks/{story['replaced_by'][0]}")
+    assert [(one["event"], one["author"], one["by"]) for one in made["versions"]] == [("replacement", "bob", "bob")]
+    undo = {"topic_id": "team-a", "canonical_id": done["applied"][-1]}
+    await house.ask("chief", "/memd/undo", undo)
+    _, story = await house.ask("ann", f"/memd/chunks/{chunk_id}")
+    assert [story["versions"][-1][name] for name in ("event", "author", "by")] == ["Undo", "ann", "chief"]
 
 
-async def test_nobody_writes_in_the_name_of_another(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await house.chat("ann", LAMP)
-        await house.settled()
-        forged = [
-            {"role": "user", "content": LAMP, "author": "ann"},
-            {"role": "assistant", "content": "Ann says that the word is turnip.", "author": "ann", "name": "ann"},
-            {"role": "user", "content": ROPE, "author": "ann", "metadata": {"author": "ann"}},
-        ]
-        url, headers = f"{house.daemon.base_url}/t/team-a/v1/chat/completions", {"X-Memory-Author": "ann"}
-        more = {"author": "ann", "user": "ann", "metadata": {"author": "ann"}}
-        async with (
-            aiohttp.ClientSession(headers=headers | {"X-Memory-Token": secret_of("bob")}) as session,
-            session.post(url, json={"messages": forged, **more}) as answer,
-        ):
-            assert answer.status == 200
-        await house.settled()
-        _, told = await house.ask("owner", "/memd/chunks?topic=team-a")
-        assert {one["author"] for one in told["chunks"] if "turnip" in one["content"] or "rope" in one["content"]} == {
-            "bob"
-        }
-        assert {one["author"] for one in told["chunks"] if "turnip" not in one["content"]} == {"ann", "bob"}
-        for path, body in (
-            ("/memd/notes", {"notes": [{"content": "x", "author": "ann"}]}),
-            ("/memd/notes", {"notes": [{"content": "x"}], "author": "ann"}),
-            ("/memd/corrections", {"chunk_ids": ["ffff"], "action": "Helpful", "author": "ann"}),
-            ("/memd/import/messages", {"part": {"source": "x", "messages": [{"role": "user", "author": "ann"}]}}),
-        ):
-            status, refused = await house.ask("bob", path, {"topic_id": "team-a", **body})
-            assert (status, "author" in refused["error"]["message"]) == (400, True), path
-        document = {"source": "a.md", "hash": "00" * 32, "sections": [{"text": "A word."}], "author": "ann"}
-        await house.ask("bob", "/memd/documents", {"topic_id": "team-a", "document": document})
-        assert (await authors(house)).get("A word.", "bob") == "bob"
+async def test_a_document_that_somebody_else_changes_keeps_the_author_of_what_stays(house: House) -> None:
+
+    def document(*texts: str) -> dict[str, Any]:
+        sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
+        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+        return {"topic_id": "team-a", "document": {"source": "a.md", "hash": digest, "sections": sections}}
+
+    await house.ask("ann", "/memd/documents", document(LAMP, VAULT))
+    await house.ask("bob", "/memd/documents", document(LAMP, ROPE))
+    _, told = await house.ask("owner", "/memd/log?topic=team-a")
+    assert [(one["content"].split()[1], one["event"], one["author"], one["by"]) for one in told["events"]] == [
+        ("rope", "replacement", "bob", "bob"),
+        ("word", "Update", "ann", "bob"),
+        ("word", "told", "ann", "ann"),
+        ("release", "told", "ann", "ann"),
+    ]
+    await house.ask("owner", "/memd/documents/remove", {"topic_id": "team-a", "sources": ["a.md"]})
+    _, told = await house.ask("owner", "/memd/log?topic=team-a&limit=2")
+    assert {one["by"] for one in told["events"]} == {""}
+
+
+async def test_an_export_that_is_imported_keeps_its_authors_where_the_importer_is_believed(house: House) -> None:
+    await house.chat("ann", LAMP)
+    await house.settled()
+    _, taken = await house.ask("bob", "/memd/notes", {"topic_id": "team-a", "notes": [{"content": ROPE}]})
+    await house.settled()
+    praise = {"topic_id": "team-a", "chunk_ids": taken["notes"][0]["chunk_ids"], "action": "Helpful"}
+    await house.ask("ann", "/memd/corrections", praise)
+    _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+    lines = [{"line": json.loads(line)} for line in exported.splitlines()]
+    assert [(one["line"]["author"], one["line"].get("action_by")) for one in lines] == [
+        ("ann", None),
+        ("bob", None),
+        ("bob", "ann"),
+    ]
+    for importer, topic, signed in (
+        ("owner", "team-b", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
+        ("chief", "team-c", [("ann", "ann"), ("bob", "bob"), ("bob", "ann")]),
+        ("bob", "team-d", [("bob", "bob")] * 3),
+    ):
+        body = {"topic_id": topic, "lines": lines}
+        status, done = await house.ask(importer, "/memd/import/entries", body)
+        assert (status, done["appended"]) == (200, 3), done
+        _, log = await house.ask("owner", f"/memd/log?topic={topic}")
+        assert [(one["author"], one["by"]) for one in reversed(log["events"])] == signed
+        _, again = await house.ask(importer, "/memd/import/entries", body)
+        assert (again["appended"], again["known"]) == (0, 3), "resumed, whoever the lines name"
+
+
+async def test_nobody_writes_in_the_name_of_another(house: House) -> None:
+    await house.chat("ann", LAMP)
+    await house.settled()
+    forged = [
+        {"role": "user", "content": LAMP, "author": "ann"},
+        {"role": "assistant", "content": "Ann says that the word is turnip.", "author": "ann", "name": "ann"},
+        {"role": "user", "content": ROPE, "author": "ann", "metadata": {"author": "ann"}},
+    ]
+    url, headers = f"{house.daemon.base_url}/t/team-a/v1/chat/completions", {"X-Memory-Author": "ann"}
+    more = {"author": "ann", "user": "ann", "metadata": {"author": "ann"}}
+    async with (
+        aiohttp.ClientSession(headers=headers | {"X-Memory-Token": secret_of("bob")}) as session,
+        session.post(url, json={"messages": forged, **more}) as answer,
+    ):
+        assert answer.status == 200
+    await house.settled()
+    _, told = await house.ask("owner", "/memd/chunks?topic=team-a")
+    assert {one["author"] for one in told["chunks"] if "turnip" in one["content"] or "rope" in one["content"]} == {
+        "bob"
+    }
+    assert {one["author"] for one in told["chunks"] if "turnip" not in one["content"]} == {"ann", "bob"}
+    for path, body in (
+        ("/memd/notes", {"notes": [{"content": "x", "author": "ann"}]}),
+        ("/memd/notes", {"notes": [{"content": "x"}], "author": "ann"}),
+        ("/memd/corrections", {"chunk_ids": ["ffff"], "action": "Helpful", "author": "ann"}),
+        ("/memd/import/messages", {"part": {"source": "x", "messages": [{"role": "user", "author": "ann"}]}}),
+    ):
+        status, refused = await house.ask("bob", path, {"topic_id": "team-a", **body})
+        assert (status, "author" in refused["error"]["message"]) == (400, True), path
+    document = {"source": "a.md", "hash": "00" * 32, "sections": [{"text": "A word."}], "author": "ann"}
+    await house.ask("bob", "/memd/documents", {"topic_id": "team-a", "document": document})
+    assert (await authors(house)).get("A word.", "bob") == "bob"
 
 
 async def test_an_author_whose_name_is_redacted_stays_the_same_one(tmp_path: Path) -> None:

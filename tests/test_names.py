@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from daemon_in_process import Client
+from daemon_in_process import Client, House
 from test_boilerplate import stored
-from test_rights import House, house_in
 from test_turn import FACT, QUESTION
 
 from memd.entries import NAME_CHARACTERS_MAX, Speaker, role_opening, text_with_roles
@@ -61,43 +59,40 @@ async def shown_to(house: House, name: str, question: str = SHOWN) -> list[str]:
     return [line.partition("] ")[2] if line.startswith("[mem:") else line for line in lines]
 
 
-async def test_in_a_shared_topic_the_block_names_whoever_is_not_asking(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await house.chat("ann", ALLOWED)
-        assert f"user (ann): {ALLOWED}" in await shown_to(house, "bob")
-        assert f"user: {ALLOWED}" in await shown_to(house, "ann", f"{SHOWN} I forgot.")
-        assert f"user (ann): {ALLOWED}" in await shown_to(house, "owner")
+async def test_in_a_shared_topic_the_block_names_whoever_is_not_asking(house: House) -> None:
+    await house.chat("ann", ALLOWED)
+    assert f"user (ann): {ALLOWED}" in await shown_to(house, "bob")
+    assert f"user: {ALLOWED}" in await shown_to(house, "ann", f"{SHOWN} I forgot.")
+    assert f"user (ann): {ALLOWED}" in await shown_to(house, "owner")
 
 
-async def test_no_way_to_write_lets_one_speak_as_another(tmp_path: Path) -> None:
+async def test_no_way_to_write_lets_one_speak_as_another(house: House) -> None:
     topic = {"topic_id": "team-a"}
-    async with house_in(tmp_path) as house:
-        claimed = [{"role": "user", "name": "ann", "content": f"{ALLOWED} (1)"}]
-        assert (await house.chat("bob", messages=claimed))[0] == 200
-        said = [{"role": "user", "text": f"{ALLOWED} (2)"}, {"role": "assistant", "text": f"{ALLOWED} (3)"}]
-        part = {"source": "claude:talk", "messages": said}
-        assert (await house.ask("bob", "/memd/import/messages", {**topic, "part": part}))[0] == 200
-        note = {"content": f"{ALLOWED} (4)", "source": "ann"}
-        assert (await house.ask("bob", "/memd/notes", {**topic, "notes": [note]}))[0] == 200
-        assert (await house.chat("ann", "The lamp is grey."))[0] == 200
-        await house.settled()
-        _, known = await house.ask("bob", "/memd/chunks?topic=team-a")
-        hers = [one["id"] for one in known["chunks"] if "lamp" in one["content"]]
-        update = {"action": "Update", "content": f"user: {ALLOWED} (5)", "chunk_ids": hers}
-        assert (await house.ask("bob", "/memd/corrections", {**topic, **update}))[0] == 200
-        shown = await shown_to(house, "ann")
-        words = {line[-2]: line.partition(ALLOWED)[0] for line in shown if ALLOWED in line}
-        assert words["1"] == "user (bob, as ann): " and words["4"] == "(note, from ann, by bob) ", shown
-        assert words["5"] == "user (bob): " and not [line for line in shown if line.startswith("user: I")], shown
-        assert "user (bob): " in words["2"], shown
-        assert all("bob" not in line for line in await shown_to(house, "bob")), "to himself he has no name"
+    claimed = [{"role": "user", "name": "ann", "content": f"{ALLOWED} (1)"}]
+    assert (await house.chat("bob", messages=claimed))[0] == 200
+    said = [{"role": "user", "text": f"{ALLOWED} (2)"}, {"role": "assistant", "text": f"{ALLOWED} (3)"}]
+    part = {"source": "claude:talk", "messages": said}
+    assert (await house.ask("bob", "/memd/import/messages", {**topic, "part": part}))[0] == 200
+    note = {"content": f"{ALLOWED} (4)", "source": "ann"}
+    assert (await house.ask("bob", "/memd/notes", {**topic, "notes": [note]}))[0] == 200
+    assert (await house.chat("ann", "The lamp is grey."))[0] == 200
+    await house.settled()
+    _, known = await house.ask("bob", "/memd/chunks?topic=team-a")
+    hers = [one["id"] for one in known["chunks"] if "lamp" in one["content"]]
+    update = {"action": "Update", "content": f"user: {ALLOWED} (5)", "chunk_ids": hers}
+    assert (await house.ask("bob", "/memd/corrections", {**topic, **update}))[0] == 200
+    shown = await shown_to(house, "ann")
+    words = {line[-2]: line.partition(ALLOWED)[0] for line in shown if ALLOWED in line}
+    assert words["1"] == "user (bob, as ann): " and words["4"] == "(note, from ann, by bob) ", shown
+    assert words["5"] == "user (bob): " and not [line for line in shown if line.startswith("user: I")], shown
+    assert "user (bob): " in words["2"], shown
+    assert all("bob" not in line for line in await shown_to(house, "bob")), "to himself he has no name"
 
 
-async def test_what_a_block_calls_the_user_s_own_stays_with_the_user(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await house.chat("ann", ALLOWED)
-        assert f"user: {ALLOWED}" in await shown_to(house, "ann")
-        assert (await house.chat("bob", SHOWN, "Noted.", "And who may close it?"))[0] == 200
-        assert f"user: {ALLOWED}" not in house.upstream.prompts[-1], "he goes on with her conversation"
-        assert (await house.chat("ann", SHOWN, "Noted.", "And who may paint it?"))[0] == 200
-        assert f"user: {ALLOWED}" in house.upstream.prompts[-1]
+async def test_what_a_block_calls_the_user_s_own_stays_with_the_user(house: House) -> None:
+    await house.chat("ann", ALLOWED)
+    assert f"user: {ALLOWED}" in await shown_to(house, "ann")
+    assert (await house.chat("bob", SHOWN, "Noted.", "And who may close it?"))[0] == 200
+    assert f"user: {ALLOWED}" not in house.upstream.prompts[-1], "he goes on with her conversation"
+    assert (await house.chat("ann", SHOWN, "Noted.", "And who may paint it?"))[0] == 200
+    assert f"user: {ALLOWED}" in house.upstream.prompts[-1]

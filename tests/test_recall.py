@@ -41,9 +41,6 @@ UTILITY_STEPS = (0, 0, 3, -2, 0, 1)
 PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
 
 
-PAINT, BREAD = "Who paints the boat house?", "When is bread baked?"
-
-
 def _words(text: str) -> int:
     return len(text.split())
 
@@ -105,6 +102,14 @@ async def test_an_index_whose_words_are_not_made_yet_is_searched_by_meaning(tmp_
     store = _store(tmp_path, embedder, entries_max=len(TALK))
     store.topic("default").load()
     assert contents(await asked(store.topic("default"), "When does the cellar flood?"))[0] == TALK[3]
+    store.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
+    """A topic without an entry."""
+    store = _store(tmp_path, embedder)
+    yield store.topic("default")
     store.close()
 
 
@@ -218,14 +223,11 @@ async def test_a_rare_identifier_is_found_in_a_question_about_other_things(topic
     assert plain[TALK[4]] >= 0.5 * max(plain.values()) and TALK[4] in contents(found)
 
 
-async def test_what_was_said_beside_the_answer_counts_more_for_it(tmp_path: Path, embedder: Embedder) -> None:
+async def test_what_was_said_beside_the_answer_counts_more_for_it(log: TopicLog, embedder: Embedder) -> None:
     lines = ("Where did Tom hide the spare key?", "Below the third flower pot.", "Bread is baked on Fridays.")
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    topic.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *lines])])
-    beside = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
-    alone = by_content(await asked(topic, "Where is the spare key?", EVERYTHING, neighbour_weight=0.0))
-    store.close()
+    log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *lines])])
+    beside = by_content(await asked(log, "Where is the spare key?", EVERYTHING))
+    alone = by_content(await asked(log, "Where is the spare key?", EVERYTHING, neighbour_weight=0.0))
     assert beside[lines[1]].parts.neighbours > 0 and alone[lines[1]].parts.neighbours == 0
     assert beside[lines[1]].parts.score > beside[TALK[3]].parts.score
 
@@ -241,17 +243,14 @@ async def test_a_question_about_nothing_that_is_stored_recalls_nothing_and_says_
 
 
 async def test_near_copies_are_each_found_by_their_own_question_whoever_wrote_them(
-    tmp_path: Path, embedder: Embedder
+    log: TopicLog, embedder: Embedder
 ) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
     rooms = [f"Room {100 + number} has the door code {7000 + 13 * number}." for number in range(40)]
     authors = ["ann", "bob"]
     drafts = [_draft(embedder, number, text, author=authors[number % 2]) for number, text in enumerate(rooms)]
-    topic.append(drafts)
-    found = [contents(await asked(topic, f"What is the door code of room {100 + number}?"))[:1] for number in range(40)]
-    by_text = [contents(await asked(topic, text))[:1] for text in rooms[::4]]
-    store.close()
+    log.append(drafts)
+    found = [contents(await asked(log, f"What is the door code of room {100 + number}?"))[:1] for number in range(40)]
+    by_text = [contents(await asked(log, text))[:1] for text in rooms[::4]]
     assert found == [[text] for text in rooms]
     assert by_text == [[text] for text in rooms[::4]]
 
@@ -273,66 +272,54 @@ ECHOES = (
 
 @pytest.mark.parametrize("echo", ECHOES)
 async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_that_is_superseded(
-    tmp_path: Path, embedder: Embedder, echo: str
+    log: TopicLog, embedder: Embedder, echo: str
 ) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    [told] = topic.append([_draft(embedder, 1, ECHOES[0])])
-    topic.append([_answer(embedder, 2, echo + " ", [told])])
+    [told] = log.append([_draft(embedder, 1, ECHOES[0])])
+    log.append([_answer(embedder, 2, echo + " ", [told])])
     question = "On which port is the staging server?"
-    before = by_content(await asked(topic, question, EVERYTHING))
+    before = by_content(await asked(log, question, EVERYTHING))
     assert before[echo + " "].parts.score <= 0.9 * before[ECHOES[0]].parts.score + 1e-6
     gone = msgspec.structs.replace(told.as_draft(), content="", vector=b"", status=Status.DEPRECATED, action="Update")
-    topic.append([gone, _draft(embedder, 3, "The port of the staging server is 9443.", supersedes=(told.uuid,))])
-    after = await asked(topic, question, EVERYTHING)
-    store.close()
+    log.append([gone, _draft(embedder, 3, "The port of the staging server is 9443.", supersedes=(told.uuid,))])
+    after = await asked(log, question, EVERYTHING)
     assert contents(after)[0] == "The port of the staging server is 9443."
     assert by_content(after)[echo + " "].parts.echo <= 0.5
 
 
 async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another_one(
-    tmp_path: Path, embedder: Embedder
+    log: TopicLog, embedder: Embedder
 ) -> None:
     """As said in a turn whose block had the former text of something else: a soak missed a tenth of its facts."""
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    [told] = topic.append([_draft(embedder, 1, ECHOES[0])])
+    [told] = log.append([_draft(embedder, 1, ECHOES[0])])
     other = "Noted: the spare key of the boat house hangs behind the blue bicycle."
-    topic.append([_answer(embedder, 2, other, [told])])
+    log.append([_answer(embedder, 2, other, [told])])
     gone = msgspec.structs.replace(told.as_draft(), content="", vector=b"", status=Status.DEPRECATED, action="Update")
-    topic.append([gone, _draft(embedder, 3, "The port of the staging server is 9443.", supersedes=(told.uuid,))])
-    found = await asked(topic, "Where hangs the spare key of the boat house?", EVERYTHING)
-    store.close()
+    log.append([gone, _draft(embedder, 3, "The port of the staging server is 9443.", supersedes=(told.uuid,))])
+    found = await asked(log, "Where hangs the spare key of the boat house?", EVERYTHING)
     assert contents(found)[0] == other
     assert by_content(found)[other].parts.echo == 1
 
 
 async def test_a_fact_told_beside_a_question_that_is_like_the_one_asked_goes_first(
-    tmp_path: Path, embedder: Embedder
+    log: TopicLog, embedder: Embedder
 ) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    [question] = topic.append([_draft(embedder, 1, "What does ERR_5000 mean?")])
+    [question] = log.append([_draft(embedder, 1, "What does ERR_5000 mean?")])
     others = ("The garden shed needs red paint.", "My sister forgot the summer holiday.", "The train leaves at noon.")
-    topic.append([_draft(embedder, 10 + number, text) for number, text in enumerate(others)])
+    log.append([_draft(embedder, 10 + number, text) for number, text in enumerate(others)])
     told = "On the staging server ERR_7421 means that the disk is full."
-    topic.append([_answer(embedder, 50, told, [question])])
-    found = await asked(topic, "Which machine says ERR_7421?", EVERYTHING)
-    store.close()
+    log.append([_answer(embedder, 50, told, [question])])
+    found = await asked(log, "Which machine says ERR_7421?", EVERYTHING)
     assert contents(found)[0] == told
     assert by_content(found)[told].parts.echo == 1
 
 
-async def test_no_later_text_takes_an_earlier_one_out(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
+async def test_no_later_text_takes_an_earlier_one_out(log: TopicLog, embedder: Embedder) -> None:
     question, answer = "Where do we keep the spare key?", "The spare key is kept behind the blue bicycle."
-    topic.append([_draft(embedder, 1, f"{question} {answer}", author="ann")])
+    log.append([_draft(embedder, 1, f"{question} {answer}", author="ann")])
     nonsense = [f"{question} Somewhere on the moon, number {number}." for number in range(5)]
-    topic.append([_draft(embedder, 10 + number, text, author="eve") for number, text in enumerate(nonsense)])
-    topic.append([_draft(embedder, 30 + number, f"{question} {answer}.", author="eve") for number in range(2)])
-    found = await asked(topic, question)
-    store.close()
+    log.append([_draft(embedder, 10 + number, text, author="eve") for number, text in enumerate(nonsense)])
+    log.append([_draft(embedder, 30 + number, f"{question} {answer}.", author="eve") for number in range(2)])
+    found = await asked(log, question)
     assert f"{question} {answer}" in contents(found)
 
 
@@ -389,14 +376,13 @@ async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    topic.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
+async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(
+    tmp_path: Path, log: TopicLog, embedder: Embedder
+) -> None:
+    log.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
     active = tmp_path / "default" / "active.bin"
     active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
-    found = await asked(topic, "Where is the spare key?")
-    store.close()
+    found = await asked(log, "Where is the spare key?")
     assert contents(found) == [FACTS[1]]
 
 
@@ -429,18 +415,15 @@ async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_say
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
-    tmp_path: Path, embedder: Embedder, is_sealed: bool
+    tmp_path: Path, log: TopicLog, embedder: Embedder, is_sealed: bool
 ) -> None:
     other = Store.open(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
     vector = np.eye(8, dtype="<f4")[0].tobytes()
     other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
     other.close()
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
     if is_sealed:
-        topic.seal(1)
-    found = await asked(topic, "Who paints the boat house?")
-    store.close()
+        log.seal(1)
+    found = await asked(log, "Who paints the boat house?")
     assert found.candidates == () and found.note is not None and "embedded with another model" in found.note
 
 
@@ -534,27 +517,21 @@ async def test_a_question_beside_pasted_code_finds_what_it_finds_alone(topic: To
     assert contents(alone)[0] == contents(beside)[0] == TALK[2]
 
 
-async def test_a_copy_waits_until_the_others_are_in(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
+async def test_a_copy_waits_until_the_others_are_in(log: TopicLog, embedder: Embedder) -> None:
     text = "The ferry to the island leaves at nine from the old pier."
     copies = [_draft(embedder, number, text) for number in range(3)]
-    topic.append([*copies, _draft(embedder, 9, "The ferry needs an hour to the island when the sea is calm.")])
-    found = contents(await asked(topic, "When does the ferry to the island leave?"))
-    store.close()
+    log.append([*copies, _draft(embedder, 9, "The ferry needs an hour to the island when the sea is calm.")])
+    found = contents(await asked(log, "When does the ferry to the island leave?"))
     assert found[0] == text and found[1] != text and len(found) == 4
 
 
 async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_shown(
-    tmp_path: Path, embedder: Embedder
+    log: TopicLog, embedder: Embedder
 ) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    [shown, *_] = topic.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
+    [shown, *_] = log.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
     told = "The trace ends in src/ui/cache_panel.ts:112, I told you. Noted, I look into it."
-    topic.append([_answer(embedder, 9, told, [shown])])
-    found = await asked(topic, "cache_panel.ts:112")
-    store.close()
+    log.append([_answer(embedder, 9, told, [shown])])
+    found = await asked(log, "cache_panel.ts:112")
     assert contents(found)[0] == told and found.candidates[0].parts.echo == 1
 
 
@@ -591,13 +568,10 @@ async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, e
 
 
 @pytest.mark.parametrize("kind", ["document", "note"])
-async def test_what_is_of_another_source_is_no_neighbour(tmp_path: Path, embedder: Embedder, kind: str) -> None:
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    topic.append([_draft(embedder, 1, FACTS[0], kind=kind, source="keys.md"), _draft(embedder, 2, "Yes.")])
-    topic.append([_draft(embedder, 3, "That is all.")])
-    found = by_content(await asked(topic, "Where is the spare key?", EVERYTHING))
-    store.close()
+async def test_what_is_of_another_source_is_no_neighbour(log: TopicLog, embedder: Embedder, kind: str) -> None:
+    log.append([_draft(embedder, 1, FACTS[0], kind=kind, source="keys.md"), _draft(embedder, 2, "Yes.")])
+    log.append([_draft(embedder, 3, "That is all.")])
+    found = by_content(await asked(log, "Where is the spare key?", EVERYTHING))
     assert found[FACTS[0]].parts.neighbours == 0
 
 

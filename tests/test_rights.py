@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unittest.mock
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,92 +13,16 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from daemon_in_process import STANDING_TASKS, until
-from recording_upstream import RecordingUpstream, recording_upstream
+from daemon_in_process import House, house_in, secret_of
 
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
 from memd.admin.wrong_tokens import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
 from memd.principals import OWNER, RIGHTS, Principals, digest_of
 from memd.settings import model as settings
-from memd.settings.tokens import AuthSettings, TokenSettings
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
 QUESTION = "What is the release word for the lighthouse lamp, and what the word for the vault door?"
-
-
-def secret_of(name: str) -> str:
-    return f"the-secret-of-{name}-which-is-long-enough"
-
-
-def token(name: str, topics: str, *rights: Any) -> TokenSettings:
-    digest = hashlib.sha256(secret_of(name).encode()).hexdigest()
-    return TokenSettings(name=name, token_sha256=digest, topics=tuple(topics.split()), rights=rights)
-
-
-TOKENS = (
-    *(token(right, "team-*", right) for right in RIGHTS),
-    token("ann", "team-* ann", "read", "write", "correct"),
-    token("bob", "team-*", "read", "write", "correct"),
-    token("chief", "team-*", *RIGHTS),
-    token("reader", "team-*", "read"),
-    token("scribe", "team-*", "read", "write"),
-    token("house", "*", "admin"),
-)
-
-
-class House:
-    """A daemon with tokens, and its clients."""
-
-    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, upstream: RecordingUpstream) -> None:
-        self.daemon = daemon
-        self.upstream = upstream
-        self._session = session
-
-    async def ask(self, name: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
-        """Status and answer of one of memd's own routes."""
-        shown = {"X-Memory-Token": secret_of(name) if name else "", **headers}
-        method = "GET" if body is None else "POST"
-        async with self._session.request(method, self.daemon.own_url + path, json=body, headers=shown) as answer:
-            if answer.content_type == "text/event-stream":
-                return answer.status, None
-            text = await answer.text()
-            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
-
-    async def chat(self, name: str, *texts: str, path: str = "/t/team-a/v1", **more: Any) -> tuple[int, str, Any]:
-        """Status, `X-Memory-Status` and the answer of a chat."""
-        roles = ("user", "assistant")
-        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-        url, headers = f"{self.daemon.base_url}{path}/chat/completions", {"X-Memory-Token": secret_of(name)}
-        headers |= more.pop("headers", {})
-        async with self._session.post(url, json={"messages": messages, **more}, headers=headers) as answer:
-            status = answer.headers.get("X-Memory-Status", "")
-            return answer.status, status, await answer.json()
-
-    async def settled(self) -> None:
-        """What was said is stored, and nothing of a turn is under way."""
-        for _ in range(2):
-            await until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
-            for topic in self.daemon.topics.opened():
-                await self.daemon.archiver.tend_topic(topic)
-                for conversation in topic.buffer.conversations():
-                    await self.daemon.archiver.store(topic, conversation, len(conversation))
-
-
-@asynccontextmanager
-async def house_in(folder: Path, **more: Any) -> AsyncIterator[House]:
-    with recording_upstream(window=8192) as upstream:
-        config = settings.Config(
-            listen=settings.ListenSettings(port=0),
-            upstream=settings.UpstreamSettings(url=upstream.url),
-            data_dir=folder / "memory",
-            auth=AuthSettings(token=secret_of("owner"), tokens=TOKENS),
-            **more,
-        )
-        async with running(config) as daemon, aiohttp.ClientSession() as session:
-            yield House(daemon, session, upstream)
 
 
 async def told(house: House, topic: str, text: str) -> str:
@@ -186,81 +109,78 @@ def is_for(right: str, route: Route) -> bool:
     return route.right == "any" or (route.right == right and route.takes_who)
 
 
-async def test_every_route_asks_for_its_right_in_the_topic_and_tells_of_no_other(tmp_path: Path) -> None:
+async def test_every_route_asks_for_its_right_in_the_topic_and_tells_of_no_other(house: House) -> None:
     assert {(route.method, route.path) for route in GUARDED} == set(HOW), "each route but an open one has its line"
-    async with house_in(tmp_path) as house:
-        await told(house, "team-a", LAMP)
-        await told(house, "secret", VAULT)
-        await house.settled()
-        for route in GUARDED:
-            how = HOW[route.method, route.path]
-            names_topic = how("one") != how("two")
-            assert route.takes_who or not names_topic, f"{route.path} has a topic, so its handler has to take `who`"
-            for right in RIGHTS:
-                status, answer = await house.ask(right, *how("team-a"))
-                assert (status not in (401, 403)) is is_for(right, route), (route.path, right, answer)
-                there, missing = [await house.ask(right, *how(topic)) for topic in ("secret", "nowhere")]
-                if names_topic:
-                    assert there[0] == missing[0] == 403, (route.path, right)
-                    assert json.dumps(there[1]).replace("secret", "nowhere") == json.dumps(missing[1]), route.path
-                assert "hibiscus" not in json.dumps(there)
-            status, answer = await house.ask("house", *how("team-a"))
-            assert (status != 403) is (route.right in ("any", "admin")), (route.path, answer)
-            assert (await house.ask("", *how("team-a")))[0] == 401
-            assert (await house.ask("owner", *how("team-a")))[0] not in (401, 403), route.path
+    await told(house, "team-a", LAMP)
+    await told(house, "secret", VAULT)
+    await house.settled()
+    for route in GUARDED:
+        how = HOW[route.method, route.path]
+        names_topic = how("one") != how("two")
+        assert route.takes_who or not names_topic, f"{route.path} has a topic, so its handler has to take `who`"
+        for right in RIGHTS:
+            status, answer = await house.ask(right, *how("team-a"))
+            assert (status not in (401, 403)) is is_for(right, route), (route.path, right, answer)
+            there, missing = [await house.ask(right, *how(topic)) for topic in ("secret", "nowhere")]
+            if names_topic:
+                assert there[0] == missing[0] == 403, (route.path, right)
+                assert json.dumps(there[1]).replace("secret", "nowhere") == json.dumps(missing[1]), route.path
+            assert "hibiscus" not in json.dumps(there)
+        status, answer = await house.ask("house", *how("team-a"))
+        assert (status != 403) is (route.right in ("any", "admin")), (route.path, answer)
+        assert (await house.ask("", *how("team-a")))[0] == 401
+        assert (await house.ask("owner", *how("team-a")))[0] not in (401, 403), route.path
 
 
-async def test_what_names_no_topic_has_what_the_token_may_read_and_nothing_else(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await told(house, "team-a", LAMP)
-        await told(house, "secret", VAULT)
-        await house.chat("owner", VAULT, path="/t/secret/v1")
-        await house.chat("owner", LAMP, path="/t/team-a/v1")
-        await house.settled()
-        seen = 0
-        for route in GUARDED:
-            if route.method == "GET" and route.right in ("read", "any") and "{" not in route.path:
-                path, _ = HOW["GET", route.path]("secret")
-                path = path.replace("&topic=secret", "").replace("topic=secret", "")
-                status, answer = await house.ask("ann", path)
-                shown = json.dumps(answer)
-                assert "hibiscus" not in shown and '"secret"' not in shown, path
-                assert status in (200, 400), path
-                seen += "cinnamon" in shown or "team-a" in shown
-                _, all_of_it = await house.ask("owner", path)
-                if "cinnamon" in shown:
-                    assert "hibiscus" in json.dumps(all_of_it), "the owner sees both"
-        assert seen >= 10
-        _, turns = await house.ask("owner", "/memd/turns?topic=secret")
-        turn_id = turns["turns"][0]["turn_id"]
-        for path in (f"/memd/turns/{turn_id}", f"/memd/turns/{turn_id}/replay"):
+async def test_what_names_no_topic_has_what_the_token_may_read_and_nothing_else(house: House) -> None:
+    await told(house, "team-a", LAMP)
+    await told(house, "secret", VAULT)
+    await house.chat("owner", VAULT, path="/t/secret/v1")
+    await house.chat("owner", LAMP, path="/t/team-a/v1")
+    await house.settled()
+    seen = 0
+    for route in GUARDED:
+        if route.method == "GET" and route.right in ("read", "any") and "{" not in route.path:
+            path, _ = HOW["GET", route.path]("secret")
+            path = path.replace("&topic=secret", "").replace("topic=secret", "")
             status, answer = await house.ask("ann", path)
-            missing = await house.ask("ann", path.replace(turn_id, "0" * len(turn_id)))
-            assert (status, json.dumps(answer).replace(turn_id, "0" * len(turn_id))) == (404, json.dumps(missing[1]))
+            shown = json.dumps(answer)
+            assert "hibiscus" not in shown and '"secret"' not in shown, path
+            assert status in (200, 400), path
+            seen += "cinnamon" in shown or "team-a" in shown
+            _, all_of_it = await house.ask("owner", path)
+            if "cinnamon" in shown:
+                assert "hibiscus" in json.dumps(all_of_it), "the owner sees both"
+    assert seen >= 10
+    _, turns = await house.ask("owner", "/memd/turns?topic=secret")
+    turn_id = turns["turns"][0]["turn_id"]
+    for path in (f"/memd/turns/{turn_id}", f"/memd/turns/{turn_id}/replay"):
+        status, answer = await house.ask("ann", path)
+        missing = await house.ask("ann", path.replace(turn_id, "0" * len(turn_id)))
+        assert (status, json.dumps(answer).replace(turn_id, "0" * len(turn_id))) == (404, json.dumps(missing[1]))
 
 
-async def test_a_chat_needs_the_right_to_read_its_topic_and_is_remembered_with_that_to_write(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        refused = [await house.chat("ann", "Hello there!", path=f"/t/{topic}/v1") for topic in ("secret", "default")]
-        refused.append(await house.chat("ann", "Hello there!", path="/v1", headers={"X-Memory-Topic": "secret"}))
-        refused.append(await house.chat("ann", "Hello there!", memory_in={"topic_id": "secret"}))
-        refused.append(await house.chat("write", "Hello there!"))
-        assert [status for status, *_ in refused] == [403] * 5
-        assert refused[0][2]["error"]["message"].startswith(
-            "memd: the token 'ann' has no right to read in the topic 'secret', only in team-*, ann; name another one"
-        )
-        assert not house.upstream.prompts and (await house.ask("owner", "/memd/topics"))[1]["topics"] == []
-        status, memory, _ = await house.chat("ann", "Hi", path="/v1", headers={"X-Memory-Mode": "off"})
-        assert (status, memory) == (200, "off")
-        assert (await house.chat("ann", LAMP))[0] == 200
-        await house.settled()
-        assert (await house.chat("reader", QUESTION))[:2] == (200, "injected")
-        assert "cinnamon" in house.upstream.prompts[-1]
-        await house.settled()
-        _, stored = await house.ask("owner", "/memd/chunks")
-        assert not [one for one in stored["chunks"] if "vault" in one["content"]], "who may not write leaves no trace"
-        _, answer = await house.ask("owner", "/memd/turns?limit=1")
-        assert answer["turns"][0]["mode"] == "readonly"
+async def test_a_chat_needs_the_right_to_read_its_topic_and_is_remembered_with_that_to_write(house: House) -> None:
+    refused = [await house.chat("ann", "Hello there!", path=f"/t/{topic}/v1") for topic in ("secret", "default")]
+    refused.append(await house.chat("ann", "Hello there!", path="/v1", headers={"X-Memory-Topic": "secret"}))
+    refused.append(await house.chat("ann", "Hello there!", memory_in={"topic_id": "secret"}))
+    refused.append(await house.chat("write", "Hello there!"))
+    assert [status for status, *_ in refused] == [403] * 5
+    assert refused[0][2]["error"]["message"].startswith(
+        "memd: the token 'ann' has no right to read in the topic 'secret', only in team-*, ann; name another one"
+    )
+    assert not house.upstream.prompts and (await house.ask("owner", "/memd/topics"))[1]["topics"] == []
+    status, memory, _ = await house.chat("ann", "Hi", path="/v1", headers={"X-Memory-Mode": "off"})
+    assert (status, memory) == (200, "off")
+    assert (await house.chat("ann", LAMP))[0] == 200
+    await house.settled()
+    assert (await house.chat("reader", QUESTION))[:2] == (200, "injected")
+    assert "cinnamon" in house.upstream.prompts[-1]
+    await house.settled()
+    _, stored = await house.ask("owner", "/memd/chunks")
+    assert not [one for one in stored["chunks"] if "vault" in one["content"]], "who may not write leaves no trace"
+    _, answer = await house.ask("owner", "/memd/turns?limit=1")
+    assert answer["turns"][0]["mode"] == "readonly"
 
 
 async def test_related_and_global_topics_that_may_not_be_read_are_as_if_they_were_not_there(tmp_path: Path) -> None:
@@ -291,85 +211,81 @@ async def test_related_and_global_topics_that_may_not_be_read_are_as_if_they_wer
             assert "hibiscus" not in json.dumps(receipt) and '"secret"' not in json.dumps(receipt)
 
 
-async def test_a_correction_whose_source_may_not_be_corrected_fails_as_an_unknown_id(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await told(house, "team-a", LAMP)
-        vault = await told(house, "secret", VAULT)
-        await house.settled()
-        await house.chat("owner", QUESTION, memory_in={"related_topic_ids": ["secret"]})
-        assert "hibiscus" in house.upstream.prompts[-1]
-        await house.settled()
+async def test_a_correction_whose_source_may_not_be_corrected_fails_as_an_unknown_id(house: House) -> None:
+    await told(house, "team-a", LAMP)
+    vault = await told(house, "secret", VAULT)
+    await house.settled()
+    await house.chat("owner", QUESTION, memory_in={"related_topic_ids": ["secret"]})
+    assert "hibiscus" in house.upstream.prompts[-1]
+    await house.settled()
 
-        async def corrected(name: str, chunk_id: str) -> list[Any]:
-            update = {"chunk_ids": [chunk_id], "action": "Update", "reason": "test", "content": None}
-            _, _, answer = await house.chat(name, f"{name} corrects {chunk_id}", memory_in={"corrections": [update]})
-            return [one for one in answer["memory_out"].get("signals", ()) if one["type"] == "correction_failed"]
+    async def corrected(name: str, chunk_id: str) -> list[Any]:
+        update = {"chunk_ids": [chunk_id], "action": "Update", "reason": "test", "content": None}
+        _, _, answer = await house.chat(name, f"{name} corrects {chunk_id}", memory_in={"corrections": [update]})
+        return [one for one in answer["memory_out"].get("signals", ()) if one["type"] == "correction_failed"]
 
-        assert await corrected("ann", vault) == [{"type": "correction_failed", "chunk_id": vault}]
-        assert await corrected("ann", "ffff") == [{"type": "correction_failed", "chunk_id": "ffff"}]
-        _, story = await house.ask("owner", f"/memd/chunks/{vault}")
-        assert [one["event"] for one in story["versions"]] == ["told"]
-        assert await corrected("reader", vault) == [{"type": "correction_failed", "chunk_id": vault}]
-        assert await corrected("owner", vault) == []
+    assert await corrected("ann", vault) == [{"type": "correction_failed", "chunk_id": vault}]
+    assert await corrected("ann", "ffff") == [{"type": "correction_failed", "chunk_id": "ffff"}]
+    _, story = await house.ask("owner", f"/memd/chunks/{vault}")
+    assert [one["event"] for one in story["versions"]] == ["told"]
+    assert await corrected("reader", vault) == [{"type": "correction_failed", "chunk_id": vault}]
+    assert await corrected("owner", vault) == []
 
 
-async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(tmp_path: Path) -> None:
+async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(house: House) -> None:
     pytest.importorskip("mcp")
-    async with house_in(tmp_path) as house:
-        await told(house, "team-a", LAMP)
-        await told(house, "secret", VAULT)
+    await told(house, "team-a", LAMP)
+    await told(house, "secret", VAULT)
 
-        async def called(name: str, tool: str, **arguments: Any) -> str:
-            call = {"name": tool, "arguments": arguments}
-            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
-            accepts = {"Accept": "application/json, text/event-stream"}
-            status, answer = await house.ask(name, "/mcp", body, **accepts)
-            assert status == 200, answer
-            text: str = answer["result"]["content"][0]["text"]
-            return text
+    async def called(name: str, tool: str, **arguments: Any) -> str:
+        call = {"name": tool, "arguments": arguments}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        accepts = {"Accept": "application/json, text/event-stream"}
+        status, answer = await house.ask(name, "/mcp", body, **accepts)
+        assert status == 200, answer
+        text: str = answer["result"]["content"][0]["text"]
+        return text
 
-        assert (await called("ann", "list_topics")).startswith("team-a: ")
-        assert "secret" not in await called("ann", "list_topics")
-        found = await called("ann", "search_memory", query=QUESTION)
-        assert "cinnamon" in found and "hibiscus" not in found
-        assert "hibiscus" in await called("owner", "search_memory", query=QUESTION)
-        told_no = await called("reader", "remember", content="x", topic="team-a")
-        assert told_no == "the token 'reader' has no right to write; it may read"
-
-
-async def test_an_import_from_the_future_into_one_topic_moves_no_ids_of_others(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        await told(house, "team-a", LAMP)
-        await house.settled()
-        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
-        line = json.loads(exported.splitlines()[0]) | {"id": "abab", "uuid": "ab" * 16}
-        body = {"topic_id": "team-a", "lines": [{"line": line | {"canonical_id": 1 << 52, "origin_id": 1 << 52}}]}
-        status, refused = await house.ask("ann", "/memd/import/entries", body)
-        assert (status, "origin_id" in refused["error"]["message"]) == (400, True)
-        assert house.daemon.store.clock.next() < 1 << 52
-        assert (await house.ask("ann", "/memd/import/entries", {**body, "lines": [{"line": line}]}))[0] == 200
-        assert (await house.ask("owner", "/memd/import/entries", body))[0] == 200, "whose ids they all are"
+    assert (await called("ann", "list_topics")).startswith("team-a: ")
+    assert "secret" not in await called("ann", "list_topics")
+    found = await called("ann", "search_memory", query=QUESTION)
+    assert "cinnamon" in found and "hibiscus" not in found
+    assert "hibiscus" in await called("owner", "search_memory", query=QUESTION)
+    told_no = await called("reader", "remember", content="x", topic="team-a")
+    assert told_no == "the token 'reader' has no right to write; it may read"
 
 
-async def test_events_are_those_of_topics_that_may_be_read_and_end_with_the_token(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        shown = {"X-Memory-Token": secret_of("ann")}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{house.daemon.own_url}/memd/events", headers=shown) as events,
-        ):
-            await events.content.readuntil(b"\n\n")
-            for topic_id in ("secret", "team-a"):
-                house.daemon.events.publish("stored", {"topic_id": topic_id, "chunks": 1})
-            assert b'"team-a"' in await events.content.readuntil(b"\n\n")
-            for shown_from in ((), ("secret",)):
-                turn = {"topic_id": "team-a", "shown": ["a3f9"], "shown_from": shown_from}
-                house.daemon.events.publish("turn", turn)
-            assert b"a3f9" in await events.content.readuntil(b"\n\n")
-            assert b"a3f9" not in await events.content.readuntil(b"\n\n"), "the id of a chunk of another topic"
-            house.daemon.principals.exchange({hashlib.sha256(b"other").digest(): OWNER})
-            house.daemon.events.publish("stored", {"topic_id": "team-a", "chunks": 2})
-            assert await events.content.read() == b""
+async def test_an_import_from_the_future_into_one_topic_moves_no_ids_of_others(house: House) -> None:
+    await told(house, "team-a", LAMP)
+    await house.settled()
+    _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+    line = json.loads(exported.splitlines()[0]) | {"id": "abab", "uuid": "ab" * 16}
+    body = {"topic_id": "team-a", "lines": [{"line": line | {"canonical_id": 1 << 52, "origin_id": 1 << 52}}]}
+    status, refused = await house.ask("ann", "/memd/import/entries", body)
+    assert (status, "origin_id" in refused["error"]["message"]) == (400, True)
+    assert house.daemon.store.clock.next() < 1 << 52
+    assert (await house.ask("ann", "/memd/import/entries", {**body, "lines": [{"line": line}]}))[0] == 200
+    assert (await house.ask("owner", "/memd/import/entries", body))[0] == 200, "whose ids they all are"
+
+
+async def test_events_are_those_of_topics_that_may_be_read_and_end_with_the_token(house: House) -> None:
+    shown = {"X-Memory-Token": secret_of("ann")}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{house.daemon.own_url}/memd/events", headers=shown) as events,
+    ):
+        await events.content.readuntil(b"\n\n")
+        for topic_id in ("secret", "team-a"):
+            house.daemon.events.publish("stored", {"topic_id": topic_id, "chunks": 1})
+        assert b'"team-a"' in await events.content.readuntil(b"\n\n")
+        for shown_from in ((), ("secret",)):
+            turn = {"topic_id": "team-a", "shown": ["a3f9"], "shown_from": shown_from}
+            house.daemon.events.publish("turn", turn)
+        assert b"a3f9" in await events.content.readuntil(b"\n\n")
+        assert b"a3f9" not in await events.content.readuntil(b"\n\n"), "the id of a chunk of another topic"
+        house.daemon.principals.exchange({hashlib.sha256(b"other").digest(): OWNER})
+        house.daemon.events.publish("stored", {"topic_id": "team-a", "chunks": 2})
+        assert await events.content.read() == b""
 
 
 SHORT, LONG = "short-one", secret_of("ann")

@@ -233,17 +233,3 @@ def test_a_seal_that_fails_leaves_the_segment_searchable_and_is_tried_again() ->
         files = CrashFiles()
         _seal_one(files, fail=number)
         assert verify(DATA_DIR, files).ok, files.log[-5:]
-
-
-def test_after_a_failed_append_that_could_not_be_cut_back_the_next_one_cuts_first() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([draft("first")])
-    files.fail_at = {files.operations, files.operations + 1}  # the write, then the truncation
-    with pytest.raises(StoreWriteFailed):
-        topic.append([draft("second")])
-    files.fail_at = {files.operations}  # the truncation again
-    with pytest.raises(StoreWriteFailed):
-        topic.append([draft("third")])
-    topic.append([draft("fourth")])
-    assert stored(files) == ["user: chunk first", "user: chunk fourth"]

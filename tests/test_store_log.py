@@ -8,20 +8,14 @@ import threading
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from crash_files import CrashFiles
 from drafts import (
     adjusted,
-    deprecated,
-    digest_of,
     draft,
-    live_contents,
     open_store,
     seal_all,
     search,
-    search_ids,
-    unit_vector,
     uuid_of,
 )
 
@@ -47,48 +41,8 @@ def filled(files: CrashFiles, sizes: list[int], *, sealed: bool = False) -> tupl
     return topic, entries
 
 
-def test_canonical_ids_increase_across_topics_and_restarts_even_when_the_clock_goes_back() -> None:
-    files = CrashFiles()
-    store = open_store(files)
-    ids = [store.topic(name).append([draft(f"{name} {i}")])[0].canonical_id for i in range(3) for name in ("a", "b")]
-    store.close()
-    again = open_store(files)  # its clock starts over
-    ids.append(again.topic("c").append([draft("later")])[0].canonical_id)
-    assert ids == sorted(set(ids))
-
-
 def open_store_again(files: CrashFiles) -> Store:
     return open_store(files.after_power_cut("lost"), segment_entries_max=5)
-
-
-@pytest.mark.parametrize("sealed", [False, True])
-def test_a_correction_overrides_the_entry_wherever_it_lies(sealed: bool) -> None:
-    files = CrashFiles()
-    topic, entries = filled(files, [5, 5, 2], sealed=sealed)
-    topic.append([deprecated(entries[1]), adjusted(entries[6], 3), adjusted(entries[11], -4)])
-    for log in (topic, open_store_again(files).topic("talk")):
-        snapshot = log.snapshot()
-        assert snapshot.live_count == 11
-        assert sorted(live_contents(log)) == sorted(entry.content for entry in entries if entry is not entries[1])
-        gone, praised = snapshot.find(entries[1].uuid), snapshot.find(entries[6].uuid)
-        assert gone is not None and gone.status.name == "DEPRECATED" and gone.content == ""
-        assert praised is not None and praised.utility_steps == 3
-        (best, *_) = search(snapshot, entries[6].embedding[None], 1)
-        assert best.uuid == entries[6].uuid
-        assert best.score == pytest.approx(1.5**3, abs=1e-4)
-
-
-def test_what_is_stored_is_known_by_digest_and_by_text_while_it_is_live() -> None:
-    files = CrashFiles()
-    topic, entries = filled(files, [5, 2], sealed=True)
-    for log in (topic, open_store_again(files).topic("talk")):
-        assert all(log.has_digest(digest_of(name)) for name in ("0.0", "0.4", "1.1"))
-        assert not log.has_digest(digest_of("never"))
-        assert log.has_live_copy(draft("0.0")) and log.has_live_copy(draft("1.1"))
-        assert not log.has_live_copy(draft("never"))
-    topic.append([deprecated(entries[0])])
-    assert not topic.has_live_copy(draft("0.0"))
-    assert topic.has_digest(digest_of("0.0"))
 
 
 # Public ids
@@ -114,22 +68,6 @@ def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
 
 
 # Snapshots and sealing
-
-
-def test_a_snapshot_does_not_change_when_the_log_goes_on() -> None:
-    topic, entries = filled(CrashFiles(), [5, 5, 3], sealed=True)
-    query = np.stack([unit_vector("query")])
-    snapshot = topic.snapshot()
-    before = search(snapshot, query, 50)
-    topic.append([adjusted(entry, 5) for entry in entries[:3]] + [deprecated(entries[7]), deprecated(entries[12])])
-    topic.append([draft(f"more {i}") for i in range(30)])
-    seal_all(topic)
-    assert search(snapshot, query, 50) == before
-    assert snapshot.live_count == 13
-    assert [snapshot.read(hit.place).canonical_id for hit in before] == [hit.canonical_id for hit in before]
-    assert not snapshot.knows(uuid_of("more 1"))
-    first = snapshot.find(entries[0].uuid)
-    assert first is not None and first.utility_steps == 0
 
 
 def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_split() -> None:
@@ -238,14 +176,6 @@ def test_unknown_fields_survive_a_correction_and_a_restart() -> None:
     assert found.unknown == {"mood": ["calm", 3]}
 
 
-def test_a_deprecated_chunk_that_is_appended_again_is_live_again() -> None:
-    topic, (entry,) = filled(CrashFiles(), [1])
-    topic.append([deprecated(entry)])
-    assert topic.snapshot().live_count == 0
-    topic.append([adjusted(entry, 0)])
-    assert live_contents(topic) == [entry.content]
-
-
 def test_ids_of_a_failed_append_are_free_again() -> None:
     files = CrashFiles()
     topic = open_store(files).topic("talk")
@@ -255,14 +185,3 @@ def test_ids_of_a_failed_append_are_free_again() -> None:
         topic.append([with_uuid("abcd1")])
     files.bytes_left = None
     assert topic.append([with_uuid("abcd2")])[0].public_id == "abcd"
-
-
-def test_sealing_and_reopening_change_no_answer() -> None:
-    files = CrashFiles()
-    topic, entries = filled(files, [5, 5, 5, 2])
-    topic.append([adjusted(entries[2], 4), deprecated(entries[8]), adjusted(entries[16], -2)])
-    queries = [unit_vector("q1"), unit_vector("q2")]
-    before = search_ids(topic, queries, 100)
-    seal_all(topic)
-    assert search_ids(topic, queries, 100) == before
-    assert search_ids(open_store_again(files).topic("talk"), queries, 100) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, Hit, adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
+from drafts import DATA_DIR, Hit, adjusted, deprecated, digest_of, draft, open_store, seal_all, search, unit_vector
 from effort import scaled
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.state: dict[str, dict[bytes, Entry]] = {topic: {} for topic in TOPICS}
         self.history: list[Entry] = []
         self.made = 0
-        self.kept: list[tuple[Snapshot, list[Hit], int]] = []
+        self.kept: list[tuple[Snapshot, list[Hit], int, dict[bytes, Entry]]] = []
         self.open()
 
     def open(self) -> None:
@@ -75,7 +75,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def keep_a_snapshot(self, topic: str) -> None:
         snapshot = self.logs[topic].snapshot()
-        self.kept.append((snapshot, search(snapshot, unit_vector("kept")[None], 100), snapshot.live_count))
+        hits = search(snapshot, unit_vector("kept")[None], 100)
+        self.kept.append((snapshot, hits, snapshot.live_count, dict(self.state[topic])))
 
     @rule(topic=topics, after=st.integers(0, 6), count=st.integers(1, 3))
     def fail_an_operation(self, topic: str, after: int, count: int) -> None:
@@ -157,6 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert snapshot.find(uuid) == entry
                 assert all(log.has_digest(digest) for digest in entry.digests)
                 assert log.has_live_copy(entry.as_draft()) == (entry.status is Status.ACTIVE)
+            assert not log.has_digest(digest_of("never")) and not log.has_live_copy(draft("never"))
 
     @invariant()
     def public_ids_name_one_chunk_per_topic(self) -> None:
@@ -166,7 +168,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def kept_snapshots_answer_as_before(self) -> None:
-        for snapshot, hits, live_count in self.kept:
+        known = {uuid for chunks in self.state.values() for uuid in chunks}
+        for snapshot, hits, live_count, state in self.kept:
+            assert {uuid: snapshot.find(uuid) for uuid in state} == state
+            assert snapshot.known(list(known)) == state.keys()
             assert search(snapshot, unit_vector("kept")[None], 100) == hits
             assert snapshot.live_count == live_count
             assert [snapshot.read(hit.place).canonical_id for hit in hits] == [hit.canonical_id for hit in hits]

@@ -11,9 +11,10 @@ import aiohttp
 import pytest
 import yaml
 from conftest import MakeDaemon
+from daemon_in_process import TOKENS, house_in, secret_of
 from raw_wire import Peer, RawUpstream, request
 from test_oauth import Stage, stage  # noqa: F401  # a fixture
-from test_rights import LAMP, TOKENS, house_in, secret_of, told
+from test_rights import LAMP, told
 from test_websockets import AGREED, UPGRADE
 
 from memd.admin import reads, status

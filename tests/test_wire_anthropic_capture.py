@@ -9,28 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_wire_chat_capture import calls, cuts, json_values, pieces, valid_text
+from test_wire_chat_capture import calls
+from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC, AnthropicCapture
-from memd.wire.reply import Reply, ReplyStream, Usage
+from memd.wire.reply import Reply, Usage
 from memd.wire.sse import SseEvent
 
 Event = dict[str, Any]
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}
-
-
-def stream_of(*events: Event) -> bytes:
-    return b"".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in events)
-
-
-def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> AnthropicCapture:
-    capture = AnthropicCapture(**bounds)
-    reader = ReplyStream(capture)
-    for piece in pieces(stream, at or []):
-        assert reader.feed(piece) == piece
-        reader.reply()  # reads as far as it came, as where a client leaves here
-    return capture
 
 
 def start(**usage: int) -> Event:
@@ -88,7 +76,7 @@ def official_client() -> Any:
 
 def echo_of_anthropic_client(events: list[Event]) -> Any:
     """The message that the official client assembles from the events, as it sends it in the next request."""
-    asked = stream_of(*events).decode()
+    asked = events_stream(*events).decode()
     messages = [{"role": "user", "content": asked}]
     with official_client().messages.stream(model="tiny", max_tokens=9, messages=messages) as stream:
         content = stream.get_final_message().content
@@ -105,7 +93,7 @@ def test_a_captured_reply_is_recognised_in_what_the_anthropic_client_sends_next(
     said: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
 ) -> None:
     events = reply_events(said, tool_calls, text_cuts)
-    capture = captured(stream_of(*events), byte_cuts)
+    capture = captured(ANTHROPIC, events_stream(*events), byte_cuts)
     message = capture.reply().message
     assert message is not None and capture.finished and not capture.truncated
     echo = echoed(echo_of_anthropic_client(events))
@@ -124,7 +112,7 @@ def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_call
     usage = {**PROMPT, "output_tokens": 5}
     answer = {"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}
     reply = ANTHROPIC.parse_reply(json.dumps(answer).encode())
-    streamed = captured(stream_of(*reply_events(said, tool_calls, []))).reply()
+    streamed = captured(ANTHROPIC, events_stream(*reply_events(said, tool_calls, []))).reply()
     assert reply.message is not None and streamed.message is not None
     assert reply.message.content_digest == streamed.message.content_digest
     assert (reply.usage, reply.finish_reason) == (Usage(31, 5, 30), "x")
@@ -142,7 +130,7 @@ def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_call
 def test_the_prompt_is_what_was_read_and_what_the_cache_had(
     usage: dict[str, int], prompt_tokens: int, cached: int | None
 ) -> None:
-    reply = captured(stream_of(start(**usage), *end())).reply()
+    reply = captured(ANTHROPIC, events_stream(start(**usage), *end())).reply()
     assert reply.usage == Usage(prompt_tokens, 5, cached)
     whole = ANTHROPIC.parse_reply(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
     assert whole.usage == reply.usage
@@ -152,14 +140,15 @@ def test_parallel_calls_and_text_around_them_are_kept_apart() -> None:
     events = [start(), *block(0, {"type": "text", "text": "I "}, *text_deltas("read"))]
     events += [*call_block(1, 1, "f", '{"a"', ":1}"), *call_block(2, 2, "g")]
     events += block(3, {"type": "text", "text": ""}, *text_deltas("both"))
-    message = captured(stream_of(*events, *end("tool_use"))).reply().message
+    message = captured(ANTHROPIC, events_stream(*events, *end("tool_use"))).reply().message
     calls = (ToolCall("call1", "f", '{"a":1}'), ToolCall("call2", "g", "{}"))
     assert message == Message("assistant", "I read\nboth", calls)
 
 
 def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     error = {"type": "error", "error": {"type": "api_error", "message": "slot died"}}
-    capture = captured(stream_of(start(), *block(0, {"type": "text", "text": ""}, *text_deltas("He")), error))
+    begun = block(0, {"type": "text", "text": ""}, *text_deltas("He"))
+    capture = captured(ANTHROPIC, events_stream(start(), *begun, error))
     assert not capture.finished
     reply = capture.reply(interrupted=True)
     assert (reply.error, reply.message) == ("slot died", Message("assistant", "He", interrupted=True))
@@ -168,7 +157,7 @@ def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
 
 def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
     events = [start(), *block(0, {"type": "text", "text": ""}, *text_deltas("I read")), *call_block(1, 1, "f", '{"a')]
-    capture = captured(stream_of(*events)[:-5])
+    capture = captured(ANTHROPIC, events_stream(*events)[:-5])
     assert not capture.finished
     calls = (ToolCall("call1", "f", '{"a'),)
     assert capture.reply(interrupted=True).message == Message("assistant", "I read", calls, interrupted=True)
@@ -176,7 +165,7 @@ def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
 
 def test_a_stream_of_empty_blocks_is_bounded() -> None:
     events = [one for index in range(100) for one in call_block(index, index, "f")]
-    capture = captured(stream_of(*events), bytes_max=1000)
+    capture = captured(ANTHROPIC, events_stream(*events), bytes_max=1000)
     message = capture.reply().message
     assert capture.truncated and message is not None
     assert len(message.tool_calls) < 4
@@ -211,23 +200,3 @@ odd_events = st.fixed_dictionaries(
         "content": st.lists(odd_blocks | json_values) | json_values,
     },
 )
-
-
-@given(st.lists(st.binary() | odd_events.map(lambda event: stream_of(event))), cuts)
-def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], at: list[int]) -> None:
-    stream = b"".join(parts)
-    reply = captured(stream, at).reply()
-    assert reply == captured(stream).reply()
-    assert reply.message is None or reply.message.content_digest
-
-
-@given(st.binary() | odd_events.map(lambda event: json.dumps(event).encode()))
-def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(ANTHROPIC.parse_reply(body), Reply)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"content":' + b"[" * 5000, b'{"content":[{"type":"text","text":"\n"}]}']
-)
-def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert ANTHROPIC.parse_reply(body).message is None

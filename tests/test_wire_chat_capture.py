@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.chat import CHAT, ChatCapture
-from memd.wire.reply import Reply, ReplyStream, Usage
+from memd.wire.chat import CHAT
+from memd.wire.reply import Reply, Usage
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
-valid_text = st.text(st.characters(exclude_categories=["Cs"]))
 arguments = st.dictionaries(valid_text, st.integers() | valid_text | st.none()).map(json.dumps)
 calls = st.lists(st.tuples(st.text("abc", min_size=1, max_size=3), arguments), max_size=3)
-cuts = st.lists(st.integers(min_value=0))
-
-
-def pieces(whole: Any, at: list[int]) -> list[Any]:
-    edges = [0, *sorted(cut % (len(whole) + 1) for cut in at), len(whole)]
-    return [whole[start:end] for start, end in pairwise(edges)]
 
 
 def chunk(delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, **members: Any) -> dict[str, Any]:
@@ -34,17 +27,7 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None, index: int = 
 
 
 def stream_of(*chunks: Any, done: bool = True) -> bytes:
-    events = [b"data: " + json.dumps(one).encode() + b"\n\n" for one in chunks]
-    return b"".join(events) + (b"data: [DONE]\n\n" if done else b"")
-
-
-def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> ChatCapture:
-    capture = ChatCapture(**bounds)
-    reader = ReplyStream(capture)
-    for piece in pieces(stream, at or []):
-        assert reader.feed(piece) == piece
-        reader.reply()  # reads as far as it came, as where a client leaves here
-    return capture
+    return events_stream(*chunks) + (b"data: [DONE]\n\n" if done else b"")
 
 
 def reply_chunks(content: str | None, tool_calls: list[tuple[str, str]], at: list[int]) -> list[dict[str, Any]]:
@@ -75,8 +58,8 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
     content: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
 ) -> None:
     chunks = reply_chunks(content, tool_calls, text_cuts)
-    capture = captured(stream_of(*chunks), byte_cuts)
-    message = capture.message()
+    capture = captured(CHAT, stream_of(*chunks), byte_cuts)
+    message = capture.reply().message
     assert message is not None and capture.finished and not capture.truncated
     request = CHAT.parse(json.dumps({"messages": [echo_of_openai_client(chunks)]}).encode())
     assert message.content_digest == request.digests[0]
@@ -96,14 +79,14 @@ def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_c
     }
     body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": TIMINGS})
     reply = CHAT.parse_reply(body.encode())
-    assert reply.message == captured(stream_of(*reply_chunks(content, tool_calls, []))).message()
+    assert reply.message == captured(CHAT, stream_of(*reply_chunks(content, tool_calls, []))).reply().message
     assert reply.usage == Usage(22, 5, 9)
     assert reply.finish_reason == "stop"
 
 
 def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
-    capture = captured(stream_of(chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")))
-    message = capture.message()
+    capture = captured(CHAT, stream_of(chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")))
+    message = capture.reply().message
     assert message == Message("assistant", "I cannot.")
     echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
     assert message == CHAT.parse(json.dumps({"messages": [echo]}).encode()).messages[0]
@@ -111,9 +94,9 @@ def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
 
 def test_only_choice_0_is_captured() -> None:
     both = stream_of(chunk({"content": "no"}, index=1), chunk({"content": "yes"}), chunk({}, "stop", index=1))
-    capture = captured(both)
-    assert capture.message() == Message("assistant", "yes")
-    assert capture.finish_reason is None
+    capture = captured(CHAT, both)
+    assert capture.reply().message == Message("assistant", "yes")
+    assert capture.reply().finish_reason is None
 
 
 def test_interleaved_and_parallel_tool_calls_are_kept_apart() -> None:
@@ -122,7 +105,7 @@ def test_interleaved_and_parallel_tool_calls_are_kept_apart() -> None:
         chunk({"tool_calls": [{"index": index, "id": name, "function": {"name": name, "arguments": text}}]})
         for index, name, text in deltas
     ]
-    message = captured(stream_of(*chunks)).message()
+    message = captured(CHAT, stream_of(*chunks)).reply().message
     assert message == Message("assistant", "", (ToolCall("a", "a", "{}"), ToolCall("b", "b", "[]")))
 
 
@@ -132,13 +115,13 @@ def test_a_server_that_leaves_out_the_index_and_repeats_the_name_is_understood()
         {"function": {"name": "f", "arguments": "}"}},
         {"id": "2", "function": {"name": "g", "arguments": {"a": 1}}},
     ]
-    message = captured(stream_of(*(chunk({"tool_calls": [delta]}) for delta in deltas))).message()
+    message = captured(CHAT, stream_of(*(chunk({"tool_calls": [delta]}) for delta in deltas))).reply().message
     assert message == Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "g", '{"a":1}')))
 
 
 def test_a_legacy_function_call_is_captured() -> None:
     deltas = [{"name": "f", "arguments": "{"}, {"arguments": "}"}]
-    message = captured(stream_of(*(chunk({"function_call": delta}) for delta in deltas))).message()
+    message = captured(CHAT, stream_of(*(chunk({"function_call": delta}) for delta in deltas))).reply().message
     assert message == Message("assistant", "", (ToolCall("", "f", "{}"),))
 
 
@@ -156,13 +139,13 @@ def test_a_legacy_function_call_is_captured() -> None:
     ],
 )
 def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | None) -> None:
-    assert captured(stream_of({"choices": [], **members})).usage == usage
+    assert captured(CHAT, stream_of({"choices": [], **members})).reply().usage == usage
     assert CHAT.parse_reply(json.dumps(members).encode()).usage == usage
 
 
 def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
-    capture = captured(stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
-    assert (capture.error, capture.finished) == ("slot died", False)
+    capture = captured(CHAT, stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
+    assert (capture.reply().error, capture.finished) == ("slot died", False)
     assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
     assert CHAT.parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
 
@@ -170,8 +153,8 @@ def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
 @given(st.integers(min_value=0, max_value=60), cuts)
 def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int]) -> None:
     text = "é€😀a" * 5
-    capture = captured(stream_of(*(chunk({"content": piece}) for piece in pieces(text, at))), bytes_max=bytes_max)
-    message = capture.message()
+    capture = captured(CHAT, stream_of(*(chunk({"content": piece}) for piece in pieces(text, at))), bytes_max=bytes_max)
+    message = capture.reply().message
     kept = message.text if message is not None else ""
     assert text.startswith(kept)
     assert len(kept.encode()) <= bytes_max
@@ -181,17 +164,12 @@ def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, 
 
 def test_a_stream_of_empty_tool_calls_is_bounded() -> None:
     chunks = [chunk({"tool_calls": [{"index": index, "id": ""}]}) for index in range(100)]
-    capture = captured(stream_of(*chunks), bytes_max=1000)
-    message = capture.message()
+    capture = captured(CHAT, stream_of(*chunks), bytes_max=1000)
+    message = capture.reply().message
     assert capture.truncated and message is not None
     assert len(message.tool_calls) < 5
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
 deltas = st.dictionaries(
     st.sampled_from(["role", "content", "refusal", "function_call"]), json_values
 ) | st.fixed_dictionaries(
@@ -212,15 +190,6 @@ odd_answers = st.fixed_dictionaries(
         "error": json_values,
     },
 )
-
-
-@given(st.lists(st.binary() | odd_answers.map(lambda answer: stream_of(answer))), cuts)
-def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], at: list[int]) -> None:
-    stream = b"".join(parts)
-    capture = captured(stream, at)
-    assert capture.reply() == captured(stream).reply()
-    message = capture.message()
-    assert message is None or message.content_digest
 
 
 fast_parts = st.sampled_from(
@@ -249,18 +218,6 @@ def test_a_stream_that_comes_in_large_parts_is_captured_as_one_that_comes_in_sma
     parts: list[tuple[bytes, int]], at: list[int], bytes_max: int
 ) -> None:
     stream = b"".join(part * times for part, times in parts)
-    slow = captured(stream, list(range(0, len(stream), 997)), bytes_max=bytes_max)
-    fast = captured(stream, at, bytes_max=bytes_max)
-    assert (fast.reply(), fast.truncated, fast.done) == (slow.reply(), slow.truncated, slow.done)
-
-
-@given(st.binary() | odd_answers.map(lambda answer: json.dumps(answer).encode()))
-def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(CHAT.parse_reply(body), Reply)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"choices":' + b"[" * 5000, b'{"choices":[{"message":{"content":"\x01"}}]}']
-)
-def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert CHAT.parse_reply(body).message is None
+    slow = captured(CHAT, stream, list(range(0, len(stream), 997)), bytes_max=bytes_max)
+    fast = captured(CHAT, stream, at, bytes_max=bytes_max)
+    assert (fast.reply(), fast.truncated, fast.finished) == (slow.reply(), slow.truncated, slow.finished)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.ollama import OLLAMA
 from memd.wire.sideband import MemoryOut
@@ -25,6 +24,18 @@ PIECES: list[dict[str, Any]] = [
 ]
 END = {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop"}
 ECHO = {"role": "assistant", "content": "On it.", "tool_calls": [CALL, {"function": {"name": "list", "arguments": {}}}]}
+ASKED = {"role": "user", "content": "Hi", "images": ["aGVsbG8="]}
+odd_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "images", "tool_calls", "tool_name", "function", "arguments", "x"]),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
 
 
 def lines(end: str = "\n") -> bytes:
@@ -141,37 +152,10 @@ def test_a_message_that_is_put_in_again_has_objects_as_arguments(message: Messag
 
 
 def test_a_block_is_a_system_message_or_stands_in_front_of_the_content() -> None:
-    request = OLLAMA.parse(request_of([{"role": "user", "content": "Hi", "images": ["aGVsbG8="]}], keep_alive=-1))
+    request = OLLAMA.parse(request_of([ASKED], keep_alive=-1))
     blocks = {0: "[memory] x [/memory]"}
     separate = json.loads(OLLAMA.encode(request, blocks=blocks, placement="separate"))
     assert separate["messages"][0] == {"role": "system", "content": "[memory] x [/memory]"}
     assert separate["messages"][1]["role"] == "user" and separate["keep_alive"] == -1
     [merged] = json.loads(OLLAMA.encode(request, blocks=blocks))["messages"]
     assert merged == {"role": "user", "content": "[memory] x [/memory]\n\nHi", "images": ["aGVsbG8="]}
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(
-                st.sampled_from(["role", "content", "images", "tool_calls", "tool_name", "function", "arguments", "x"]),
-                inner,
-            )
-        ),
-        max_leaves=12,
-    )
-)
-def test_whatever_stands_in_a_body_is_read_or_refused(value: Any) -> None:
-    body = request_of([value], options=value)
-    try:
-        request = OLLAMA.parse(body)
-    except BadRequestBody:
-        return
-    assert OLLAMA.encode(request) == body
-    stream = OLLAMA.new_stream(1 << 20, OUT)
-    told = json.dumps({"message": value, "done": value}).encode() + b"\n"
-    stream.feed(told)
-    stream.reply()
-    OLLAMA.parse_reply(told)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.reply import Reply, ReplyStream, Usage
+from memd.wire.reply import Usage
 from memd.wire.responses import RESPONSES, ResponsesCapture
 from memd.wire.sse import SseEvent
 
@@ -22,8 +22,6 @@ USAGE = {"input_tokens": 22, "output_tokens": 5, "total_tokens": 27, "input_toke
 HEAD = {"id": "resp_1", "object": "response", "created_at": 1, "model": "tiny"}
 REQUIRED = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {}}
 
-valid_text = st.text(st.characters(exclude_categories=["Cs"]))
-cuts = st.lists(st.integers(min_value=0))
 dialects = st.sampled_from(["openai", "llama.cpp"])
 texts = st.builds(lambda text: ("message", text), valid_text)
 calls = st.builds(
@@ -48,11 +46,6 @@ def item(kind: str, text: str, number: int = 0) -> dict[str, Any]:
     return {"type": kind, "status": "completed", **members}
 
 
-def pieces(whole: Any, at: list[int]) -> list[Any]:
-    edges = [0, *sorted(cut % (len(whole) + 1) for cut in at), len(whole)]
-    return [whole[start:end] for start, end in pairwise(edges)]
-
-
 def events_of(
     output: list[dict[str, Any]], at: list[int], dialect: Dialect = "llama.cpp", status: str = "completed"
 ) -> list[dict[str, Any]]:
@@ -73,19 +66,6 @@ def events_of(
     return [*events, {"type": f"response.{status}", "response": response}]
 
 
-def stream_of(events: list[dict[str, Any]]) -> bytes:
-    return b"".join(f"event: {one.get('type')}\ndata: {json.dumps(one)}\n\n".encode() for one in events)
-
-
-def captured(stream: bytes, at: list[int] | None = None, **bounds: int) -> ResponsesCapture:
-    capture = ResponsesCapture(**bounds)
-    reader = ReplyStream(capture)
-    for piece in pieces(stream, at or []):
-        assert reader.feed(piece) == piece
-        reader.reply()  # reads as far as it came, as where a client leaves here
-    return capture
-
-
 def echo_of_openai_client(output: list[dict[str, Any]]) -> list[Any]:
     """The items that the official client hands out and takes in its next request."""
     responses = pytest.importorskip("openai.types.responses")  # here, for it takes seconds
@@ -97,7 +77,7 @@ def echo_of_openai_client(output: list[dict[str, Any]]) -> list[Any]:
 def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
     output: list[dict[str, Any]], text_cuts: list[int], byte_cuts: list[int], dialect: Dialect
 ) -> None:
-    capture = captured(stream_of(events_of(output, text_cuts, dialect)), byte_cuts)
+    capture = captured(RESPONSES, events_stream(*events_of(output, text_cuts, dialect)), byte_cuts)
     message = capture.reply().message
     assert capture.finished and not capture.truncated
     request = RESPONSES.parse(json.dumps({"input": echo_of_openai_client(output)}).encode())
@@ -110,7 +90,7 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
 def test_a_reply_is_the_same_message_streamed_or_not(output: list[dict[str, Any]], dialect: Dialect) -> None:
     body = json.dumps({**HEAD, "status": "completed", "output": output, "usage": USAGE}).encode()
     reply = RESPONSES.parse_reply(body)
-    assert reply == captured(stream_of(events_of(output, [], dialect))).reply()
+    assert reply == captured(RESPONSES, events_stream(*events_of(output, [], dialect))).reply()
     assert (reply.usage, reply.finish_reason, reply.error) == (Usage(22, 5, 9), "completed", None)
 
 
@@ -119,11 +99,11 @@ def test_a_stream_that_breaks_off_keeps_what_came(
     output: list[dict[str, Any]], text_cuts: list[int], dialect: Dialect, end: int
 ) -> None:
     events = events_of(output, text_cuts, dialect)[:-1]
-    capture = captured(stream_of(events[: end % (len(events) + 1)]))
+    capture = captured(RESPONSES, events_stream(*events[: end % (len(events) + 1)]))
     message = capture.reply(interrupted=True).message
     assert not capture.finished
     assert message is None or message.interrupted
-    whole = captured(stream_of(events)).reply().message
+    whole = captured(RESPONSES, events_stream(*events)).reply().message
     if whole is not None and message is not None:
         assert whole.text.startswith(message.text)
         assert len(whole.tool_calls) >= len(message.tool_calls)
@@ -131,22 +111,23 @@ def test_a_stream_that_breaks_off_keeps_what_came(
 
 def test_a_broken_stream_keeps_what_was_said_of_an_item_that_never_was_done() -> None:
     events = events_of([item("message", "Hello there"), item("function_call", '{"a":1}', 1)], [5])
-    assert captured(stream_of(events[:3])).reply(True).message == Message("assistant", "Hello", interrupted=True)
+    begun = captured(RESPONSES, events_stream(*events[:3])).reply(True).message
+    assert begun == Message("assistant", "Hello", interrupted=True)
     [*_, done, conclusion] = events
     assert done["type"] == "response.output_item.done" and conclusion["type"] == "response.completed"
     call = ToolCall("call_1", "look", '{"a":1}')
-    cut = captured(stream_of(events[:-3])).reply(True).message
+    cut = captured(RESPONSES, events_stream(*events[:-3])).reply(True).message
     assert cut == Message("assistant", "Hello there", (call,), interrupted=True)
 
 
 def test_a_reply_that_reached_its_bound_is_finished_and_one_that_failed_is_not() -> None:
     output = [item("message", "Hi")]
-    bounded = captured(stream_of(events_of(output, [], status="incomplete")))
+    bounded = captured(RESPONSES, events_stream(*events_of(output, [], status="incomplete")))
     assert (bounded.finished, bounded.reply().finish_reason) == (True, "incomplete")
-    failed = captured(stream_of(events_of(output, [], status="failed")))
-    assert (failed.finished, failed.error) == (False, "the response failed")
+    failed = captured(RESPONSES, events_stream(*events_of(output, [], status="failed")))
+    assert (failed.finished, failed.reply().error) == (False, "the response failed")
     told = {"type": "response.failed", "response": {"status": "failed", "error": {"code": "x", "message": "slot died"}}}
-    assert captured(stream_of([told])).error == "slot died"
+    assert captured(RESPONSES, events_stream(told)).reply().error == "slot died"
 
 
 @pytest.mark.parametrize(
@@ -159,25 +140,25 @@ def test_a_reply_that_reached_its_bound_is_finished_and_one_that_failed_is_not()
     ],
 )
 def test_an_error_within_the_stream_leaves_the_reply_unfinished(told: bytes) -> None:
-    capture = captured(stream_of(events_of([item("message", "He")], [])[:3]) + told)
-    assert (capture.error, capture.finished) == ("slot died", False)
+    capture = captured(RESPONSES, events_stream(*events_of([item("message", "He")], [])[:3]) + told)
+    assert (capture.reply().error, capture.finished) == ("slot died", False)
     assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
 
 
 def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     done = {**item("message", ""), "content": [{"type": "refusal", "refusal": "I cannot."}]}
-    message = captured(stream_of(events_of([item("message", "")], [])[:2])).reply().message
+    message = captured(RESPONSES, events_stream(*events_of([item("message", "")], [])[:2])).reply().message
     assert message is None
     opened = [{"type": "response.output_item.added", "item": {**done, "content": []}}]
     opened += [{"type": "response.refusal.delta", "delta": piece} for piece in ("I can", "not.")]
-    assert captured(stream_of(opened)).reply().message == Message("assistant", "I cannot.")
+    assert captured(RESPONSES, events_stream(*opened)).reply().message == Message("assistant", "I cannot.")
     assert RESPONSES.parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
 
 
 def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
     output = [item("message", "Hi"), item("function_call", "{}", 1)]
     [*_, conclusion] = events_of(output, [])
-    message = captured(stream_of([conclusion])).reply().message
+    message = captured(RESPONSES, events_stream(conclusion)).reply().message
     assert message == Message("assistant", "Hi", (ToolCall("call_1", "look", "{}"),))
 
 
@@ -185,7 +166,7 @@ def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
 def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int], done: bool) -> None:
     text = "é€😀a" * 50
     events = events_of([item("message", text)], at)
-    capture = captured(stream_of(events if done else events[:-3]), bytes_max=bytes_max)
+    capture = captured(RESPONSES, events_stream(*(events if done else events[:-3])), bytes_max=bytes_max)
     message = capture.reply().message
     kept = message.text if message is not None else ""
     assert text.startswith(kept)
@@ -200,11 +181,6 @@ def test_memory_out_belongs_in_the_event_that_ends_the_stream() -> None:
         assert [capture.take(event) for event in events] == [False, True]
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
 odd_items = st.fixed_dictionaries(
     {},
     optional={
@@ -243,22 +219,3 @@ odd_events = st.fixed_dictionaries(
         "message": json_values,
     },
 )
-
-
-@given(st.lists(st.binary() | odd_events.map(lambda event: stream_of([event]))), cuts)
-def test_whatever_comes_is_captured_or_ignored_in_any_split(parts: list[bytes], at: list[int]) -> None:
-    stream = b"".join(parts)
-    capture = captured(stream, at)
-    assert capture.reply() == captured(stream).reply()
-    message = capture.reply().message
-    assert message is None or message.content_digest
-
-
-@given(st.binary() | odd_responses.map(lambda response: json.dumps(response).encode()))
-def test_whatever_an_answer_holds_capturing_it_does_not_fail(body: bytes) -> None:
-    assert isinstance(RESPONSES.parse_reply(body), Reply)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"output":' + b"[" * 5000, b'{"output":[{"content":"\n"}]}'])
-def test_a_body_that_is_no_answer_holds_no_reply(body: bytes) -> None:
-    assert RESPONSES.parse_reply(body).message is None

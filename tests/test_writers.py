@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_rights import House, house_in
+from daemon_in_process import House, house_in
 
 from memd.embedding.encoder import Encoder
 
@@ -81,66 +81,64 @@ async def found(house: House, question: str) -> list[tuple[str, str]]:
     return [(one.get("author", ""), one["content"]) for one in answer["chunks"]]
 
 
-async def test_with_the_right_to_write_alone_nobody_takes_the_words_of_others_out_of_recall(tmp_path: Path) -> None:
-    async with house_in(tmp_path) as house:
-        assert (await house.chat("ann", WORDS["chat"]))[0] == 200
-        await house.settled()
-        for way in OTHERS:
-            await write(house, "ann", way, WORDS[way])
-        _, exported = await house.ask("ann", f"/memd/export?topic={TOPIC}")
-        lines = [json.loads(line) for line in exported.splitlines()]
-        assert len(lines) >= len(WORDS)
+async def test_with_the_right_to_write_alone_nobody_takes_the_words_of_others_out_of_recall(house: House) -> None:
+    assert (await house.chat("ann", WORDS["chat"]))[0] == 200
+    await house.settled()
+    for way in OTHERS:
+        await write(house, "ann", way, WORDS[way])
+    _, exported = await house.ask("ann", f"/memd/export?topic={TOPIC}")
+    lines = [json.loads(line) for line in exported.splitlines()]
+    assert len(lines) >= len(WORDS)
 
-        for way, text in OTHERS.items():
-            await write(house, "write", way, WORDS[way])  # the same words, and others in their place
-            await write(house, "write", way, text)
-        await write(house, "write", "import", WORDS["chat"])
-        dead = [{**line, "status": "Deprecated", "content": "", "speakers": []} for line in lines]
-        ids = [line["id"] for line in lines]
-        refused: tuple[tuple[str, dict[str, object]], ...] = (
-            ("/memd/import/entries", {"topic_id": TOPIC, "lines": [{"line": one} for one in dead]}),
-            ("/memd/documents/remove", {"topic_id": TOPIC, "sources": ["docs/tower.md"], "below": True}),
-            ("/memd/corrections", {"topic_id": TOPIC, "chunk_ids": ids, "action": "Update"}),
-            ("/memd/corrections", {"topic_id": TOPIC, "chunk_ids": ids, "action": "Unhelpful", "steps": 10}),
-            ("/memd/erase", {"topic_id": TOPIC, "chunk_ids": ids}),
-        )
-        for path, body in refused:
-            status, answer = await house.ask("write", path, body)
-            assert status in (400, 403) or path == "/memd/documents/remove", answer  # that one takes out its own
-        assert (await house.chat("write", WORDS["chat"]))[0] == 403
+    for way, text in OTHERS.items():
+        await write(house, "write", way, WORDS[way])  # the same words, and others in their place
+        await write(house, "write", way, text)
+    await write(house, "write", "import", WORDS["chat"])
+    dead = [{**line, "status": "Deprecated", "content": "", "speakers": []} for line in lines]
+    ids = [line["id"] for line in lines]
+    refused: tuple[tuple[str, dict[str, object]], ...] = (
+        ("/memd/import/entries", {"topic_id": TOPIC, "lines": [{"line": one} for one in dead]}),
+        ("/memd/documents/remove", {"topic_id": TOPIC, "sources": ["docs/tower.md"], "below": True}),
+        ("/memd/corrections", {"topic_id": TOPIC, "chunk_ids": ids, "action": "Update"}),
+        ("/memd/corrections", {"topic_id": TOPIC, "chunk_ids": ids, "action": "Unhelpful", "steps": 10}),
+        ("/memd/erase", {"topic_id": TOPIC, "chunk_ids": ids}),
+    )
+    for path, body in refused:
+        status, answer = await house.ask("write", path, body)
+        assert status in (400, 403) or path == "/memd/documents/remove", answer  # that one takes out its own
+    assert (await house.chat("write", WORDS["chat"]))[0] == 403
 
-        for way, question in QUESTIONS.items():
-            assert any(one == "ann" and WORDS[way] in text for one, text in await found(house, question)), way
-            status, _, _ = await house.chat("ann", question)
-            assert status == 200 and WORDS[way] in house.upstream.prompts[-1], way
-        for way in ("import", "note"):
-            assert any(one == "write" and OTHERS[way] in text for one, text in await found(house, QUESTIONS[way])), way
+    for way, question in QUESTIONS.items():
+        assert any(one == "ann" and WORDS[way] in text for one, text in await found(house, question)), way
+        status, _, _ = await house.chat("ann", question)
+        assert status == 200 and WORDS[way] in house.upstream.prompts[-1], way
+    for way in ("import", "note"):
+        assert any(one == "write" and OTHERS[way] in text for one, text in await found(house, QUESTIONS[way])), way
 
 
-async def test_who_may_read_and_write_but_not_correct_stands_beside_others_in_every_way(tmp_path: Path) -> None:
+async def test_who_may_read_and_write_but_not_correct_stands_beside_others_in_every_way(house: House) -> None:
     question, hers, his = QUESTIONS["chat"], "It is cinnamon-42, as Ann says.", "It is turnip-13, as everybody knows."
-    async with house_in(tmp_path) as house:
-        assert (await house.chat("ann", WORDS["chat"]))[0] == 200
-        assert (await house.chat("ann", question, hers, "Thank you for the release word."))[0] == 200
-        await house.settled()
-        for way in OTHERS:
-            await write(house, "ann", way, WORDS[way])
-        for _ in range(2):  # asked again and answered otherwise, and two near copies of all
-            assert (await house.chat("scribe", question, his, "Thank you for that word."))[0] == 200
-            for number, text in enumerate(WORDS.values()):
-                assert (await house.chat("scribe", f"{text} ({number})"))[0] == 200
-                await write(house, "scribe", "import", f"{text} {number}")
-                await write(house, "scribe", "note", f"{text} {number}!")
-        assert (await house.ask("scribe", *(WAYS["document"][0], document(OTHERS["document"]))))[0] == 403
-        await house.settled()
-        _, told = await house.ask("ann", f"/memd/chunks?topic={TOPIC}&author=ann")
-        known = "\n".join(one["content"] for one in told["chunks"])
-        assert all(words in known for words in (*WORDS.values(), hers))
-        for way, asked in QUESTIONS.items():
-            assert any(one == "ann" and WORDS[way] in text for one, text in await found(house, asked)), way
-            status, _, _ = await house.chat("ann", asked + " Tell me.")
-            assert status == 200 and WORDS[way] in house.upstream.prompts[-1], way
-        assert any(one == "scribe" and his in text for one, text in await found(house, "Is it turnip-13?"))
+    assert (await house.chat("ann", WORDS["chat"]))[0] == 200
+    assert (await house.chat("ann", question, hers, "Thank you for the release word."))[0] == 200
+    await house.settled()
+    for way in OTHERS:
+        await write(house, "ann", way, WORDS[way])
+    for _ in range(2):  # asked again and answered otherwise, and two near copies of all
+        assert (await house.chat("scribe", question, his, "Thank you for that word."))[0] == 200
+        for number, text in enumerate(WORDS.values()):
+            assert (await house.chat("scribe", f"{text} ({number})"))[0] == 200
+            await write(house, "scribe", "import", f"{text} {number}")
+            await write(house, "scribe", "note", f"{text} {number}!")
+    assert (await house.ask("scribe", *(WAYS["document"][0], document(OTHERS["document"]))))[0] == 403
+    await house.settled()
+    _, told = await house.ask("ann", f"/memd/chunks?topic={TOPIC}&author=ann")
+    known = "\n".join(one["content"] for one in told["chunks"])
+    assert all(words in known for words in (*WORDS.values(), hers))
+    for way, asked in QUESTIONS.items():
+        assert any(one == "ann" and WORDS[way] in text for one, text in await found(house, asked)), way
+        status, _, _ = await house.chat("ann", asked + " Tell me.")
+        assert status == 200 and WORDS[way] in house.upstream.prompts[-1], way
+    assert any(one == "scribe" and his in text for one, text in await found(house, "Is it turnip-13?"))
 
 
 def shape(answer: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +15,9 @@ from recording_upstream import RecordingUpstream, recording_upstream
 
 from memd.daemon.app import running
 from memd.daemon.parts import Daemon
-from memd.principals import OWNER
+from memd.principals import OWNER, RIGHTS
 from memd.settings import model as settings
+from memd.settings.tokens import AuthSettings, TokenSettings
 
 STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
 """What runs in a daemon without anybody having asked for something."""
@@ -77,18 +80,89 @@ class Client:
         return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
+def secret_of(name: str) -> str:
+    return f"the-secret-of-{name}-which-is-long-enough"
+
+
+def token(name: str, topics: str, *rights: Any) -> TokenSettings:
+    digest = hashlib.sha256(secret_of(name).encode()).hexdigest()
+    return TokenSettings(name=name, token_sha256=digest, topics=tuple(topics.split()), rights=rights)
+
+
+TOKENS = (
+    *(token(right, "team-*", right) for right in RIGHTS),
+    token("ann", "team-* ann", "read", "write", "correct"),
+    token("bob", "team-*", "read", "write", "correct"),
+    token("chief", "team-*", *RIGHTS),
+    token("reader", "team-*", "read"),
+    token("scribe", "team-*", "read", "write"),
+    token("house", "*", "admin"),
+)
+
+
+class House:
+    """A daemon with tokens, and its clients."""
+
+    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, upstream: RecordingUpstream) -> None:
+        self.daemon = daemon
+        self.upstream = upstream
+        self.session = session
+
+    async def ask(self, name: str, path: str, body: object = None, **headers: str) -> tuple[int, Any]:
+        """Status and answer of one of memd's own routes."""
+        shown = {"X-Memory-Token": secret_of(name) if name else "", **headers}
+        method = "GET" if body is None else "POST"
+        async with self.session.request(method, self.daemon.own_url + path, json=body, headers=shown) as answer:
+            if answer.content_type == "text/event-stream":
+                return answer.status, None
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+    async def chat(self, name: str, *texts: str, path: str = "/t/team-a/v1", **more: Any) -> tuple[int, str, Any]:
+        """Status, `X-Memory-Status` and the answer of a chat."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+        url, headers = f"{self.daemon.base_url}{path}/chat/completions", {"X-Memory-Token": secret_of(name)}
+        headers |= more.pop("headers", {})
+        async with self.session.post(url, json={"messages": messages, **more}, headers=headers) as answer:
+            status = answer.headers.get("X-Memory-Status", "")
+            return answer.status, status, await answer.json()
+
+    async def settled(self) -> None:
+        """What was said is stored, and nothing of a turn is under way."""
+        for _ in range(2):
+            await until(lambda: not self.daemon.tasks.names - STANDING_TASKS)
+            for topic in self.daemon.topics.opened():
+                await self.daemon.archiver.tend_topic(topic)
+                for conversation in topic.buffer.conversations():
+                    await self.daemon.archiver.store(topic, conversation, len(conversation))
+
+
 @asynccontextmanager
-async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
-    """A daemon with a log in this folder, and its client."""
+async def _running(folder: Path, window: int, **more: Any) -> AsyncIterator[tuple[Daemon, aiohttp.ClientSession, Any]]:
     with recording_upstream(window=window) as upstream:
         config = settings.Config(
             listen=settings.ListenSettings(port=0),
             upstream=settings.UpstreamSettings(url=upstream.url),
             data_dir=folder / "memory",
-            buffer=settings.BufferSettings(store_after_seconds=0),
+            **more,
         )
         async with running(config) as daemon, aiohttp.ClientSession() as session:
-            yield Client(daemon, session, upstream)
+            yield daemon, session, upstream
+
+
+@asynccontextmanager
+async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
+    """A daemon with a log in this folder, and its client."""
+    async with _running(folder, window, buffer=settings.BufferSettings(store_after_seconds=0)) as made:
+        yield Client(*made)
+
+
+@asynccontextmanager
+async def house_in(folder: Path, **more: Any) -> AsyncIterator[House]:
+    """A daemon with `TOKENS`."""
+    async with _running(folder, 8192, auth=AuthSettings(token=secret_of("owner"), tokens=TOKENS), **more) as made:
+        yield House(*made)
 
 
 async def until(holds: Callable[[], bool]) -> None:

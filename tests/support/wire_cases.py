@@ -1,0 +1,55 @@
+"""What the tests of every dialect on the wire draw their requests and streams from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+
+from memd.wire.api import Api
+from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream
+
+valid_text = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x10F7FF))
+"""Without the last private characters, which stand for what is no Unicode (`wire.lenient_json`)."""
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+plain_values = json_values.filter(lambda value: is_plain(value))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether others read this JSON too: no lone surrogates, no NaN."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        return False
+    return True
+
+
+cuts = st.lists(st.integers(min_value=0))
+
+
+def pieces(whole: Any, at: Sequence[int]) -> list[Any]:
+    """A text or bytes in pieces, cut at these places, whatever its length."""
+    edges = [0, *sorted(cut % (len(whole) + 1) for cut in at), len(whole)]
+    return [whole[start:end] for start, end in pairwise(edges)]
+
+
+def captured(api: Api, stream: bytes, at: Sequence[int] = (), bytes_max: int = CAPTURE_BYTES_MAX) -> ReplyStream:
+    """What has read a stream that came in pieces."""
+    reader = api.new_stream(bytes_max, None)
+    for piece in pieces(stream, at):
+        assert reader.feed(piece) == piece
+        reader.reply()  # reads as far as it came, as where a client leaves here
+    return reader
+
+
+def events_stream(*events: dict[str, Any]) -> bytes:
+    """The bytes of server-sent events, each named by its type."""
+    heads = (f"event: {one['type']}\n" if "type" in one else "" for one in events)
+    return b"".join(f"{head}data: {json.dumps(one)}\n\n".encode() for head, one in zip(heads, events, strict=True))
