@@ -415,15 +415,18 @@ async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_say
 
 @pytest.mark.parametrize("is_sealed", [False, True])
 async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
-    tmp_path: Path, log: TopicLog, embedder: Embedder, is_sealed: bool
+    tmp_path: Path, embedder: Embedder, is_sealed: bool
 ) -> None:
     other = Store.open(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
     vector = np.eye(8, dtype="<f4")[0].tobytes()
     other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
     other.close()
+    store = _store(tmp_path, embedder)
+    topic = store.topic("default")
     if is_sealed:
-        log.seal(1)
-    found = await asked(log, "Who paints the boat house?")
+        topic.seal(1)
+    found = await asked(topic, "Who paints the boat house?")
+    store.close()
     assert found.candidates == () and found.note is not None and "embedded with another model" in found.note
 
 

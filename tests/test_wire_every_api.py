@@ -143,7 +143,9 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(
 ) -> None:
     body = body_of(dialect, data.draw(dialect.odd_conversations), **data.draw(dialect.odd_members))
     request = parse_or_refuse(dialect.api, body)
-    for position, message in enumerate([] if request is None or request.goes_on_with else request.messages):
+    if request is None or request.goes_on_with:
+        return
+    for position, message in enumerate(request.messages):
         if message.role in dialect.takes_blocks:
             changes: Any = {"blocks": {position: BLOCK}, "placement": placement}
             dialect.api.encode(request, leave_out={position - 1}, **changes)
