@@ -128,7 +128,7 @@ def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(
     [chunk] = found()
     assert daemon.run("erase", "--chunk", chunk, "--yes").returncode == 0
     assert found() == []
-    daemon.chat([*history, said(OTHERS[1])])
+    daemon.chat([*history, user(OTHERS[1])])
     assert found() == []
     daemon.terminate()
     daemon.configure(SETTINGS)
