@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from conftest import MakeDaemon
-from daemon_process import ask
+from daemon_process import ask, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from pooled_servers import LONG, Server, Talk, pooled
+from pooled_servers import LONG, SLOTS, Server, Talk, figures, is_up, made, pooled
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
+from reserved_port import reserved_port
 
+from memd.daemon.app import running
+from memd.daemon.parts import Daemon
+from memd.proxy.upstream import pool
 from memd.proxy.upstream.client import ERRORS_MAX, Health
 from memd.proxy.upstream.pool import KNOWN_MAX, Affinity, Trail, merged_lists, rank
+from memd.settings import model
 
 
 @pytest.mark.llama
@@ -183,3 +195,292 @@ def test_lists_of_models_are_put_together_whatever_servers_say() -> None:
     ]
     tags = merged_lists([{"models": [{"name": "q:latest"}]}, {"models": [{"name": "q:latest"}, {"name": "r"}]}])
     assert tags == {"models": [{"name": "q:latest"}, {"name": "r"}]}
+
+
+# Several model servers behind one memd: those that die, hang, or do not do their work cost nobody an answer
+
+
+@pytest.mark.llama
+def test_a_conversation_whose_server_is_killed_goes_on_elsewhere_and_stays_there(
+    make_daemon: MakeDaemon, two_llamas: tuple[Server, Server]
+) -> None:
+    daemon = pooled(make_daemon, *two_llamas)
+    talk = Talk(daemon, "My server will be killed.")
+    talk.turn()
+    home, other = two_llamas if talk.homes == [two_llamas[0].url] else two_llamas[::-1]
+    home.kill()
+    talk.turn()
+    assert set(talk.homes[1:]) == {home.url, other.url}, "refused by the one, answered by the other"
+    talk.turn()
+    assert talk.homes[-1] == other.url and talk.homes.count(home.url) == 2 and talk.cached[2] > len(LONG)
+    home.start()
+    wait_until(lambda: is_up(daemon, home.url), lambda: repr(daemon))
+    talk.turn()
+    assert talk.homes[-1] == other.url, "its cache is there now"
+    assert "\nmemd_upstream_moves_total 1.0\n" in ask(f"{daemon.own_url}/memd/metrics").body.decode()
+    for number in range(6):
+        daemon.chat([{"role": "user", "content": f"A new conversation, number {number}"}])
+    used = figures(daemon, "memd_upstream_requests_total")
+    assert used[home.url] > talk.homes.count(home.url), "new ones go to both"
+    assert daemon.log.read_text().count("a model server is left out until it answers again") == 1
+
+
+@pytest.mark.llama
+def test_a_server_that_is_killed_in_mid_answer_ends_the_stream_as_broken_and_the_next_turn_is_answered(
+    make_daemon: MakeDaemon, two_llamas: tuple[Server, Server]
+) -> None:
+    daemon = pooled(make_daemon, *two_llamas)
+    messages = [{"role": "user", "content": "Answer in very many words."}]
+    with daemon.stream(messages, ignore_eos=True, max_tokens=8_000) as stream:
+        parts = iter(stream)
+        next(parts)
+        busy = figures(daemon, "memd_upstream_in_flight")
+        home = next(server for server in two_llamas if busy[server.url] == 1)
+        home.kill()
+        for _ in parts:
+            pass
+        assert not stream.ended_properly
+    assert not is_up(daemon, home.url)
+    answer = daemon.chat([*messages, {"role": "user", "content": "Once more."}])
+    assert answer.status == 200
+    assert sum(figures(daemon, "memd_upstream_in_flight").values()) == 0
+
+
+def test_a_server_that_loads_its_model_is_left_out_until_it_is_ready(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    one, other = two_upstreams
+    one.is_loading = True
+    daemon = pooled(make_daemon, one, other)
+    for number in range(6):
+        assert daemon.chat([{"role": "user", "content": f"Conversation {number}"}]).status == 200
+    assert not one.chats and len(other.chats) == 6
+    other.is_loading = True
+    answer = daemon.chat([{"role": "user", "content": "Is anybody there?"}])
+    assert answer.status == 503 and "Loading model" in answer.body.decode(), "as with one server"
+    one.is_loading = False
+    wait_until(lambda: is_up(daemon, one.url), lambda: repr(daemon))
+    assert daemon.chat([{"role": "user", "content": "And now?"}]).status == 200 and one.chats
+
+
+@pytest.mark.process
+def test_when_all_servers_are_away_the_error_names_each_with_its_reason(make_daemon: MakeDaemon) -> None:
+    with reserved_port() as one, reserved_port() as other:
+        urls = [f"http://127.0.0.1:{port}" for port in (one, other)]
+        daemon = make_daemon(None, {"upstream": {"urls": urls}}).start()
+        for answer in (
+            daemon.chat([{"role": "user", "content": "Is anybody there?"}]),
+            daemon.chat([{"role": "user", "content": "Is anybody there?"}], headers={"X-Memory-Mode": "off"}),
+            ask(f"{daemon.base_url}/v1/models"),
+        ):
+            assert answer.status == 502
+            message = answer.json["error"]["message"]
+            assert all(f"{url} (Connection refused)" in message for url in urls), message
+
+
+def test_a_model_that_only_one_server_lists_is_not_asked_of_another_that_would_answer_with_its_own(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    for fake in two_upstreams:
+        fake.answer = partial(lists_and_dies, model=fake.url)
+    daemon = pooled(make_daemon, *two_upstreams)
+    answer = daemon.chat([{"role": "user", "content": "Hello"}], model=two_upstreams[0].url)
+    message = answer.json["error"]["message"]
+    assert answer.status == 502 and f"{two_upstreams[1].url} was not asked: it does not list" in message
+    assert not two_upstreams[1].chats
+
+
+def lists_and_dies(request: Request, model: str) -> Response:
+    """Lists one model, and dies of each chat."""
+    if request.target == "/v1/models":
+        return Response((json.dumps({"data": [{"id": model}]}).encode(),))
+    return hangs_up(request)
+
+
+def test_an_error_of_one_request_is_the_clients_and_says_nothing_about_its_server(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    daemon = pooled(make_daemon, *two_upstreams)
+    for status in (500, 400):
+        for fake in two_upstreams:
+            fake.answer = partial(failing, status=status)
+        answer = daemon.chat([{"role": "user", "content": f"This fails with {status}."}])
+        assert answer.status == status and answer.json == {"error": {"message": "for this request"}}
+    assert sum(len(fake.chats) for fake in two_upstreams) == 2, "each was asked once"
+    assert all(is_up(daemon, fake.url) for fake in two_upstreams)
+
+
+def failing(request: Request, status: int) -> Response:
+    """Fails chats, and is well."""
+    if request.target == "/health":
+        return Response((b"{}",))
+    return Response((json.dumps({"error": {"message": "for this request"}}).encode(),), status=status)
+
+
+def test_a_server_that_answers_every_request_with_an_error_does_not_get_them_all(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    two_upstreams[0].answer = lambda request: failing(request, 500)
+    daemon = pooled(make_daemon, *two_upstreams)
+    answers = [daemon.chat([{"role": "user", "content": f"Conversation {number}"}]).status for number in range(30)]
+    told = daemon.log.read_text()
+    assert "it answered 3 conversations running with errors" in told
+    assert 3 <= answers.count(500) <= 3 + told.count("a model server answers again"), answers
+
+
+def test_a_request_that_may_have_killed_a_server_is_sent_to_one_more_only(make_daemon: MakeDaemon) -> None:
+    with recording_upstream() as one, recording_upstream() as two, recording_upstream() as three:
+        fakes = (one, two, three)
+        for fake in fakes:
+            fake.answer = hangs_up
+        daemon = pooled(make_daemon, *fakes)
+        answer = daemon.chat([{"role": "user", "content": "A prompt of death."}])
+        assert answer.status == 502 and answer.json["error"]["message"].count("it closed the connection") == 2
+        assert sum(bool(fake.chats) for fake in fakes) == 2
+
+
+def hangs_up(request: Request) -> Response:
+    """Reads a chat and dies."""
+    if request.method == "POST":
+        raise ConnectionError
+    return Response((b"{}",))
+
+
+def test_what_changes_something_at_a_server_is_not_sent_again_after_it_was_read(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    two_upstreams[0].answer = hangs_up
+    daemon = pooled(make_daemon, *two_upstreams)
+    saved = f"{daemon.base_url}/slots/0?action=save"
+    assert ask(saved, {"filename": "a"}).status == 502 and not slots_of(two_upstreams[1])
+    assert ask(saved, {"filename": "a"}).status == 200 and slots_of(two_upstreams[1]), "the first is left out"
+
+
+def slots_of(fake: RecordingUpstream) -> list[Request]:
+    """What was asked about its slots."""
+    return [request for request in fake.requests if request.target.startswith("/slots")]
+
+
+def test_another_server_is_asked_where_one_has_too_much_to_do_or_wants_another_key(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    daemon = pooled(make_daemon, *two_upstreams)
+    for status in (429, 401, 404):
+        two_upstreams[0].answer = partial(failing, status=status)
+        for number in range(4):
+            assert daemon.chat([{"role": "user", "content": f"{status}, {number}"}]).status == 200
+    assert two_upstreams[0].chats and len(two_upstreams[1].chats) == 12 and is_up(daemon, two_upstreams[0].url)
+    two_upstreams[1].answer = two_upstreams[0].answer = lambda request: failing(request, 429)
+    assert daemon.chat([{"role": "user", "content": "All are busy."}]).status == 429
+
+
+def test_an_answer_that_breaks_off_before_anything_was_passed_on_is_asked_for_elsewhere(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    daemon = pooled(make_daemon, *two_upstreams)
+    for stream in (True, False):
+        for fake in two_upstreams:
+            fake.answer = Breaking(two_upstreams, stream=stream)
+        messages = [{"role": "user", "content": f"An answer of which only the head comes, {stream}."}]
+        if stream:
+            with daemon.stream(messages) as answer:
+                list(answer)
+                assert answer.ended_properly
+        else:
+            assert daemon.chat(messages).reply == "Noted."
+
+
+class Breaking:
+    """The first of several servers that is asked sends the head of an answer and hangs up."""
+
+    def __init__(self, fakes: tuple[RecordingUpstream, ...], *, stream: bool) -> None:
+        self._fakes = fakes
+        self._kind = "text/event-stream" if stream else "application/json"
+
+    def __call__(self, request: Request) -> Response:
+        if request.method == "GET":
+            return Response((b"{}",))
+        for fake in self._fakes:
+            fake.answer = chat_answer
+        headers = (("Content-Type", self._kind), ("Content-Length", "1000"))
+        return Response((b"", b""), headers=headers, gate=HangsUp())
+
+
+class HangsUp(threading.Event):
+    """Ends the connection where a gate would be waited for."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Raise what a connection that has ended raises."""
+        raise ConnectionError
+
+
+@pytest.mark.llama
+async def test_a_server_that_hangs_loses_the_request_to_the_next_and_gets_others_when_it_goes_on(
+    two_llamas: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(pool, "SILENT_SECONDS", 0.5)
+    async with in_process(tmp_path, *two_llamas) as (daemon, ask_for):
+        for server in two_llamas:
+            server.send_signal(signal.SIGSTOP)
+            for number in range(3):
+                answer = await ask_for(f"While {server.url} hangs, {number}.")
+                assert answer["choices"][0]["message"]["content"]
+            [stopped] = [one for one in daemon.upstream.servers if one.url == server.url]
+            assert "nothing" in stopped.health.reason and not stopped.in_flight
+            server.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(wait_until, partial(getattr, stopped, "is_up"), lambda: "it is not used again")
+
+
+@pytest.mark.llama
+async def test_a_server_that_is_busy_is_waited_for(
+    two_llamas: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 0.01)
+    async with in_process(tmp_path, *two_llamas) as (daemon, ask_for):
+        answers = await asyncio.gather(*(ask_for(f"{number}: {LONG * 12}") for number in range(24)))
+        assert len(answers) == 24 and all(not server.health.reason for server in daemon.upstream.servers)
+        assert daemon.metrics.upstream_failures.counts.keys() == daemon.metrics.upstream_requests.counts.keys()
+        assert sum(daemon.metrics.upstream_requests.counts.values()) == 24
+
+
+@asynccontextmanager
+async def in_process(
+    folder: Path, *servers: Server | RecordingUpstream
+) -> AsyncIterator[tuple[Daemon, Callable[[str], Awaitable[dict[str, Any]]]]]:
+    """A daemon in this process, and a client of it that opens conversations."""
+    config = model.Config(
+        listen=model.ListenSettings(port=0),
+        upstream=model.UpstreamSettings(url=servers[0].url, urls=tuple(server.url for server in servers)),
+        data_dir=folder / "memory",
+    )
+    async with running(config) as daemon, aiohttp.ClientSession() as session:
+
+        async def ask_for(text: str) -> dict[str, Any]:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+            async with session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                told: dict[str, Any] = await answer.json()
+                return told
+
+        yield daemon, ask_for
+
+
+@pytest.mark.llama
+def test_a_conversation_that_moves_to_a_smaller_window_is_made_to_fit_it(
+    make_daemon: MakeDaemon, scripted_gguf: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        large, small = (made(stack, scripted_gguf, tmp_path / f"{name}.log") for name in ("large", "small"))
+        large.start(context=SLOTS * 4096)
+        daemon = pooled(make_daemon, large, small)
+        talk = Talk(daemon, "This one outgrows the small window.")
+        for _ in range(9):
+            prompt_tokens = talk.turn().json["usage"]["prompt_tokens"]
+        assert prompt_tokens > 1200
+        small.start(context=SLOTS * 1024)
+        wait_until(lambda: is_up(daemon, small.url), lambda: repr(daemon))
+        large.kill()
+        answer = talk.turn()
+        assert answer.json["usage"]["prompt_tokens"] < 1024 and talk.homes[-1] == small.url
+        assert "refused a prompt as too long" not in daemon.log.read_text()
