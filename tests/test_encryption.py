@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crash_files import CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, draft, live_contents, open_journal, open_store, seal_all, unit_vector
+from drafts import DATA_DIR, draft, live_contents, open_journal, open_store, two_segments, unit_vector
 from effort import scaled, steps
 from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
 
@@ -40,16 +40,11 @@ FILE = TOPIC / "active.bin"
 
 
 def disk() -> EncryptedCrashFiles:
-    """Two sealed segments of five chunks, two chunks in active.bin, one append each, and a journal."""
-    files = EncryptedCrashFiles()
-    store = open_store(files, segment_entries_max=5)
-    for number in range(12):
-        store.topic("talk").append([draft(number)])
-        seal_all(store.topic("talk"))
-    journal, _ = open_journal(store.journal_of("talk"), files)
+    """With a journal."""
+    files: EncryptedCrashFiles = two_segments(EncryptedCrashFiles())
+    journal, _ = open_journal(DATA_DIR / "talk" / "hot.log", files)
     journal.append([b"an event", b"another event"])
     journal.sync()
-    store.close()
     return files
 
 

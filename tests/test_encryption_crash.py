@@ -1,5 +1,4 @@
-"""What the crash tests of the store ask of a plain disk, asked of an encrypted one; and a crash at each step of
-`memd encrypt`, `decrypt` and `rekey`.
+"""A crash at each step of `memd encrypt`, `decrypt` and `rekey`.
 
 Rule: as in test_store_crash.py: acknowledged ⊆ recovered ⊆ attempted, and opening a second time changes nothing.
 """
@@ -12,11 +11,10 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from crash_files import CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, seal_all
 from effort import steps
-from encrypted_files import EncryptedCrashFiles
-from test_store_crash import Witness, flat, ingest, stored
+from test_store_crash import stored
 
 from memd.errors import DiskFull, StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
@@ -32,56 +30,6 @@ OLD, NEW = MasterKey(b"o" * 32), MasterKey(b"n" * 32)
 TEXT = b"user: chunk"
 RECEIPT = b'{"asked":"user: chunk 1"}\n'
 Convert = Callable[[CrashFiles], object]
-
-
-def operations() -> int:
-    files = EncryptedCrashFiles()
-    ingest(files, Witness())
-    return files.operations
-
-
-OPERATIONS = operations()
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_after_a_power_cut_at_any_operation_all_that_was_acknowledged_is_there(loss: Loss) -> None:
-    for cut in steps(0, OPERATIONS, loss):
-        files, witness = EncryptedCrashFiles(), Witness()
-        files.cut_after = cut
-        with pytest.raises(PowerCutError):
-            ingest(files, witness)
-        again = files.after_power_cut(loss)
-        for _ in range(2):
-            before = again.contents()
-            store = open_store(again, segment_entries_max=5)
-            store.topic("talk")
-            store.close()
-        assert again.contents() == before, "the second start changes nothing"
-        found, wanted = stored(again), flat(witness.acknowledged)
-        in_doubt = witness.attempted[len(witness.acknowledged) :]
-        assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
-        assert verify(DATA_DIR, again).ok
-        assert not any(TEXT in data for data in again.contents().values())
-
-
-def test_an_io_error_at_any_operation_loses_nothing_that_was_acknowledged() -> None:
-    for number in steps(0, OPERATIONS):
-        files = EncryptedCrashFiles()
-        files.fail_at = {number, number + 1}
-        acknowledged: list[str] = []
-        store = None
-        for group in range(5):
-            try:
-                store = store or open_store(files, segment_entries_max=5)
-                topic = store.topic("talk")
-                topic.append([draft(f"{group}.{i}") for i in range(3)])
-                acknowledged += [f"user: chunk {group}.{i}" for i in range(3)]
-                seal_all(topic)
-            except StoreError:
-                continue
-        again = files.after_power_cut("lost")
-        open_store(again, segment_entries_max=5).topic("talk")
-        assert stored(again) == acknowledged, f"failed at {number}: {files.log[number]}"
 
 
 def plain_directory() -> CrashFiles:

@@ -143,6 +143,12 @@ def export_file(tmp_path: Path, grown: Path) -> Path:
     return written(tmp_path / "export.jsonl", exported(grown))
 
 
+@pytest.fixture(params=[1, 256])
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many entries are appended at a time."""
+    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", request.param)
+
+
 # Exports
 
 
@@ -194,17 +200,10 @@ def told_history(folder: Path, embedder: Embedder) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("group_entries", [1, 256])
+@pytest.mark.usefixtures("groups")
 def test_an_import_tells_the_same_history(
-    run: Run,
-    tmp_path: Path,
-    grown: Path,
-    export_file: Path,
-    embedder: Embedder,
-    monkeypatch: pytest.MonkeyPatch,
-    group_entries: int,
+    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder
 ) -> None:
-    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", export_file)
     history = told_history(tmp_path / "new", embedder)
     assert history == told_history(grown, embedder)
@@ -221,16 +220,8 @@ class TextEncoder:
         self.embed_text = embedder.embed
 
 
-@pytest.mark.parametrize("group_entries", [1, 256])
-def test_what_was_imported_can_be_undone(
-    run: Run,
-    tmp_path: Path,
-    export_file: Path,
-    embedder: Embedder,
-    monkeypatch: pytest.MonkeyPatch,
-    group_entries: int,
-) -> None:
-    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
+@pytest.mark.usefixtures("groups")
+def test_what_was_imported_can_be_undone(run: Run, tmp_path: Path, export_file: Path, embedder: Embedder) -> None:
     run(tmp_path / "new", export_file)
     store = opened(tmp_path / "new", embedder)
     bikes, encoder = store.topic("bikes"), TextEncoder(embedder)
@@ -301,19 +292,11 @@ def test_what_was_corrected_since_the_export_stays_corrected(
     assert exported(grown) == before
 
 
-@pytest.mark.parametrize("group_entries", [1, 256])
+@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("number", [1, 77], ids=["the replaced chunk", "its replacement"])
 def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_whole(
-    run: Run,
-    tmp_path: Path,
-    grown: Path,
-    export_file: Path,
-    embedder: Embedder,
-    monkeypatch: pytest.MonkeyPatch,
-    group_entries: int,
-    number: int,
+    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder, number: int
 ) -> None:
-    monkeypatch.setattr(import_parts, "GROUP_ENTRIES", group_entries)
     run(tmp_path / "new", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
     run(tmp_path / "new", export_file)
     assert run(tmp_path / "new", export_file).counts.entries == 0
@@ -671,7 +654,6 @@ def documented() -> list[str]:
 def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_nothing(
     served: DaemonProcess, exports: Path
 ) -> None:
-
     def ran(command: str) -> str:
         line, _, source = command.partition(" < ")
         [memd, *arguments] = [str(Path(word).expanduser()) for word in line.split()]

@@ -18,6 +18,7 @@ from drafts import (
     open_store,
     seal_all,
     search,
+    two_segments,
     unit_vector,
 )
 
@@ -38,13 +39,7 @@ ALL = [f"user: chunk {number}" for number in range(12)]
 
 
 def disk() -> CrashFiles:
-    """Two sealed segments of five chunks, two chunks in active.bin, one append each."""
-    files = CrashFiles()
-    store = open_store(files, segment_entries_max=5)
-    for number in range(12):
-        store.topic("talk").append([draft(number)])
-        seal_all(store.topic("talk"))
-    store.close()
+    files: CrashFiles = two_segments(CrashFiles())
     return files
 
 

@@ -7,11 +7,13 @@ second time changes nothing on disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
+from encrypted_files import EncryptedCrashFiles
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.disk import LocalDisk
@@ -83,19 +85,24 @@ def flat(groups: list[list[str]]) -> list[str]:
     return [content for group in groups for content in group]
 
 
-def operations_of(run: Callable[[CrashFiles], object]) -> int:
-    files = CrashFiles()
+def operations_of(run: Callable[[Any], object], disk: Disk = CrashFiles) -> int:
+    files = disk()
     run(files)
-    return files.operations
+    operations: int = files.operations
+    return operations
 
 
-INGEST_OPERATIONS = operations_of(lambda files: ingest(files, Witness()))
+Disk = Callable[[], Any]
+DISKS = pytest.mark.parametrize("disk", [CrashFiles, EncryptedCrashFiles])
 
 
+@DISKS
 @pytest.mark.parametrize("loss", LOSSES)
-def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_changes_nothing(loss: Loss) -> None:
-    for cut in steps(0, INGEST_OPERATIONS, loss):
-        files, witness = CrashFiles(), Witness()
+def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_changes_nothing(
+    loss: Loss, disk: Disk
+) -> None:
+    for cut in steps(0, operations_of(lambda files: ingest(files, Witness()), disk), loss):
+        files, witness = disk(), Witness()
         files.cut_after = cut
         with pytest.raises(PowerCutError):
             ingest(files, witness)
@@ -115,6 +122,7 @@ def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_chan
         assert live_contents(store.topic("talk")) == live
         store.close()
         assert again.contents() == before
+        assert disk is CrashFiles or not any(b"user: chunk" in data for data in before.values())
         final = again.after_power_cut("lost")
         assert live_contents(open_store(final, segment_entries_max=5).topic("talk")) == live
 
@@ -140,9 +148,10 @@ def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
         assert verify(DATA_DIR, again).ok
 
 
-def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else() -> None:
-    for number in steps(0, INGEST_OPERATIONS):
-        files = CrashFiles()
+@DISKS
+def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else(disk: Disk) -> None:
+    for number in steps(0, operations_of(lambda files: ingest(files, Witness()), disk)):
+        files = disk()
         files.fail_at = {number}
         acknowledged = _ingest_despite_errors(files)
         assert stored(files) == acknowledged, f"failed at {number}: {files.log[number]}"
@@ -153,9 +162,10 @@ def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else() -> Non
         assert stored(again) == acknowledged, f"failed at {number}: {files.log[number]}"
 
 
-def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged() -> None:
-    for number in steps(0, INGEST_OPERATIONS):
-        files = CrashFiles()
+@DISKS
+def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged(disk: Disk) -> None:
+    for number in steps(0, operations_of(lambda files: ingest(files, Witness()), disk)):
+        files = disk()
         files.fail_at = {number, number + 1, number + 2}
         acknowledged = _ingest_despite_errors(files)
         # Where neither the sync nor cutting back nor the retry worked, a whole append may be left at the end.
@@ -199,7 +209,7 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
         assert again.contents() == before
 
 
-def _ingest_despite_errors(files: CrashFiles) -> list[str]:
+def _ingest_despite_errors(files: Any) -> list[str]:
     """Like `ingest`, but continues after each error; returns the acknowledged contents."""
     acknowledged: list[str] = []
 

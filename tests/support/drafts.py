@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,3 +179,13 @@ def seal_all(topic: TopicLog) -> None:
 
 def search_ids(topic: TopicLog, queries: Sequence[NDArray[np.float32]], k: int) -> list[int]:
     return [hit.canonical_id for hit in search(topic.snapshot(), np.stack(queries), k)]
+
+
+def two_segments(files: Any) -> Any:
+    """A disk with two sealed segments of five chunks, two chunks in active.bin, one append each."""
+    store = open_store(files, segment_entries_max=5)
+    for number in range(12):
+        store.topic("talk").append([draft(number)])
+        seal_all(store.topic("talk"))
+    store.close()
+    return files
