@@ -436,3 +436,23 @@ async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_e
         gc.set_threshold(*threshold)
         gc.callbacks.remove(cut_one_more)
     assert len(known) > 5_000 + len([*each_part(conversation)])
+
+
+async def test_what_is_erased_while_it_is_cut_is_not_found(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that was begun before the erasure cuts the text, and is done behind it."""
+    is_cutting, may_go_on, cut = threading.Event(), threading.Event(), Cutter.cut
+
+    def cut_slowly(self: Cutter, *args: Any, **kwargs: Any) -> list[Draft]:
+        is_cutting.set()
+        assert may_go_on.wait(60)
+        return cut(self, *args, **kwargs)
+
+    conversation = talk(topic.buffer, *LAMP)
+    monkeypatch.setattr(Cutter, "cut", cut_slowly)
+    search = asyncio.create_task(asyncio.to_thread(topic.unstored().chunks))
+    await asyncio.to_thread(is_cutting.wait, 60)
+    topic.buffer.forget([item.identity for item in conversation.messages], ())
+    assert list(topic.unstored().chunks(until=0)) == []
+    may_go_on.set()
+    await search
+    assert list(topic.unstored().chunks()) == []

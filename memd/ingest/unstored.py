@@ -381,6 +381,8 @@ class PartCutter:
     def _keep(self, part: Part, cut: CutPart) -> None:
         with self._table_lock:
             self._take_listing()
+            if self._uncut.get(part.key, part).messages != part.messages:
+                return  # text of it was erased meanwhile
             self._known[part.key] = cut
             for digest in {*part.key, *cut.digests} - {b""}:
                 self._having.setdefault(digest, {})[part.key] = None
