@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from archiver_stage import HashEmbedder
 from conftest import MakeDaemon
-from daemon_process import wait_until
+from daemon_process import DaemonProcess, wait_until
 from drafts import search
 from llama_server import running_llama
 from recording_upstream import HOLD_SECONDS_MAX, RecordingUpstream, Request, Response, recording_upstream
@@ -209,15 +209,23 @@ def test_wrong_settings_are_named_without_secrets(lines: str, says: str, tmp_pat
     assert SECRET not in str(raised.value)
 
 
-def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
-) -> None:
-    settings = {"model": "http", "url": server.url, "name": "m", "api_key": SECRET}
-    retrieval = {"recall_budget_ms": 5_000}  # so that a busy machine hears in time that it fails
-    config = {"embedding": settings, "compaction": {"retry_seconds": 0.1}, "retrieval": retrieval}
-    daemon = make_daemon(upstream.url, config).start()
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream) -> DaemonProcess:
+    """It embeds with the server, and was told where the key hangs."""
+    settings = {
+        "embedding": {"model": "http", "url": server.url, "name": "m", "api_key": SECRET},
+        "compaction": {"retry_seconds": 0.1},
+        "retrieval": {"recall_budget_ms": 5_000},  # so that a busy machine hears in time that it fails
+    }
+    daemon = make_daemon(upstream.url, settings).start()
     daemon.chat([{"role": "user", "content": KEY}])
     daemon.wait_stored(KEY)
+    return daemon
+
+
+def test_a_daemon_with_a_server_that_goes_away_and_comes_back_loses_nothing(
+    daemon: DaemonProcess, upstream: RecordingUpstream, server: RecordingUpstream
+) -> None:
     checked = daemon.run("check", "--config", str(daemon.config)).stdout
     assert f"m at {server.url}, 16 dimensions" in " ".join(checked.split())
     server.answer = refusing(503, "Loading model")
@@ -253,16 +261,8 @@ def of_another_model(request: Request) -> Response:
 
 
 def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_with_it(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
+    daemon: DaemonProcess, upstream: RecordingUpstream, server: RecordingUpstream
 ) -> None:
-    settings = {
-        "embedding": {"model": "http", "url": server.url, "name": "m"},
-        "compaction": {"retry_seconds": 0.1},
-        "retrieval": {"recall_budget_ms": 5_000},
-    }
-    daemon = make_daemon(upstream.url, settings).start()
-    daemon.chat([{"role": "user", "content": KEY}])
-    daemon.wait_stored(KEY)
     server.answer = of_another_model
     daemon.chat([{"role": "user", "content": BAKER}])
     said = "another model has this name now"
@@ -277,15 +277,8 @@ def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_wi
 
 
 def test_each_part_of_a_question_of_a_chat_is_embedded_once(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: RecordingUpstream
+    daemon: DaemonProcess, upstream: RecordingUpstream, server: RecordingUpstream
 ) -> None:
-    settings = {
-        "embedding": {"model": "http", "url": server.url, "name": "m"},
-        "retrieval": {"recall_budget_ms": 5_000},  # so that a busy machine has the time to ask for each part
-    }
-    daemon = make_daemon(upstream.url, settings).start()
-    daemon.chat([{"role": "user", "content": KEY}])
-    daemon.wait_stored(KEY)
     server.requests.clear()
     before = "I looked in every room of the house and in the garden twice today."
     daemon.chat([{"role": "user", "content": f"{before} {WHERE}"}])

@@ -195,18 +195,17 @@ async def test_a_retry_is_not_shown_again_what_was_corrected_since(client: Clien
     assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
 
 
-async def test_equal_requests_at_the_same_moment_all_get_the_same_block(tmp_path: Path) -> None:
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.stored()
-        answers = await asyncio.gather(*(client.ask(QUESTION) for _ in range(10)))
-        assert {status for _, status, _ in answers} == {"injected"}
-        prompts = set(client.upstream.prompts[1:])
+async def test_equal_requests_at_the_same_moment_all_get_the_same_block(client: Client) -> None:
+    await client.ask(FACT)
+    await client.stored()
+    answers = await asyncio.gather(*(client.ask(QUESTION) for _ in range(10)))
+    assert {status for _, status, _ in answers} == {"injected"}
+    prompts = set(client.upstream.prompts[1:])
     assert len(prompts) == 1 and FACT in prompts.pop()
 
 
 async def test_equal_requests_do_not_wait_for_one_another_behind_a_recall_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
     asked_together = asyncio.Event()
@@ -231,31 +230,29 @@ async def test_equal_requests_do_not_wait_for_one_another_behind_a_recall_that_f
             await asked_together.wait()
         raise TimeoutError
 
-    async with daemon_in_process(tmp_path) as client:
-        monkeypatch.setattr(RoomMaker, "make_room", counted)
-        monkeypatch.setattr(Retriever, "retrieve", failing)
-        answers = await asyncio.wait_for(asyncio.gather(*(client.ask(QUESTION) for _ in range(5))), 60)
+    monkeypatch.setattr(RoomMaker, "make_room", counted)
+    monkeypatch.setattr(Retriever, "retrieve", failing)
+    answers = await asyncio.wait_for(asyncio.gather(*(client.ask(QUESTION) for _ in range(5))), 60)
     assert {status for _, status, _ in answers} == {"degraded:timeout"} and asked == 5
 
 
-async def test_a_reminder_of_the_program_in_a_tool_loop_keeps_the_turn_and_its_block(tmp_path: Path) -> None:
+async def test_a_reminder_of_the_program_in_a_tool_loop_keeps_the_turn_and_its_block(client: Client) -> None:
     def step(number: int) -> list[dict[str, Any]]:
         call = {"id": f"call_{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
         result = {"role": "tool", "tool_call_id": f"call_{number}", "content": "nothing here"}
         return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
 
     reminder = {"role": "user", "content": "<system-reminder>\nThe todo list is empty.\n</system-reminder>"}
-    async with daemon_in_process(tmp_path) as client:
-        await client.ask(FACT)
-        await client.stored()
-        loop = [{"role": "user", "content": QUESTION}]
-        first = json.loads(await client.chat(loop))
-        loop += [*step(1), reminder]
-        assert json.loads(await client.chat(loop))[:1] == first, "nothing is recalled anew, the prefix is the same"
-        loop += step(2)
-        last = json.loads(await client.chat(loop))
-        topic = await client.daemon.topics.get("default")
-        assert len(topic.buffer.conversations()[-1].blocks) == 1
+    await client.ask(FACT)
+    await client.stored()
+    loop = [{"role": "user", "content": QUESTION}]
+    first = json.loads(await client.chat(loop))
+    loop += [*step(1), reminder]
+    assert json.loads(await client.chat(loop))[:1] == first, "nothing is recalled anew, the prefix is the same"
+    loop += step(2)
+    last = json.loads(await client.chat(loop))
+    topic = await client.daemon.topics.get("default")
+    assert len(topic.buffer.conversations()[-1].blocks) == 1
     assert last[:1] == first and FACT in first[0]["content"] and last[1:] == loop[1:]
 
 
