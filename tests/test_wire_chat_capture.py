@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
+from wire_cases import all_text, captured, cuts, events_stream, json_values, pieces
 
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT
@@ -16,7 +16,7 @@ from memd.wire.reply import Reply, Usage
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
-arguments = st.dictionaries(valid_text, st.integers() | valid_text | st.none()).map(json.dumps)
+arguments = st.dictionaries(all_text, st.integers() | all_text | st.none()).map(json.dumps)
 calls = st.lists(st.tuples(st.text("abc", min_size=1, max_size=3), arguments), max_size=3)
 
 
@@ -53,7 +53,7 @@ def echo_of_openai_client(chunks: list[dict[str, Any]]) -> Any:
     return state.current_completion_snapshot.choices[0].message.to_dict(mode="json")
 
 
-@given(st.none() | valid_text, calls, cuts, cuts)
+@given(st.none() | all_text, calls, cuts, cuts)
 def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
     content: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
     assert message.text == (content or "")
 
 
-@given(st.none() | valid_text, calls)
+@given(st.none() | all_text, calls)
 def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_calls: list[tuple[str, str]]) -> None:
     message = {
         "role": "assistant",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import plain_values, valid_text
+from wire_cases import all_text, plain_values
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
@@ -226,7 +226,7 @@ def test_untouched_members_and_items_keep_their_bytes_and_their_order() -> None:
     )
 
 
-users = st.builds(said, valid_text | st.lists(parts, max_size=3))
+users = st.builds(said, all_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
 
 
@@ -240,11 +240,11 @@ def test_what_is_left_out_is_gone_and_the_rest_is_as_it_was(items: list[Any], da
     assert left == json.loads(b"[%b]" % b",".join(map(bytes, kept)))
 
 
-calls = st.lists(st.builds(ToolCall, valid_text, valid_text, st.just('{"a":1}')), max_size=3).map(tuple)
+calls = st.lists(st.builds(ToolCall, all_text, all_text, st.just('{"a":1}')), max_size=3).map(tuple)
 own_messages = (
-    st.builds(Message, st.sampled_from(["user", "developer"]), valid_text)
-    | st.builds(Message, st.just("assistant"), valid_text, calls)
-    | st.builds(Message, st.just("tool"), valid_text, tool_call_id=valid_text)
+    st.builds(Message, st.sampled_from(["user", "developer"]), all_text)
+    | st.builds(Message, st.just("assistant"), all_text, calls)
+    | st.builds(Message, st.just("tool"), all_text, tool_call_id=all_text)
 )
 
 

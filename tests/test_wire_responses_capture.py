@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
+from wire_cases import all_text, captured, cuts, events_stream, json_values, pieces
 
 from memd.messages import Message, ToolCall
 from memd.wire.reply import Usage
@@ -23,11 +23,11 @@ HEAD = {"id": "resp_1", "object": "response", "created_at": 1, "model": "tiny"}
 REQUIRED = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {}}
 
 dialects = st.sampled_from(["openai", "llama.cpp"])
-texts = st.builds(lambda text: ("message", text), valid_text)
+texts = st.builds(lambda text: ("message", text), all_text)
 calls = st.builds(
-    lambda arguments: ("function_call", json.dumps(arguments)), st.dictionaries(valid_text, st.integers() | valid_text)
+    lambda arguments: ("function_call", json.dumps(arguments)), st.dictionaries(all_text, st.integers() | all_text)
 )
-thoughts = st.builds(lambda text: ("reasoning", text), valid_text)
+thoughts = st.builds(lambda text: ("reasoning", text), all_text)
 outputs = st.lists(texts | calls | thoughts, max_size=4).map(
     lambda told: [item(kind, text, number) for number, (kind, text) in enumerate(told)]
 )

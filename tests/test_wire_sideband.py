@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import plain_values, valid_text
+from wire_cases import all_text, plain_values
 
 from memd.entries import Correction
 from memd.errors import BadMemoryIn
@@ -179,7 +179,7 @@ def test_memory_out_leaves_out_what_is_not_there() -> None:
     ]
 
 
-@given(st.dictionaries(valid_text, plain_values), st.sampled_from(["", " \n"]), st.sampled_from([None, 2]))
+@given(st.dictionaries(all_text, plain_values), st.sampled_from(["", " \n"]), st.sampled_from([None, 2]))
 def test_memory_out_is_added_to_a_json_body_and_no_other_byte_changes(
     members: dict[str, Any], white_space: str, indent: int | None
 ) -> None:

@@ -14,6 +14,7 @@ from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream
 
 valid_text = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x10F7FF))
 """Without the last private characters, which stand for what is no Unicode (`wire.lenient_json`)."""
+all_text = st.text(st.characters(exclude_categories=["Cs"]))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
