@@ -221,3 +221,11 @@ def test_a_stream_that_comes_in_large_parts_is_captured_as_one_that_comes_in_sma
     slow = captured(CHAT, stream, list(range(0, len(stream), 997)), bytes_max=bytes_max)
     fast = captured(CHAT, stream, at, bytes_max=bytes_max)
     assert (fast.reply(), fast.truncated, fast.finished) == (slow.reply(), slow.truncated, slow.finished)
+
+
+@pytest.mark.parametrize(("said", "text"), [(("a\ud83d", "\ude00b"), "a😀b"), (("a\ud83d", "b"), "a\ufffdb")])
+def test_halves_of_a_character_in_two_pieces_are_one_and_a_half_alone_is_replaced(
+    said: tuple[str, ...], text: str
+) -> None:
+    reply = captured(CHAT, stream_of(*(chunk({"content": piece}) for piece in said))).reply()
+    assert reply.message == Message("assistant", text)
