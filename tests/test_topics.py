@@ -235,7 +235,7 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     settings = {
-        "store": {"memory_bytes_max": 1 << 20},  # one topic of 250 chunks fits, two do not
+        "store": {"memory_bytes_max": 3 << 19},  # one topic of 250 chunks fits, two do not
         "buffer": {"store_after_seconds": 0.05},
         "chunking": {"min_tokens": 1, "max_tokens": 20},
     }

@@ -87,7 +87,7 @@ class RoomMaker:
         has_block = received.prompt.has_block and not received.needs_block
         reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
         if is_short:  # all behind them is read anew: what would have to leave soon leaves with them
-            await self._fit(received, limits, limits.hard // 2)
+            await self._fit(received, limits, limits.room // 2)
         fits = await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:

@@ -54,7 +54,7 @@ _ROUNDS = 8
 """Of k-means; more bring nothing."""
 _LISTS_MAX = 8_192
 _PER_LIST_MIN = 64
-_SCANNED_MIN, _SCANNED_ROOT = 5_000, 14
+_SCANNED_MIN, _SCANNED_ROOT = 8_000, 14
 """Heads that a search reads: the first, or that many times the root of their number."""
 _COMPARED_MIN, _COMPARED_ROOT = 400, 1
 """Residuals that it reads, of the best heads: the same; or three for each that is wanted."""
