@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from archiver_stage import DIMENSION, Stage, live_entries
@@ -127,6 +128,20 @@ async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another
     assert first.digests + second.digests == tuple(digest for digest, _ in longer.messages)
     [whole] = topic.cutter.cut_as_shown(longer, lambda uuid: False)
     assert whole.digests == first.digests + second.digests
+
+
+async def test_what_was_shown_is_stored_as_it_was_shown_though_something_of_it_was_stored_by_itself(
+    topic: Topic,
+) -> None:
+    [whole] = each_part(talk(topic.buffer, *LAMP))
+    [shown] = topic.cutter.cut([whole])
+    [chunk] = shown.chunks
+    answer, _ = whole.messages[1]
+    topic.cutter.note_stored([msgspec.structs.replace(chunk.draft, digests=(answer,))])
+    [kept] = topic.cutter.cut_as_shown(Part(whole.messages[:1], 1), lambda uuid: uuid == chunk.draft.uuid)
+    assert kept.chunks == shown.chunks
+    [again] = topic.cutter.cut([whole])
+    assert again is not shown, "where it is asked for it is cut anew, without what is stored"
 
 
 async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stored_once(

@@ -247,6 +247,9 @@ class PartCutter:
         """Of those that wait the ones that are not cut."""
         self._spare: OrderedDict[Key, None] = OrderedDict()
         """Parts that were cut and do not wait."""
+        self._stale: set[Key] = set()
+        """Of these the ones of which something is stored: kept for what a prompt has shown of them, and cut anew where
+        they are asked for."""
         self._segment = self._new_segment()
         """The chunks of all that wait and are cut."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
@@ -326,7 +329,13 @@ class PartCutter:
         stored = {digest for draft in drafts for digest in draft.completed}
         for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
-        self.drop(stored)
+        with self._table_lock:
+            self._take_listing()
+            for key in {key for digest in stored for key in self._with(digest)}:
+                if key in self._listed or stored.issuperset(self._known[key].digests):
+                    self._drop(key)
+                else:
+                    self._stale.add(key)
 
     def drop(self, digests: Collection[bytes]) -> None:
         """Drop the parts that came from these messages; what is left of them is cut anew."""
@@ -363,7 +372,8 @@ class PartCutter:
 
     def _wait(self, part: Part, *, is_listed: bool) -> None:
         """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
-        if (cut := self._known.get(part.key)) is not None and cut.part.messages != part.messages:
+        cut = self._known.get(part.key)
+        if cut is not None and (cut.part.messages != part.messages or part.key in self._stale):
             self._drop(part.key)
             cut = None
         if cut is None:
@@ -384,6 +394,7 @@ class PartCutter:
             if self._uncut.get(part.key, part).messages != part.messages:
                 return  # text of it was erased meanwhile
             self._known[part.key] = cut
+            self._stale.discard(part.key)
             for digest in {*part.key, *cut.digests} - {b""}:
                 self._having.setdefault(digest, {})[part.key] = None
             if self._uncut.pop(part.key, None) is None:
@@ -410,9 +421,10 @@ class PartCutter:
             self._segment = self._segment.release(cut.chunks)
             self._uncut[key] = cut.part
         self._spare.pop(key, None)
+        self._stale.discard(key)
 
     def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
-        if (known := self._known.get(part.key)) is not None:
+        if (known := self._fresh(part.key)) is not None:
             return known
         # Part by part, so that a search waits for one that another thread cuts, and not for all of them.
         lock = self._long_lock if part.is_long else self._lock
@@ -421,13 +433,16 @@ class PartCutter:
         if not lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
             return None
         try:
-            known = self._known.get(part.key)
+            known = self._fresh(part.key)
             if known is None and (until is None or time.monotonic() < until):
                 # A search that waits for a short one is not to wait for other requests, too.
                 known = self._cut_anew(part, step if part.is_long else lambda: None)
             return known
         finally:
             lock.release()
+
+    def _fresh(self, key: Key) -> CutPart | None:
+        return None if key in self._stale else self._known.get(key)
 
     def _cut_anew(self, part: Part, step: Callable[[], None]) -> CutPart:
         meanwhile = set[bytes]()
