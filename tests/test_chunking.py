@@ -48,6 +48,7 @@ BUILDING_BLOCKS = [
     "👩‍👩‍👧" * 60,
     "```\nnever closed\n",
     "\x00\ud800",
+    "\ud83d" * 700,
     '{"a":1,"b":[2]},' * 150,
 ]
 
@@ -144,7 +145,7 @@ def test_a_chunk_does_not_end_between_a_call_and_the_beginning_of_its_result() -
 
 
 def test_no_text_is_too_long_or_too_odd() -> None:
-    for unit in ("a", " ", "\n", "a\n", "aB3+", "记忆。", '{"a":1},'):
+    for unit in ("a", " ", "\n", "a\n", "aB3+", "记忆。", '{"a":1},', "\ud83d"):
         sources = [source("tool", unit * (scaled(200_000) // len(unit)))]
         chunks = chunked(sources)
         assert taken_apart(chunks, sources) == [sources[0].text]

@@ -106,7 +106,11 @@ class TokenCounter:
             self._lengths[one] = len(self._encoding.decode_single_token_bytes(one))
         ends = np.cumsum(self._lengths[ids], dtype=np.intp)
         if not text.isascii():
-            data = np.frombuffer(text.encode(errors="replace"), np.uint8)
+            try:
+                data = np.frombuffer(text.encode(), np.uint8)
+            except UnicodeEncodeError:  # halves of characters, which tiktoken encodes so
+                whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                data = np.frombuffer(whole.encode(), np.uint8)
             ends = np.cumsum((data & 0xC0) != 0x80)[np.minimum(ends, len(data)) - 1]
         found: list[int] = ends.tolist()
         return found
