@@ -417,7 +417,8 @@ def _backups(parts: DaemonParts) -> tuple[str, ...]:
     until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
     bucket = (f"the backup in {parts.config.backup.bucket}, {until}",) if parts.config.backup.bucket else ()
     folders = known_backups(parts.store.data_dir, parts.store.files)
-    return (*bucket, *(f"the backup in {one}, until the next `memd backup` into it" for one in folders))
+    until = "until the next `memd backup` into it; one from before encryption changed takes none any more: remove it"
+    return (*bucket, *(f"the backup in {one}, {until}" for one in folders))
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:

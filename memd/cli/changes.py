@@ -145,7 +145,7 @@ OVERWRITTEN = (
 def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str | None, **chosen: Any) -> int:
     """Erase a topic, or single chunks, for good.
 
-    With TOPIC alone all of it. What is erased cannot be brought back; backups keep what they have.
+    With TOPIC alone all of it. What is erased cannot be brought back; a backup has it until its next round.
 
     Example: memd erase --dry-run work
     """

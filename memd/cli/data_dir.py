@@ -160,7 +160,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
 def backup(config: Config, folder: Path) -> int:
     """Back up the log to DIR, or update the backup there.
 
-    DIR is new, empty or an earlier backup. To restore, serve from it: memd serve --data-dir DIR.
+    DIR is new, empty or an earlier backup. To restore: memd restore DIR NEW.
 
     Example: memd backup /mnt/disk/memd
     """
