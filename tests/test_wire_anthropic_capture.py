@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_chat_capture import calls
-from wire_cases import all_text, captured, cuts, events_stream, json_values, pieces
+from wire_cases import captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC, AnthropicCapture
@@ -88,7 +88,7 @@ def echoed(message: Any) -> Message:
     return parsed
 
 
-@given(st.none() | all_text, calls, cuts, cuts)
+@given(st.none() | valid_text, calls, cuts, cuts)
 def test_a_captured_reply_is_recognised_in_what_the_anthropic_client_sends_next(
     said: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_captured_reply_is_recognised_in_what_the_anthropic_client_sends_next(
     assert message.text == (said or "")
 
 
-@given(st.none() | all_text, calls)
+@given(st.none() | valid_text, calls)
 def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_calls: list[tuple[str, str]]) -> None:
     content: list[Event] = [{"type": "thinking", "thinking": "hm", "signature": ""}]
     content += [] if said is None else [{"type": "text", "text": said}]
