@@ -283,7 +283,7 @@ class PartCutter:
     def cut(
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
-        """The parts in chunks. Slow where they were not cut before: 0.5 s per megabyte of text, and as much again to
+        """The parts in chunks. Slow where they were not cut before: 0.2 to 0.4 s per megabyte, and as much again to
         find their words.
 
         Args:
