@@ -10,7 +10,8 @@ boundaries where the cosine of neighbouring pieces falls below a threshold, as a
 cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
 enough to be joined.
 
-A message is encoded once, and what its pieces take is told by where its tokens end. Cutting takes 0.2 to 0.4 s per megabyte.
+A message is encoded once, and what its pieces take is told by where its tokens end. Cutting takes 0.2 to 0.4 s per
+megabyte.
 
 Joined, the pieces of a message are its text, to the last blank. A unit for a reader (a short message or paragraph, a
 fenced code block, a list, a table, a stack trace) is one piece where it fits; longer prose is cut into sentences. Time
