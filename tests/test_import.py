@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -560,6 +561,58 @@ def test_an_export_that_was_cut_off_in_its_first_conversation_is_named_and_is_no
     assert result.exit_code == 1
     assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
     assert "written" not in result.stdout
+
+
+def test_a_topic_of_its_own_is_called_as_the_export_or_as_the_folder_that_an_agent_worked_in(tmp_path: Path) -> None:
+    packed, sessions = tmp_path / "chatgpt export.zip", tmp_path / "sessions"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(EXPORTS / "claude.json", "conversations.json")
+    sessions.mkdir()
+    (sessions / "lathe.jsonl").write_bytes((EXPORTS / "claude-code.jsonl").read_bytes())
+    written(sessions / "talk.jsonl", [CONVERSATION])
+    where = ["--topic", "auto", "--data-dir", str(tmp_path / "new")]
+    result = CliRunner().invoke(main, ["add", str(packed), *where])
+    assert result.exit_code == 0 and "; they are in topic chatgpt-export;" in result.stdout, result.output
+    result = CliRunner().invoke(main, ["add", str(sessions), *where])
+    assert result.exit_code == 0 and "they are in 2 topics" in result.stdout
+    topics = {entry["topic_id"] for entry in export(tmp_path / "new", LocalDisk(), topic_id=None, live_only=True)}
+    assert topics == {"chatgpt-export", "lathe", "sessions"}
+
+
+def test_a_folder_that_is_an_unpacked_export_is_taken_as_one(tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    unpacked = inbox / "chatgpt"
+    unpacked.mkdir(parents=True)
+    (inbox / "house.md").write_text("The spare key is with Ann.\n")
+    chats = json.loads((EXPORTS / "chatgpt.json").read_text())[:1]
+    (unpacked / "conversations.json").write_text(json.dumps(chats))
+    for name in ("chat.html", "user.json", "message_feedback.json"):
+        (unpacked / name).write_text('{"email": "ada@example.org"}')
+
+    def kinds_after_adding(path: Path, *, into: str) -> list[str]:
+        result = CliRunner().invoke(main, ["add", str(path), "--data-dir", str(tmp_path / into)])
+        assert result.exit_code == 0, result.output
+        assert (
+            f"{unpacked}: an export of ChatGPT, of which the conversations are taken and nothing else" in result.stdout
+        )
+        assert "(left out: chat.html, message_feedback.json, user.json)" in result.stdout
+        entries = export(tmp_path / into, LocalDisk(), topic_id=None, live_only=True)
+        return sorted({entry["kind"] for entry in entries})
+
+    assert kinds_after_adding(unpacked, into="one") == ["turn"]
+    assert kinds_after_adding(inbox, into="two") == ["document", "turn"]
+    result = CliRunner().invoke(main, ["add", str(unpacked / "user.json"), "--data-dir", str(tmp_path / "three")])
+    assert result.exit_code == 0 and "1 chunk written" in result.stdout, "a file that is named is wanted"
+
+
+def test_a_zip_that_was_cut_off_is_named_as_one(tmp_path: Path) -> None:
+    packed = tmp_path / "export.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(EXPORTS / "claude.json", "conversations.json")
+    packed.write_bytes(packed.read_bytes()[:1_000])
+    result = CliRunner().invoke(main, ["add", str(packed), "--data-dir", str(tmp_path / "new")])
+    assert result.exit_code == 1 and "it is no whole zip" in result.stderr
+    assert "nothing stored" in result.stdout
 
 
 def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports import items as import_items
-from memd.ingest.imports.files import NAMES, Found, files_of, read
-from memd.ingest.imports.items import items
+from memd.ingest.imports.files import NAMES, Found, files_of, format_in, read
+from memd.ingest.imports.items import closed, items
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
 from memd.messages import Message, stored_text
@@ -217,6 +217,30 @@ def test_a_file_that_was_cut_off_gives_what_stands_before(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "begun"),
+    [
+        ("chatgpt.json", '"mapping": {'),
+        ("claude.json", '"chat_messages": ['),
+        ("open-webui.json", '"chat": {'),
+        ("librechat.json", '"messages": ['),
+        ("sharegpt.json", '"conversations": ['),
+        ("openai.jsonl", '"messages": ['),
+    ],
+)
+def test_a_file_cut_off_anywhere_in_its_first_conversation_is_known_as_an_export(
+    tmp_path: Path, name: str, begun: str
+) -> None:
+    whole = (EXPORTS / name).read_text().splitlines()[0] if name.endswith("l") else (EXPORTS / name).read_text()
+    first = whole.index(begun) + len(begun)
+    file = tmp_path / "saved"
+    for end in range(first + 40, len(whole), max(1, (len(whole) - first) // 20)):
+        file.write_text(whole[:end])
+        assert format_in(file, Dating()) == Path(name).stem, whole[:end][-40:]
+    file.write_text(json.dumps({"name": "lighthouse", "scripts": {"start": "lamp"}})[:-10])
+    assert format_in(file, Dating()) is None, "any other JSON"
+
+
+@pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"%PDF-1.7\n" + b"\xff\xfe binary \n" * 100, "it is no JSON object"),
@@ -374,6 +398,19 @@ def test_values_are_found_wherever_blocks_end(values: list[dict[str, Any]], size
     for layout in layouts:
         listed = list(items(blocks_of(layout.encode(), size)))
         assert [json.loads(item.data) for item in listed] == values
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), JSON, min_size=1, max_size=4), st.data())
+def test_of_a_value_that_was_cut_off_all_that_is_whole_is_left(value: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value).encode()
+    end = data.draw(st.integers(1, len(text)))
+    left = json.loads(closed(b"[" + text[:end]))
+    names = list(value)
+    assert list(left) == names[: len(left)]
+    ended = [json.dumps(dict(list(value.items())[:count])) for count in range(1, len(value))]
+    whole = sum(len(one) <= end for one in ended)
+    assert len(left) >= whole and all(left[name] == value[name] for name in names[:whole])
+    assert end < len(text) or left == value
 
 
 @given(st.binary(max_size=200), st.integers(1, 40))

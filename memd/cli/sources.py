@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from memd.ingest.imports.files import (
     Found,
     ImportedFile,
     files_of,
-    has_conversation,
+    format_in,
+    is_unpacked_export,
     read,
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
@@ -52,6 +53,7 @@ DOCUMENT_SECONDS_MAX = 600.0
 PART_SECONDS_MAX = 3_600.0
 """Of an import: a megabyte of text takes the model a quarter of a minute."""
 PROBLEMS_SHOWN = 50
+EXPORT_FILES_SHOWN = 4
 _AHEAD_US = 86_400_000_000
 """A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
@@ -101,8 +103,10 @@ def add(
     if wanted is not None:
         exports, paths = named_files(paths), ()
     else:
-        exports = [] if name is not None or formats else _exports(paths, chosen)
-        chosen = msgspec.structs.replace(chosen, exclude=(*chosen.exclude, *(str(one.path) for one in exports)))
+        exports, folders = ([], {}) if name is not None or formats else _exports(paths, chosen)
+        taken = (*(one.path for one in exports), *folders)
+        chosen = msgspec.structs.replace(chosen, exclude=(*chosen.exclude, *map(str, taken)))
+        _tell_unpacked(folders)
         paths = tuple(path for path in paths if path != STANDARD_INPUT and str(path.resolve()) not in chosen.exclude)
     found = [
         (topic_of(path) if topic == AUTO_TOPIC else topic or DEFAULT_TOPIC_ID, Source(path=path.absolute(), name=named))
@@ -143,9 +147,19 @@ def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
     return told
 
 
-def _exports(paths: Sequence[Path], chosen: Chosen) -> list[ImportedFile]:
-    """Exports of conversations among the files that are to be added, and standard input."""
-    dating, found = _dating_now(), dict[Path, ImportedFile]()
+def _tell_unpacked(folders: Mapping[Path, tuple[str, list[str]]]) -> None:
+    for folder, (program, others) in folders.items():
+        more = [*others[:EXPORT_FILES_SHOWN], *([f"{len(others):,} in all"] if others[EXPORT_FILES_SHOWN:] else [])]
+        left_out = f" and nothing else (left out: {', '.join(more)})" if others else ""
+        told = f"{folder}: an export of {TITLES[program]}, of which the conversations are taken{left_out}"
+        click.echo(name_for_terminal(told))
+
+
+def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile], dict[Path, tuple[str, list[str]]]]:
+    """Exports of conversations among the files that are to be added, and standard input; and the folders that are
+    unpacked exports, each with its program and the names of its other files that could be documents."""
+    dating, found, folders = _dating_now(), dict[Path, ImportedFile](), dict[Path, str]()
+    others = dict[Path, None]()
     for path in paths:
         if path == STANDARD_INPUT:
             found[path] = ImportedFile(path, 0)
@@ -153,9 +167,14 @@ def _exports(paths: Sequence[Path], chosen: Chosen) -> list[ImportedFile]:
         with suppress(OSError):  # it is named with the reason where documents are looked at
             for file in (Path(one.path) for one in Walk(path.resolve(), chosen).files()):
                 with suppress(OSError):
-                    if file not in found and has_conversation(file, dating):
-                        found[file] = ImportedFile(file, file.stat().st_size)
-    return list(found.values())
+                    if (program := format_in(file, dating)) is not None:
+                        found.setdefault(file, ImportedFile.at(file, path))
+                        if path.is_dir() and is_unpacked_export(file.parent, file.name, program):
+                            folders[file.parent] = program
+                        continue
+                others[file] = None
+    beside = {folder: [file.name for file in others if folder in file.parents] for folder in folders}
+    return list(found.values()), {folder: (program, beside[folder]) for folder, program in folders.items()}
 
 
 class _Keeper:
@@ -249,7 +268,9 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
 
 @click.command(name="import")
 @with_settings(existing=False)
-@click.option("--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder.")
+@click.option(
+    "--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder, else PATH's."
+)
 @click.option("--format", "wanted", type=click.Choice(NAMES), help="Read nothing else. Default: each value tells.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 def import_(config: Config, topic: str | None, wanted: str | None, paths: tuple[Path, ...]) -> int:
@@ -331,7 +352,7 @@ def _send(
     found_any = False
     for name, found in read(file, dating, wanted, advance):
         found_any = found_any or not found.problem
-        sending.take(name, found)
+        sending.take(name, found, file.called)
     sending.end()
     return found_any
 
@@ -345,7 +366,8 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
         titled = tallied({TITLES[name]: number for name, number in counts.conversations.items()})
         chunks, known = counted(counts.chunks, "chunk"), counted(counts.messages_known, "message")
         conversations = f"{counted(total, 'conversation')} ({titled})"
-        said.append(f"{conversations} imported as {chunks}, {known} there already or empty")
+        where = f"{len(counts.topics):,} topics" if len(counts.topics) > 1 else f"topic {next(iter(counts.topics))}"
+        said.append(f"{conversations} imported as {chunks}, {known} there already or empty; they are in {where}")
     if counts.branches:
         said.append(f"with {counted(counts.branches, 'other branch')} of them")
     if counts.empty:
@@ -360,7 +382,7 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
     if not (total or counts.entries or counts.entries_known or counts.empty):
-        said.append("no conversation was found (`memd add PATH` remembers documents, `memd remember -` piped text)")
+        said.append("no conversation was found, and nothing stored (`memd remember -` remembers piped text)")
     return "; ".join(said)
 
 

@@ -46,6 +46,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     title: str
     has: tuple[tuple[str, ...], ...]
+    beside: tuple[str, ...] = ()
     messages: str = ""
     id: str = ""
     leaf: str = ""
@@ -77,17 +78,6 @@ def _is_there(members: Members, told: str) -> bool:
     if name.startswith("!"):
         return name[1:] not in members
     return name in members and bytes(members[name]).startswith(begin.encode())
-
-
-def names_a_format(text: bytes) -> bool:
-    """Whether the beginning of a JSON text that was cut off has all members of a format that are named like nothing
-    else."""
-    return any(
-        all(f'"{name}"'.encode() in text for name in names)
-        for one in FORMATS
-        for names in one.has
-        if one.messages and one is not OPENAI and not any(":" in name or "!" in name for name in names)
-    )
 
 
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:

@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
-from memd.ingest.imports.exports import FORMATS, OPENAI, names_a_format, thread_in, thread_of_elements
-from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, items
+from memd.ingest.imports.exports import FORMATS, OPENAI, Export, thread_in, thread_of_elements
+from memd.ingest.imports.items import ITEM_BYTES_MAX, Item, bounded_lines, closed, items
 from memd.ingest.imports.sessions import (
     AIDER_STARTED,
     ClaudeCodeSession,
@@ -82,9 +82,8 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
             messages = []
         try:
             item, members = _members(item)
-            export = next((one for one in FORMATS if wanted in (None, one.name) and one.fits(members)), None)
-            is_entry = wanted in (None, MEMD) and "uuid" in members and "canonical_id" in members
-            is_message = wanted in (None, OPENAI.name) and "role" in members and "payload" not in members
+            export, is_entry = _export_of(members, wanted), wanted in (None, MEMD) and _is_entry(members)
+            is_message = wanted in (None, OPENAI.name) and _is_message(members)
             if not (is_entry or export or sessions or is_message):
                 raise BadImport(_no_conversation(members, wanted))
         except (*UNREADABLE, BadImport) as error:
@@ -124,6 +123,18 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
             continue
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             yield Found("session", problem=str(error))
+
+
+def _export_of(members: Mapping[str, Raw], wanted: str | None = None) -> Export | None:
+    return next((one for one in FORMATS if wanted in (None, one.name) and one.fits(members)), None)
+
+
+def _is_entry(members: Mapping[str, Raw]) -> bool:
+    return "uuid" in members and "canonical_id" in members
+
+
+def _is_message(members: Mapping[str, Raw]) -> bool:
+    return "role" in members and "payload" not in members
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
@@ -167,7 +178,7 @@ _BEGINNING = re.compile(
 )
 """Of an export, whatever its file is called."""
 _CUT_OFF_BYTES = 10_000
-"""Of a file's beginning, in which the members of an export are looked for if its first value has no end."""
+"""Of a file's beginning: what its first value is, if that has no end."""
 _BROKEN = (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError)
 """Damaged, encrypted, with names that are no text, or packed in a way that this Python does not know."""
 
@@ -180,6 +191,14 @@ class ImportedFile(msgspec.Struct, frozen=True):
     """0: not known."""
     is_named: bool = True
     """By the user; else it was found in a folder, and may be another program's."""
+    called: str = ""
+    """The name of the path that the user gave, without a file's suffix."""
+
+    @classmethod
+    def at(cls, path: Path, given: Path) -> ImportedFile:
+        """The file at a path, which is the given one or below it."""
+        named, is_named = given.resolve(), not given.is_dir()
+        return cls(path, path.stat().st_size, is_named, named.stem if is_named else named.name)
 
     @property
     def name(self) -> str:
@@ -197,27 +216,49 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
         if path == STANDARD_INPUT:
             yield ImportedFile(path, 0)
         elif not path.is_dir():
-            yield ImportedFile(path, path.stat().st_size)
+            yield ImportedFile.at(path, path)
         else:
             for folder, folders, names in os.walk(path):
                 folders.sort()
                 for file in (Path(folder, name) for name in sorted(names) if _NAMES.fullmatch(name)):
                     if file.is_file() and not file.is_symlink():
-                        yield ImportedFile(file, file.stat().st_size, is_named=False)
+                        yield ImportedFile.at(file, path)
 
 
-def has_conversation(path: Path, dating: Dating) -> bool:
-    """Whether a file is an export: its first value that can be read is a conversation or an exported entry, or it was
-    cut off in the middle of one.
+def format_in(path: Path, dating: Dating) -> str | None:
+    """The format of a file: that of its first value that can be read, or of one that was cut off. Empty: it has only
+    conversations without a word, or is a zip, of which nothing but exports is read; None: it is no export.
 
     Raises:
         OSError: it cannot be read.
     """
+    if path.suffix.lower() == ".zip":
+        return ""
     with path.open("rb") as file:
         if not _BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)):
-            return False
-    found = read(ImportedFile(path, 0), dating, None, lambda _: None)
-    return any(not one.problem or (one.is_broken and names_a_format(beginning)) for _, one in found)
+            return None
+    for _, found in read(ImportedFile(path, 0), dating, None, lambda _: None):
+        if not found.problem:
+            return found.thread.program if found.thread is not None else MEMD if found.entry else ""
+        if found.is_broken and (cut_off := _begun_format(beginning)) is not None:
+            return cut_off
+    return None
+
+
+def _begun_format(beginning: bytes) -> str | None:
+    try:
+        members = _members_decoder.decode(closed(beginning))
+    except UNREADABLE:
+        return None
+    if (export := _export_of(members)) is not None:
+        return export.name
+    return MEMD if _is_entry(members) else OPENAI.name if _is_message(members) else None
+
+
+def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
+    """Whether a folder with this file of a format is a zip that the program sent, unpacked."""
+    beside = next((one.beside for one in FORMATS if one.name == program), ())
+    return _IN_ZIP.fullmatch(name) is not None and any((folder / one).is_file() for one in beside)
 
 
 def read(

@@ -152,8 +152,30 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
         del held[:kept]
         at, done, start = at - kept, done + kept, 0
     if depth or in_string:
-        reason = "the file ends in the middle of it: it was cut off; what stands before it is imported"
+        reason = "the file ends in the middle of it: it was cut off, and only what stands before it is taken"
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
+
+
+def closed(text: bytes) -> bytes:
+    """The first object of a JSON text that was cut off, as far as its members go, with its brackets closed."""
+    text = text[text.find(b"{") :]
+    at = end = 0
+    opened = closing = b""  # the brackets that end what is open: here, and at the end of what is whole
+    while found := _SIGN.search(text, at):
+        sign, at = found[0], found.end()
+        if sign == b'"':
+            rest = _STRING.match(text, at)
+            if rest is None or not rest[1]:
+                break
+            at = rest.end()
+        elif sign == b",":
+            end, closing = found.start(), opened
+        elif sign in b"[{":
+            opened = (b"}" if sign == b"{" else b"]") + opened
+            end, closing = at, opened
+        elif not (opened := opened[1:]):
+            return text[:at]
+    return text[:end] + closing
 
 
 def _too_long(bytes_max: int) -> str:

@@ -224,6 +224,8 @@ class ImportCounts(msgspec.Struct):
     entries_known: int = 0
     conversations: Counter[str] = msgspec.field(default_factory=Counter)
     """By the name of their format."""
+    topics: Counter[str] = msgspec.field(default_factory=Counter)
+    """Of conversations: their number by the topic they went to."""
     empty: int = 0
     """Conversations in which nothing was said."""
     branches: int = 0
@@ -240,8 +242,9 @@ class Sending:
     """One import. `counts` and `problems` may be read at any time."""
 
     def __init__(self, post: Post, topic_id: str | None = None) -> None:
-        """`topic_id`: where everything goes, or `AUTO_TOPIC`, that of a folder that a coding agent worked in; None:
-        entries to the topics they came from, conversations to `default`."""
+        """`topic_id`: where everything goes, or `AUTO_TOPIC`: that of the folder that a coding agent worked in, else
+        of the name that is given with a conversation; None: entries to the topics they came from, conversations to
+        `default`."""
         self.counts = ImportCounts()
         self.problems: list[tuple[str, Found]] = []
         """All that could not be imported, or not as it stands, by the name of its file."""
@@ -253,8 +256,11 @@ class Sending:
         """Their topic, and the file and place of the first of them."""
         self._places: dict[tuple[str, bytes], int] = {}
 
-    def take(self, name: str, found: Found) -> None:
+    def take(self, name: str, found: Found, called: str = "") -> None:
         """Send what was found in a file, or note why not.
+
+        Args:
+            called: see `ImportedFile`.
 
         Raises:
             DaemonError, StoreError, EmbeddingError: nothing more can be imported now.
@@ -265,7 +271,7 @@ class Sending:
         try:
             if found.thread is not None:
                 self.problems += [(name, Found(found.place, problem=one)) for one in found.thread.problems]
-                self._thread(found.thread)
+                self._thread(found.thread, self._topic_of(found.thread.folder or called))
             elif found.entry:
                 self._entry(name, found)
             else:
@@ -303,9 +309,8 @@ class Sending:
             self._lines_from = topic, name, found.place
         self._lines.append((GivenLine(Raw(found.entry), self._places.get((topic, draft.uuid), 0)), draft.uuid))
 
-    def _thread(self, thread: Thread) -> None:
+    def _thread(self, thread: Thread, topic: str) -> None:
         self.end()
-        topic = self._topic_of(thread)
         digests: list[str] = []
         for part in stretches(thread):
             before = thread.parents[part.start]
@@ -322,12 +327,11 @@ class Sending:
             self.counts.messages_known += taken.known
             self.counts.redacted.update(taken.redacted)
         self.counts.conversations[thread.program] += 1
+        self.counts.topics[topic] += 1
         self.counts.branches += thread.branches
 
-    def _topic_of(self, thread: Thread) -> str:
-        if self._topic_id != AUTO_TOPIC:
-            return self._topic_id or DEFAULT_TOPIC_ID
-        return topic_of_folder(thread.folder)
+    def _topic_of(self, folder: str) -> str:
+        return topic_of_folder(folder) if self._topic_id == AUTO_TOPIC else self._topic_id or DEFAULT_TOPIC_ID
 
 
 def stretches(thread: Thread) -> Iterator[range]:
