@@ -246,3 +246,33 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
         refused = told.run(*arguments)
         assert refused.returncode == 1 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
     assert told.export() == before
+
+
+def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(home)
+    told = CliRunner().invoke(main, ["remember", "The spare key is with Ann."])
+    assert told.exit_code == 0 and not told.stderr, "there is no other memory"
+
+    monkeypatch.chdir(other)
+    where = f"nothing is remembered yet in {other / 'memory'}, the memory of this folder. There is memory in {home}"
+    for command in (["search", "Where is the key?"], ["add", str(home / "memory"), "--format", "md"]):
+        assert where in CliRunner().invoke(main, command).stderr
+    assert where[1:] in CliRunner().invoke(main, []).output
+    there = CliRunner().invoke(main, ["search", "Where is the spare key?", "--data-dir", str(home / "memory")])
+    assert "Ann" in there.stdout and not there.stderr, "that one was named"
+    noted = CliRunner().invoke(main, ["remember", "The office is in Bergen."])
+    assert where in noted.stderr
+    again = CliRunner().invoke(main, ["search", "Where is the office?"])
+    assert "Bergen" in again.stdout and not again.stderr, "by now it has something"
+
+
+def test_a_home_that_cannot_be_written_takes_no_command_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(main, ["remember", "The spare key is with Ann."])
+    assert told.exit_code == 0 and not told.stderr

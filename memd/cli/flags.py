@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from memd.cli.memories import memory_elsewhere
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config
 from memd.settings.model import Config
@@ -147,6 +148,8 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
     """
     config = config_of(path, given)
     if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
+        if elsewhere := memory_elsewhere(config):
+            raise ConfigError(elsewhere)
         raise ConfigError(
             f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "
             "else name the data directory with --data-dir"

@@ -30,6 +30,7 @@ import msgspec
 from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.queries import ALL_TOPICS
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
+from memd.cli.memories import memory_elsewhere, note_memory
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook, not_done
@@ -92,6 +93,9 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
         StoreLocked: a daemon holds the folder and does not answer.
         MemdError: none can be started.
     """
+    if elsewhere := memory_elsewhere(config):
+        click.echo(f"memd: {elsewhere}", err=True)
+    note_memory(config.data_dir)
     until = time.monotonic() + START_SECONDS_MAX
     with ExitStack() as until_then:
         daemon: RunningDaemon | None = None

@@ -25,6 +25,7 @@ from memd.cli.flags import (
     upstream_flag,
     with_settings,
 )
+from memd.cli.memories import memory_elsewhere, note_memory
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
@@ -73,6 +74,9 @@ def serve(
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
+    if elsewhere := memory_elsewhere(config):
+        click.echo(f"memd: {elsewhere}", err=True)
+    note_memory(config.data_dir)
     known = {key: value for key, value in given.items() if value is not None}
     path, _ = places_of_settings(config_path, os.environ, known)
     source = AuthSource(path, lambda: load_config(path, os.environ, known).auth)

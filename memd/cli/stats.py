@@ -12,6 +12,7 @@ import msgspec
 
 from memd.cli.data_dir import waiting_messages, waiting_note
 from memd.cli.flags import config_of, with_settings
+from memd.cli.memories import memory_elsewhere
 from memd.cli.operations import json_flag, show
 from memd.cli.running import RunningDaemon
 from memd.cli.tables import Lines, table
@@ -183,4 +184,5 @@ def _remembered(config: Config) -> tuple[list[str], bool]:
             f"answered ones in a moment, others when their conversation has rested for {config.buffer.idle_seconds:g} s"
         )
         told.append(f"{counted(waiting, 'message')} said and not stored yet: {rests}.")
-    return told or ["Nothing is stored yet."], not (told or config.cluster.is_on)
+    nothing = (not told and memory_elsewhere(config)) or "nothing is stored yet"
+    return told or [f"{nothing[0].upper()}{nothing[1:]}."], not (told or config.cluster.is_on)

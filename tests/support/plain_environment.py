@@ -14,6 +14,7 @@ _HERE = ("127.0.0.1", "localhost", "::1")
 
 for _name in [one for one in os.environ if one.startswith(_OF_OTHERS) or one in _OF_A_TERMINAL]:
     del os.environ[_name]
+os.environ["XDG_STATE_HOME"] = os.devnull  # no command notes anything for its user
 os.environ["MEMD_CONSTANTS"] = "1"  # what users find as constants tests set, see memd/settings/loading.py
 if any(one.lower().endswith("_proxy") for one in os.environ):
     for _name in ("no_proxy", "NO_PROXY"):
