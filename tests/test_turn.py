@@ -18,6 +18,7 @@ from memd.proxy.receive import Received
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
+from memd.settings.model import InjectionSettings
 from memd.store.log.format import HEADER_BYTES
 
 FACT = "The spare key of the workshop hangs behind the blue bicycle."
@@ -145,22 +146,32 @@ async def test_readonly_shows_memory_and_leaves_no_trace(client: Client) -> None
     assert "elsewhere" not in client.daemon.store.topic_ids()
 
 
-async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(client: Client) -> None:
-    await client.ask(FACT)
-    await client.settled()
-    _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
-    await client.settled()
-    shown = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
-    praise = {"chunk_ids": shown, "action": "Helpful", "reason": "it was"}
-    sideband = {"memory_in": json.dumps({"corrections": [praise]})}
-    topic = await client.daemon.topics.get("default")
-    for _ in range(2):
-        status, _, answer = await client.ask(QUESTION, "Noted.", "Thanks!", metadata=sideband)
-        assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
+@pytest.mark.parametrize("how", ["one after the other", "at the same moment", "later"])
+async def test_the_corrections_of_a_request_that_is_sent_twice_are_applied_once(tmp_path: Path, how: str) -> None:
+    injection = InjectionSettings(freeze_seconds=0.0 if how == "later" else 120.0)
+    async with daemon_in_process(tmp_path, injection=injection) as client:
+        await client.ask(FACT)
         await client.settled()
-    snapshot = topic.log.snapshot()
+        _, _, answer = await client.ask(QUESTION, metadata={"memory_in": "{}"})
+        await client.settled()
+        shown = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
+        praise = {"chunk_ids": shown, "action": "Helpful", "reason": "it was"}
+        sideband = {"memory_in": json.dumps({"corrections": [praise]})}
+
+        async def ask() -> None:
+            status, _, answer = await client.ask(QUESTION, "Noted.", "Thanks!", metadata=sideband)
+            assert status == 200 and not [s for s in answer["memory_out"].get("signals", ()) if "failed" in s["type"]]
+
+        if how == "at the same moment":
+            await asyncio.gather(ask(), ask(), ask())
+        else:
+            await ask()
+            await client.settled()
+            await ask()
+        await client.settled()
+        snapshot = (await client.daemon.topics.get("default")).log.snapshot()
     praised = [place for place in snapshot.latest_places() if snapshot.read(place).action == "Helpful"]
-    assert len(praised) == len(shown) > 0
+    assert len(praised) == len(shown) * (2 if how == "later" else 1) > 0
 
 
 async def test_a_request_with_corrections_that_is_sent_again_and_answered_alike_is_applied_once(client: Client) -> None:

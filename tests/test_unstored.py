@@ -28,7 +28,6 @@ from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, each_part
 from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
-from memd.proxy.receive import IdempotencyKeys
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
 from memd.store.store import TopicLog
@@ -266,9 +265,7 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
 
 
 def corrector_of(stage: Stage) -> Corrector:
-    return Corrector(
-        IdempotencyKeys(stage.tasks, retry_seconds=0), stage.topics, stage.encoder, stage.archiver, stage.metrics
-    )
+    return Corrector(stage.topics, stage.encoder, stage.archiver, stage.tasks, stage.metrics, retry_seconds=120)
 
 
 @pytest.mark.parametrize("where", ["talk", "other"])
@@ -281,7 +278,7 @@ async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_th
     entry = found.entry
     topic.buffer.injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)])
     update = Correction((entry.public_id,), "Update", "it was moved", "The spare lamp is in the boat.")
-    assert await corrector_of(stage)._apply(topic, topic.log, [update], bytes(16), topic.buffer.resolve) == ()
+    assert await corrector_of(stage)._apply(topic, [update], bytes(16), topic.buffer.resolve) == ()
     assert await stage.archiver.store(source, conversation, len(conversation))
     contents = [one.content for one in live_entries(topic)]
     assert "The spare lamp is in the boat." in contents

@@ -12,9 +12,8 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -25,8 +24,8 @@ from memd.admin import history
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
-from memd.entries import CORRECTION_STEPS_MAX, Action, Correction
-from memd.errors import BadNote, BadQuestion, ErasedForGood, MadeAnew, StoreError
+from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
+from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError
 from memd.ingest.erasing import (
     ErasureDone,
     PlannedErasure,
@@ -46,8 +45,7 @@ from memd.principals import Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import since
-from memd.store.snapshot import asked_by
-from memd.store.store import TopicLog
+from memd.store.store import Snapshot
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
@@ -155,20 +153,8 @@ async def take_notes(
     return NotesTaken(body.topic_id, tuple(taken))
 
 
-async def _until_made(topic: Topic, work: Callable[[TopicLog, int], Awaitable[Applied]]) -> Corrected:
-    """Do work on the topic's log, again where another daemon has stored something of the same meanwhile.
-
-    Args:
-        work: takes the log, and what its `head` was before.
-    """
-    async with topic.correcting:
-        while True:
-            log_ = topic.log
-            try:
-                applied = await work(log_, log_.head)
-                return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
-            except MadeAnew:
-                continue
+def _corrected(applied: Applied) -> Corrected:
+    return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
 
 
 @post(
@@ -192,25 +178,20 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
     correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
     mark = mark_of(key, body, who)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
+        meant = await asyncio.to_thread(history.uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
+        await parts.archiver.store_named(topic, meant.values())
 
-        async def corrected(log_: TopicLog, made_at: int) -> Applied:
-            meant = await asyncio.to_thread(history.uuids_of, [(log_, topic.unstored())], body.chunk_ids)
-            await parts.archiver.store_named(topic, meant.values())
-            snapshot = log_.snapshot()
-            named = {one: uuid for one, uuid in meant.items() if snapshot.knows(uuid)}
-            if done := await asyncio.to_thread(asked_by, snapshot, named.values(), mark):
-                changed = {entry.uuid for entry in done}
-                return Applied(tuple(done), tuple(one for one in body.chunk_ids if named.get(one) not in changed))
+        async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
+            named = {one: (snapshot, uuid) for one, uuid in meant.items() if snapshot.knows(uuid)}
             return await corrections.correct(
-                [correction],
-                find=lambda one: (snapshot, named[one]) if one in named else None,
-                encoder=parts.encoder,
-                append=partial(parts.archiver.append_corrections, topic, log_, made_at=made_at),
-                by=who.author,
-                asked_by=mark,
+                [correction], find=named.get, encoder=parts.encoder, append=append, by=who.author, asked_by=mark
             )
 
-        return await _until_made(topic, corrected)
+        def was_done(done: Sequence[Entry]) -> Applied:
+            changed = {entry.uuid for entry in done}
+            return Applied(tuple(done), tuple(one for one in body.chunk_ids if meant.get(one) not in changed))
+
+        return _corrected(await parts.archiver.change_once(topic, mark, meant.values(), work, was_done))
 
 
 @post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
@@ -218,24 +199,23 @@ async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> 
     """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
     mark = mark_of(key, body, who)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
+        snapshot = topic.log.snapshot()
+        place = snapshot.place(body.canonical_id)
+        named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
 
-        async def undone(log_: TopicLog, made_at: int) -> Applied:
-            snapshot = log_.snapshot()
-            place = snapshot.place(body.canonical_id)
-            named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
-            if done := await asyncio.to_thread(asked_by, snapshot, named, mark):
-                return Applied(tuple(done))
+        async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
             return await corrections.undo(
                 snapshot,
                 body.canonical_id,
                 body.reason,
                 encoder=parts.encoder,
-                append=partial(parts.archiver.append_corrections, topic, log_, made_at=made_at),
+                append=append,
                 by=who.author,
                 asked_by=mark,
             )
 
-        return await _until_made(topic, undone)
+        done = await parts.archiver.change_once(topic, mark, named, work, lambda done: Applied(tuple(done)))
+        return _corrected(done)
 
 
 @post(

@@ -44,7 +44,7 @@ from memd.proxy.addresses import Addresses
 from memd.proxy.correct import Corrector
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
-from memd.proxy.receive import IdempotencyKeys, Receiver
+from memd.proxy.receive import Receiver
 from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.turn import Steps, TurnRunner
@@ -174,12 +174,12 @@ def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retri
 def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) -> Router:
     """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
-    idempotency = IdempotencyKeys(daemon.tasks, config.injection.freeze_seconds)
+    retry_seconds = config.injection.freeze_seconds
     promise: Promise = "synced" if config.buffer.journal_fsync == "always" else "soon"
     global_topics = config.retrieval.global_topics
     steps = Steps(
-        Receiver(daemon.topics, daemon.upstream, counter, idempotency, daemon.speech, global_topics),
-        Corrector(idempotency, daemon.topics, daemon.encoder, archiver, metrics),
+        Receiver(daemon.topics, daemon.upstream, counter, daemon.speech, retry_seconds, global_topics),
+        Corrector(daemon.topics, daemon.encoder, archiver, daemon.tasks, metrics, retry_seconds),
         RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter, daemon.redactor),
         Rememberer(

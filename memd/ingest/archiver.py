@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
+from typing import TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -42,6 +44,7 @@ from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
 from memd.settings.model import Config
 from memd.shares import Held, by_turns, surplus
+from memd.store.snapshot import Snapshot, asked_by
 from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
 from memd.telemetry.metrics import Metrics
@@ -61,6 +64,8 @@ TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 UNLOAD_SECONDS = 5.0
 """The interval at which idle topics are closed."""
+Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
+Result = TypeVar("Result")
 
 
 class Archiver:
@@ -212,12 +217,44 @@ class Archiver:
         self._indexer.look_after(topic)
         return entries
 
+    async def change_once(
+        self,
+        topic: Topic,
+        mark: bytes,
+        uuids: Collection[bytes],
+        work: Callable[[Snapshot, Append], Awaitable[Result]],
+        was_done: Callable[[Sequence[Entry]], Result],
+        since_us: int = 0,
+    ) -> Result:
+        """Do what a request asks for to chunks of a topic, unless the log says that it was done; again where another
+        daemon has stored something of the same meanwhile.
+
+        Args:
+            mark: of the request (`ChunkState.asked_by`).
+            uuids: of the chunks that it names.
+            work: takes the topic as it is, and what appends to it.
+            was_done: makes the outcome of the entries that were appended before.
+            since_us: what was appended before this time was asked for by another request.
+
+        Raises:
+            EmbeddingError, ErasedForGood, StoreError: nothing was done.
+        """
+        async with topic.correcting:
+            while True:
+                log_ = topic.log
+                made_at, snapshot = log_.head, log_.snapshot()
+                done = await asyncio.to_thread(asked_by, snapshot, uuids, mark)
+                if done and done[-1].at >= since_us:
+                    return was_done(done)
+                with suppress(MadeAnew):
+                    return await work(snapshot, partial(self.append_corrections, topic, log_, made_at=made_at))
+
     async def append_corrections(
         self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft], made_at: int | None = None
     ) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        `log_`: the topic's, as it was when the request was looked for in it (`asked_by`), and `made_at` its `head`
+        `log_`: the topic's, as it was when the request was looked for in it (`change_once`), and `made_at` its `head`
         then. Raises EmbeddingError, ErasedForGood, and what `Topic.append_once` raises.
         """
         if self._redactor:

@@ -1,35 +1,40 @@
 """The corrections and notes of a request: applied and taken before it is forwarded, once, and durably.
 
-Rule: an error costs them, never the request; it is told in the status, each id in a signal, and with each note.
+Rule: an error costs them, never the request; it is told in the status, each id in a signal, and with each note. What
+was begun is done to its end, also when the client leaves in between; one that sends its request again gets the first
+outcome, which the entries in the log tell (`ChunkState.asked_by`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from memd.embedding.encoder import Encoder
-from memd.entries import Correction
-from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MadeAnew, MemdError
+from memd.entries import Correction, Entry
+from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
 from memd.ingest.archiver import Archiver
 from memd.ingest.notes import FORBIDDEN, take_note
 from memd.ingest.topics import Topic, Topics
 from memd.messages import BlockChunk
 from memd.notes import Note
-from memd.proxy.receive import FailedIds, IdempotencyKeys, Received
+from memd.proxy.receive import Received
 from memd.recall import corrections
-from memd.store.snapshot import asked_by
-from memd.store.store import Snapshot, TopicLog
+from memd.store.store import Snapshot
 from memd.telemetry.metrics import Metrics
-from memd.wire.sideband import NoteOut
+from memd.telemetry.tasks import Tasks
+from memd.wire.sideband import MemoryIn, NoteOut
 from memd.wording import tallied
 
 log = logging.getLogger("memd")
+FailedIds = tuple[str, ...]
+"""The ids that could not be corrected."""
 Resolve = Callable[[str], BlockChunk | None]
 """Finds the chunk that was shown as an id."""
 READONLY, AHEAD = "readonly", "said_at"
@@ -54,27 +59,41 @@ class Corrector:
     """Applies the corrections of requests."""
 
     def __init__(
-        self, idempotency: IdempotencyKeys, topics: Topics, encoder: Encoder, archiver: Archiver, metrics: Metrics
+        self,
+        topics: Topics,
+        encoder: Encoder,
+        archiver: Archiver,
+        tasks: Tasks,
+        metrics: Metrics,
+        retry_seconds: float,
     ) -> None:
-        self._idempotency = idempotency
+        """`retry_seconds`: how long the same request again counts as a retry."""
         self._topics = topics
         self._encoder = encoder
         self._archiver = archiver
+        self._tasks = tasks
         self._metrics = metrics
+        self._retry_us = int(retry_seconds * 1e6)
 
     async def correct(self, received: Received) -> CorrectionResult:
         """Apply the corrections and take the notes, unless the same request did before."""
-        corrected = await self._corrected(received)
-        notes = await self._noted(received)
+        memory_in = received.request.memory_in or MemoryIn()
+        doing = self._done(received, memory_in)
+        if not (memory_in.corrections or memory_in.notes):
+            return await doing
+        return await asyncio.shield(self._tasks.spawn(doing, "correct"))  # to its end, though the client may leave
+
+    async def _done(self, received: Received, memory_in: MemoryIn) -> CorrectionResult:
+        with received.topic.used():
+            corrected = await self._corrected(received, memory_in.corrections)
+            notes = await self._noted(received, memory_in.notes)
         failed = next(
             (f"degraded:{note.error}" for note in notes if note.error not in ("", READONLY, AHEAD, FORBIDDEN)), None
         )
         problem = _problem(received, corrected, notes)
         if problem:
             log.warning("nothing of a memory_in was done", extra={**received.log_fields(), "problem": problem})
-        asked = (
-            () if received.key is None or received.request.memory_in is None else received.request.memory_in.corrections
-        )
+        asked = () if received.key is None else memory_in.corrections
         emptied = _named(one for one in asked if one.action == "Update" and not (one.content or "").strip())
         return msgspec.structs.replace(
             corrected,
@@ -84,19 +103,10 @@ class Corrector:
             problem=problem,
         )
 
-    async def _noted(self, received: Received) -> tuple[NoteOut, ...]:
-        notes = () if received.request.memory_in is None else received.request.memory_in.notes
-        if not notes or not received.is_traced:
+    async def _noted(self, received: Received, notes: Sequence[Note]) -> tuple[NoteOut, ...]:
+        """Take the notes; those of a request that is sent again are there already."""
+        if not received.is_traced:
             return tuple(NoteOut(error=READONLY) for _ in notes)
-        key = "notes", received.prompt.conversation.id, received.key  # in a branch of its own it is told of duplicates
-        if not self._idempotency.knows(key):
-            self._idempotency.register(key)
-        taken = await self._idempotency.run_once(key, lambda: self._taken(received, notes))
-        if any(one.error for one in taken):
-            self._idempotency.forget(key)  # a retry tries again
-        return taken
-
-    async def _taken(self, received: Received, notes: Sequence[Note]) -> tuple[NoteOut, ...]:
         told = []
         for note in notes:
             try:
@@ -109,83 +119,62 @@ class Corrector:
                 told.append(NoteOut(error=degraded(error).removeprefix("degraded:")))
         return tuple(told)
 
-    async def _corrected(self, received: Received) -> CorrectionResult:
-        memory_in, topic, key = received.request.memory_in, received.topic, received.key
-        if memory_in is None or not memory_in.corrections:
-            return CorrectionResult()
-        asked = tuple(memory_in.corrections)
-        if received.asked.is_held_back or (key is not None and not received.asked.who.may("correct", topic.id)):
+    async def _corrected(self, received: Received, asked: Sequence[Correction]) -> CorrectionResult:
+        topic, key, who = received.topic, received.key, received.asked.who
+        if received.asked.is_held_back or (key is not None and not who.may("correct", topic.id)):
             return CorrectionResult(_named(asked))
-        if key is None:
+        if key is None or not asked:
             return CorrectionResult()
-        resolve, by = _resolving(received), received.asked.who.author
-        applied_now: Sequence[Correction] = ()
-
-        def apply() -> Coroutine[None, None, FailedIds]:
-            nonlocal applied_now
-            applied_now = asked
-            return self._apply(topic, log_, asked, key.digest, resolve, by)
-
+        told = "\0".join((who.author, received.asked.session or "")).encode(errors="surrogateescape")
+        mark = hashlib.blake2b(told + key.last_digest + key.memory_in, digest_size=16).digest()
         try:
-            log_ = topic.log
-            if not self._idempotency.knows(key):  # from before a restart, or it failed: that may be in doubt
-                loop = asyncio.get_running_loop()
-                if await loop.run_in_executor(None, self._was_applied, log_, resolve, asked, key.digest):
-                    return CorrectionResult()
-                self._idempotency.register(key)
             await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
-            corrected = CorrectionResult(await self._idempotency.run_once(key, apply))
-        except ErasedForGood:
-            corrected = CorrectionResult(_named(asked))
+            return CorrectionResult(await self._apply(topic, asked, mark, _resolving(received), who.author))
         except MemdError as error:
+            failed = _named(asked)
+            self._metrics.count_corrections(asked, len(failed))
+            if isinstance(error, ErasedForGood):
+                return CorrectionResult(failed)
             log.error("corrections were not applied", extra=received.log_fields(error))
-            corrected = CorrectionResult(_named(asked), trouble=degraded(error))
-        self._metrics.count_corrections(applied_now, len(corrected.failed_ids))
-        return corrected
-
-    def _was_applied(self, log_: TopicLog, resolve: Resolve, asked: Sequence[Correction], digest: bytes) -> bool:
-        """Whether the log has what the request with this digest changed: one of its entries stands for all.
-
-        Raises:
-            StoreError: an entry cannot be read.
-        """
-        shown = set(map(resolve, _named(asked)))
-        return bool(asked_by(log_.snapshot(), [chunk.uuid for chunk in shown if chunk is not None], digest))
+            return CorrectionResult(failed, trouble=degraded(error))
 
     async def _apply(
-        self,
-        topic: Topic,
-        log_: TopicLog,
-        asked: Sequence[Correction],
-        digest: bytes,
-        resolve: Resolve,
-        by: str = "",
+        self, topic: Topic, asked: Sequence[Correction], mark: bytes, resolve: Resolve, by: str = ""
     ) -> FailedIds:
-        shown = {one.uuid: one for one in map(resolve, _named(asked)) if one is not None}
-        await self._store_pending(topic, shown)
-        async with topic.correcting:
-            while True:
-                log_ = topic.log
-                made_at = log_.head
-                try:
-                    applied = await corrections.correct_shown(
-                        asked,
-                        own=log_.snapshot(),
-                        resolve=resolve,
-                        snapshot_of=self._snapshot_of,
-                        encoder=self._encoder,
-                        append=partial(self._archiver.append_corrections, topic, log_, made_at=made_at),
-                        asked_by=digest,
-                        by=by,
-                    )
-                    return applied.failed
-                except MadeAnew:  # another daemon has corrected the same, or was sent the same request
-                    if await asyncio.to_thread(self._was_applied, log_, resolve, asked, digest):
-                        return ()
+        """Apply corrections once: the same request a moment ago, also before a restart, is told by the log.
 
-    async def _store_pending(self, topic: Topic, shown: Mapping[bytes, BlockChunk]) -> None:
+        Returns:
+            The ids that could not be corrected.
+        """
+        named = dict.fromkeys(_named(asked))
+        shown = {one: chunk for one in named if (chunk := resolve(one)) is not None}
+        await self._store_pending(topic, shown.values())
+
+        async def work(snapshot: Snapshot, append: corrections.Append) -> FailedIds:
+            applied = await corrections.correct_shown(
+                asked,
+                own=snapshot,
+                resolve=shown.get,
+                snapshot_of=self._snapshot_of,
+                encoder=self._encoder,
+                append=append,
+                asked_by=mark,
+                by=by,
+            )
+            self._metrics.count_corrections(asked, len(applied.failed))
+            return applied.failed
+
+        def was_done(entries: Sequence[Entry]) -> FailedIds:
+            changed = {entry.uuid for entry in entries}
+            return tuple(one for one in named if one not in shown or shown[one].uuid not in changed)
+
+        since_us = time.time_ns() // 1000 - self._retry_us
+        uuids = {chunk.uuid for chunk in shown.values()}
+        return await self._archiver.change_once(topic, mark, uuids, work, was_done, since_us)
+
+    async def _store_pending(self, topic: Topic, shown: Iterable[BlockChunk]) -> None:
         """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
-        for chunk in shown.values():
+        for chunk in shown:
             source = topic if chunk.topic_id == topic.id else await self._readable(chunk.topic_id)
             logs = [topic.log] if source is None else [topic.log, source.log]
             if source is None or any(one.snapshot().knows(chunk.uuid) for one in logs):

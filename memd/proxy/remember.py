@@ -144,7 +144,7 @@ class Rememberer:
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
         conversation, buffer = received.prompt.conversation, received.topic.buffer
-        last = None if received.key is None else received.key.turn.last_digest
+        last = None if received.key is None else received.key.last_digest
         arrival = received.arrival if last is None else buffer.rejoined(received.arrival, last)
         if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation

@@ -152,9 +152,9 @@ async def _running(folder: Path, window: int, **more: Any) -> AsyncIterator[tupl
 
 
 @asynccontextmanager
-async def daemon_in_process(folder: Path, *, window: int = 4096) -> AsyncIterator[Client]:
-    """A daemon with a log in this folder, and its client."""
-    async with _running(folder, window, buffer=settings.BufferSettings(store_after_seconds=0)) as made:
+async def daemon_in_process(folder: Path, *, window: int = 4096, **more: Any) -> AsyncIterator[Client]:
+    """A daemon with a log in this folder, and its client. `more`: groups of settings."""
+    async with _running(folder, window, buffer=settings.BufferSettings(store_after_seconds=0), **more) as made:
         yield Client(*made)
 
 
