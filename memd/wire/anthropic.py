@@ -25,15 +25,19 @@ from memd.messages import Message
 from memd.wire import chat
 from memd.wire.api import Api, Changes
 from memd.wire.chat import with_text_in_front
-from memd.wire.lenient_json import UNREADABLE, decode_or_none, is_list, is_object, text_or_empty, with_content
-from memd.wire.message_cache import MessageCache
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, error_text
-from memd.wire.request import (
-    ModelRequest,
-    objects_in,
-    request_from,
-    top_level,
+from memd.wire.lenient_json import (
+    LIST,
+    OBJECT,
+    UNREADABLE,
+    decode_or_none,
+    is_list,
+    is_object,
+    text_or_empty,
+    with_content,
 )
+from memd.wire.message_cache import MessageCache
+from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
+from memd.wire.request import ModelRequest, objects_in, top_level
 from memd.wire.sse import SseEvent
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
@@ -61,8 +65,6 @@ class _ImageSource(msgspec.Struct):
     url: str = ""
 
 
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
-_list_decoder = msgspec.json.Decoder(list[Raw])
 _places_decoder = msgspec.json.Decoder(list[int])
 _block_decoder = msgspec.json.Decoder(_ContentBlock)
 _source_decoder = msgspec.json.Decoder(_ImageSource)
@@ -75,10 +77,10 @@ def parse_message(raw: Raw | bytes) -> Message:
         BadRequestBody: not a JSON object, or text in it is not valid Unicode.
     """
     try:
-        members = _object_decoder.decode(raw)
+        members = OBJECT.decode(raw)
         if not is_list(members.get("content", Raw())):
             return chat.parse_message(raw)
-        translated = _translated(members.get("role"), _list_decoder.decode(members["content"]))
+        translated = _translated(members.get("role"), LIST.decode(members["content"]))
         return chat.parse_message(msgspec.json.encode(translated))
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
@@ -93,10 +95,10 @@ def pieces_of(element: Raw) -> list[Raw]:
     if _TOOL_RESULT not in bytes(element):
         return [element]
     try:
-        members = _object_decoder.decode(element)
+        members = OBJECT.decode(element)
         if bytes(members.get("role", b"")) != b'"user"' or not is_list(members.get("content", Raw())):
             return [element]
-        blocks = _list_decoder.decode(members["content"])
+        blocks = LIST.decode(members["content"])
         results = [place for place, block in enumerate(blocks) if bytes(_block(block).type) == _TOOL_RESULT]
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}") from error
@@ -118,8 +120,8 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
     placed: list[tuple[int, Raw]] = []
     element: dict[str, Raw] = {}
     for piece, text in zip(pieces, texts, strict=True):
-        members = _object_decoder.decode(with_text_in_front(piece, text) if text else piece)
-        blocks = _list_decoder.decode(members["content"])
+        members = OBJECT.decode(with_text_in_front(piece, text) if text else piece)
+        blocks = LIST.decode(members["content"])
         known = members.pop(_PLACES, None)
         places = list(range(len(placed), len(placed) + len(blocks))) if known is None else _places_decoder.decode(known)
         places = places[:1] * (len(blocks) - len(places)) + places  # for a block added in front
@@ -132,8 +134,8 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
 
 def with_result(piece: Raw, text: str) -> Raw:
     """Put `text` in place of the content of the tool result that a piece consists of."""
-    members = _object_decoder.decode(piece)
-    blocks = [with_content(block, text) for block in _list_decoder.decode(members["content"])]
+    members = OBJECT.decode(piece)
+    blocks = [with_content(block, text) for block in LIST.decode(members["content"])]
     return Raw(msgspec.json.encode(members | {"content": blocks}))
 
 
@@ -145,7 +147,7 @@ def _block(raw: Raw) -> _ContentBlock:
 def _input(arguments: str) -> Raw:
     """Return arguments as the object that `input` must be; other text, which a model may write, as a member of one."""
     try:
-        _object_decoder.decode(arguments.strip() or "{}")
+        OBJECT.decode(arguments.strip() or "{}")
     except UNREADABLE:
         return Raw(msgspec.json.encode({"arguments": arguments}))
     return Raw((arguments.strip() or "{}").encode())
@@ -161,7 +163,7 @@ def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
         if kind == _TOOL_RESULT:
             content: Any = block.content
             if is_list(content):
-                content = [_part(one, _block(one)) for one in _list_decoder.decode(content)]
+                content = [_part(one, _block(one)) for one in LIST.decode(content)]
             return {"role": "tool", **_present(tool_call_id=block.tool_use_id, content=content)}
         if kind == b'"tool_use"':
             function = _present(name=block.name, arguments=block.input)
@@ -180,7 +182,7 @@ def _part(raw: Raw, block: _ContentBlock) -> Any:
         return {"type": "image_url", "image_url": {"url": url}}
     if not kind:
         return raw
-    members = _object_decoder.decode(raw)
+    members = OBJECT.decode(raw)
     members.pop("cache_control", None)
     return members
 
@@ -325,11 +327,7 @@ def _counts(usage: Any) -> dict[str, int]:
     """Return the token counts of a `usage`."""
     if not isinstance(usage, dict):
         return {}
-    return {
-        name: usage[name]
-        for name in (*_PROMPT_COUNTS, "output_tokens")
-        if isinstance(usage.get(name), int) and not isinstance(usage[name], bool) and usage[name] >= 0
-    }
+    return {name: usage[name] for name in (*_PROMPT_COUNTS, "output_tokens") if count_of(usage.get(name)) is not None}
 
 
 def _usage(counts: dict[str, int]) -> Usage | None:
@@ -357,8 +355,12 @@ class AnthropicApi(Api):
     name = "messages"
     path = "/messages"
     count_path = "/v1/messages/count_tokens"
-    capture = AnthropicCapture
     block_role = ""
+    bounds = ("max_tokens",)
+    standing = ("system", "tools")
+    instructions = "system"
+    parse_one = staticmethod(parse_message)
+    capture = AnthropicCapture
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
@@ -369,19 +371,8 @@ class AnthropicApi(Api):
             pieces = pieces_of(element)
             raw_messages += pieces
             continues += [number > 0 for number in range(len(pieces))]
-        return request_from(
-            body,
-            members,
-            goes_on_with=_thread(members.get("thread")),
-            list_name=self.list_name,
-            raw_messages=raw_messages,
-            continues=continues,
-            parse=parse_message,
-            cache=cache,
-            bounds=("max_tokens",),
-            standing=("system", "tools"),
-            instructions="system",
-        )
+        goes_on_with = _thread(members.get("thread"))
+        return self.request(body, members, raw_messages, cache, continues=continues, goes_on_with=goes_on_with)
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw]:
         """See `Api.elements`; a block stands behind the tool results of its message."""

@@ -14,10 +14,22 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import RESULT_ROLES, Message
-from memd.wire.lenient_json import with_content, with_stand_ins
-from memd.wire.message_cache import MessageCache
+from memd.wire.lenient_json import TEXT, decode_or_none, with_content, with_stand_ins
+from memd.wire.message_cache import MessageCache, Parse
 from memd.wire.reply import Capture, Reply, ReplyStream
-from memd.wire.request import NOTHING_REPLACED, ModelRequest, encode_body
+from memd.wire.request import (
+    NOTHING_REPLACED,
+    NULL,
+    ModelRequest,
+    check_objects,
+    encode_body,
+    first_bound,
+    instructions_in,
+    list_in,
+    memory_in_of,
+    top_level,
+    without_sideband,
+)
 from memd.wire.sideband import MemoryOut
 from memd.wire.sse import SseParser
 
@@ -53,6 +65,14 @@ class Api:
     """Whose message a block of its own is; empty: this API knows `merged` alone."""
     result_member = "content"
     """The member of a tool's result that holds its text."""
+    bounds: tuple[str, ...] = ()
+    """The members that bound the reply; the first that is a number counts."""
+    standing: tuple[str, ...] = ()
+    """The members that take room in the window beside the messages."""
+    instructions = ""
+    """The member that holds the system prompt; empty: it is among the messages."""
+    parse_one: Parse
+    """Parses one of `ModelRequest.raw_messages`."""
     capture: type[Capture]
     """Captures a streamed reply."""
     parser: type[SseParser] = SseParser
@@ -64,7 +84,58 @@ class Api:
         Raises:
             BadRequestBody: `body` is no request of this API.
         """
-        raise NotImplementedError
+        members = top_level(body)
+        return self.request(body, members, list_in(members, self.list_name), cache)
+
+    def request(
+        self,
+        body: bytes,
+        members: Mapping[str, Raw],
+        raw_messages: list[Raw],
+        cache: MessageCache | None,
+        *,
+        continues: list[bool] | None = None,
+        goes_on_with: str = "",
+    ) -> ModelRequest:
+        """Make a request of a body's top-level members; of one that appears twice the last counts, as in llama.cpp.
+
+        Args:
+            continues: whether each message is in the same element as the one before; None: each is its own.
+            goes_on_with: see `ModelRequest`. Such a request is forwarded as it is, and its sideband is not read.
+
+        Raises:
+            BadRequestBody: a message is unreadable or nested too deeply.
+        """
+        try:
+            try:
+                parsed, known = (MessageCache() if cache is None else cache).parse(raw_messages, self.parse_one)
+            except BadRequestBody:
+                check_objects(raw_messages, self.list_name)  # not before: of a long history nearly all is known
+                raise
+            messages = [one.message for one in parsed]
+            fields, messages_at, sidebands = without_sideband(members, self.list_name, reads=not goes_on_with)
+            memory_in, memory_in_error = memory_in_of(sidebands)
+            standing = (bytes(fields[name]).decode(errors="replace") for name in self.standing if name in fields)
+            return ModelRequest(
+                original=None if sidebands else body,
+                fields=fields,
+                messages_at=messages_at,
+                raw_messages=raw_messages,
+                messages=messages,
+                digests=[one.digest for one in parsed],
+                read_before=known,
+                continues=continues or [False] * len(raw_messages),
+                stream=bytes(fields.get("stream", b"")) == b"true",
+                model=decode_or_none(TEXT, fields.get("model", NULL)) or "",
+                max_tokens=first_bound(fields, self.bounds),
+                instructions=instructions_in(fields.get(self.instructions, NULL), messages),
+                standing_text="".join(standing),
+                memory_in=memory_in,
+                memory_in_error=memory_in_error,
+                goes_on_with=goes_on_with,
+            )
+        except RecursionError as error:
+            raise BadRequestBody("the request body is nested too deeply") from error
 
     def encode(
         self,

@@ -28,6 +28,8 @@ from memd.errors import BadRequestBody
 from memd.messages import DIGEST_BYTES, RESULT_ROLES, Message, ToolCall
 from memd.wire.api import Api
 from memd.wire.lenient_json import (
+    LIST,
+    OBJECT,
     UNREADABLE,
     decode_or_none,
     is_list,
@@ -40,12 +42,7 @@ from memd.wire.lenient_json import (
 )
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
-from memd.wire.request import (
-    ModelRequest,
-    list_in,
-    request_from,
-    top_level,
-)
+from memd.wire.request import ModelRequest, list_in, top_level
 from memd.wire.sse import DONE, SseEvent
 
 _WHITE_SPACE = b" \t\n\r"
@@ -91,8 +88,6 @@ _members_decoder = msgspec.json.Decoder(_MessageMembers)
 _part_decoder = msgspec.json.Decoder(_ContentPart)
 _call_decoder = msgspec.json.Decoder(_CallMembers)
 _function_decoder = msgspec.json.Decoder(_FunctionMembers)
-_list_decoder = msgspec.json.Decoder(list[Raw])
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
@@ -127,7 +122,7 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     String content is lengthened, a list of parts gets a first part of `part_type`, null or absent content becomes
     `text`. Content of another type, which no upstream accepts, stays as it is.
     """
-    members = _object_decoder.decode(raw)
+    members = OBJECT.decode(raw)
     content = bytes(members.get("content", b"null"))
     if is_string(content):
         opened = msgspec.json.encode(text + _BLOCK_GAP)
@@ -147,7 +142,7 @@ def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
         return lenient_text(Raw(content)), ()
     texts: list[str] = []
     attachments: list[bytes] = []
-    for raw in _list_decoder.decode(content):
+    for raw in LIST.decode(content):
         text, digest = _part(raw)
         if digest is not None:
             attachments.append(digest)
@@ -178,7 +173,7 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
 def _tool_calls(members: _MessageMembers) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
     if is_list(members.tool_calls):
-        calls += [_tool_call(bytes(raw)) for raw in _list_decoder.decode(members.tool_calls)]
+        calls += [_tool_call(bytes(raw)) for raw in LIST.decode(members.tool_calls)]
     if is_object(members.function_call):
         calls.append(_function("", bytes(members.function_call)))
     return tuple(calls)
@@ -247,7 +242,7 @@ def elements_of(raw: Raw | bytes) -> list[Raw]:
         BadRequestBody: it cannot be read.
     """
     try:
-        return _list_decoder.decode(b"".join((b"[", memoryview(raw), b"]")))
+        return LIST.decode(b"".join((b"[", memoryview(raw), b"]")))
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
 
@@ -476,28 +471,17 @@ class ChatApi(Api):
     name = "chat"
     path = "/chat/completions"
     count_path = "/v1/chat/completions/input_tokens"
+    bounds: tuple[str, ...] = ("max_completion_tokens", "max_tokens", "n_predict")
+    standing: tuple[str, ...] = ("tools", "functions")
+    parse_one = staticmethod(parse_elements)
     capture = ChatCapture
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
         members = top_level(body)
-
-        def read(raw_messages: list[Raw]) -> ModelRequest:
-            return request_from(
-                body,
-                members,
-                list_name=self.list_name,
-                raw_messages=raw_messages,
-                parse=parse_elements,
-                cache=cache,
-                bounds=("max_completion_tokens", "max_tokens", "n_predict"),
-                standing=("tools", "functions"),
-            )
-
-        elements = list_in(members, self.list_name)
-        request = read(elements)
+        request = self.request(body, members, elements := list_in(members, self.list_name), cache)
         are_apart = not any(one.role == other.role == "assistant" for one, other in pairwise(request.messages))
-        return request if are_apart else read(grouped(elements))
+        return request if are_apart else self.request(body, members, grouped(elements), cache)
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""

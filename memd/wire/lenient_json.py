@@ -23,8 +23,8 @@ UNREADABLE = (ValueError, RecursionError)
 """The errors of decoding untrusted JSON: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
 
 Decoded = TypeVar("Decoded")
-_string_decoder = msgspec.json.Decoder(str)
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+TEXT, LIST, OBJECT = msgspec.json.Decoder(str), msgspec.json.Decoder(list[Raw]), msgspec.json.Decoder(dict[str, Raw])
+"""Decoders of a string, and of a list or an object whose elements keep their bytes."""
 
 _REPLACEMENT = "\ufffd"
 _SURROGATES, _STAND_INS, _BYTES = 0xD800, 0x10F800, 0x10FC00
@@ -109,7 +109,7 @@ def lenient_text(raw: Raw) -> str:
         UNREADABLE: the string is not valid Unicode.
     """
     encoded = bytes(raw)
-    text = _string_decoder.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
+    text = TEXT.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
     if encoded == b"null":
         return ""
     return mended(text) if b"\\udbf" in encoded or b"\xf4\x8f" in encoded else text
@@ -122,7 +122,7 @@ def text_or_empty(value: Any) -> str:
 
 def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
     """Put `text` in place of the content (or another `member`) of the JSON object `raw`; all else keeps its bytes."""
-    return Raw(msgspec.json.encode(_object_decoder.decode(raw) | {member: text}))
+    return Raw(msgspec.json.encode(OBJECT.decode(raw) | {member: text}))
 
 
 def is_string(raw: Raw | bytes) -> bool:

@@ -19,11 +19,12 @@ from msgspec import Raw
 
 from memd.messages import DIGEST_BYTES, Message
 from memd.wire import chat
+from memd.wire.api import Api
 from memd.wire.chat import ChatApi, ChatCapture, assistant_message
-from memd.wire.lenient_json import decode_or_none, text_or_empty
+from memd.wire.lenient_json import OBJECT, decode_or_none, text_or_empty
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import Reply, Usage, count_of, error_text
-from memd.wire.request import ModelRequest, list_in, request_from, top_level
+from memd.wire.request import ModelRequest
 from memd.wire.sse import SseEvent, SseParser
 
 
@@ -136,7 +137,6 @@ class LineParser(SseParser):
         return SseEvent(line.removeprefix(_FIELD).lstrip(), b"", end - len(whole) + len(line)) if line else None
 
 
-_options_decoder = msgspec.json.Decoder(dict[str, Raw])
 _count_decoder = msgspec.json.Decoder(int)
 _NOTHING = Raw(b"{}")
 
@@ -150,21 +150,14 @@ class OllamaApi(ChatApi):
     capture = OllamaCapture
     parser = LineParser
     block_role = "system"
+    bounds = ()
+    standing = ("tools", "format")
+    parse_one = staticmethod(parse_message)
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
         """See `Api.parse`: a JSON object with a list `messages` of objects, not nested too deeply, in valid Unicode."""
-        members = top_level(body)
-        request = request_from(
-            body,
-            members,
-            list_name=self.list_name,
-            raw_messages=list_in(members, self.list_name),
-            parse=parse_message,
-            cache=cache,
-            bounds=(),
-            standing=("tools", "format"),
-        )
-        options = decode_or_none(_options_decoder, request.fields.get("options", _NOTHING)) or {}
+        request = Api.parse(self, body, cache)
+        options = decode_or_none(OBJECT, request.fields.get("options", _NOTHING)) or {}
         return msgspec.structs.replace(
             request,
             stream=bytes(request.fields.get("stream", b"true")) != b"false",

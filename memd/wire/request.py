@@ -17,6 +17,9 @@ from memd.messages import BLOCK_OPENING, Message, leading_count
 from memd.selection import EVERYTHING, Selection
 from memd.speech import Speech
 from memd.wire.lenient_json import (
+    LIST,
+    OBJECT,
+    TEXT,
     UNREADABLE,
     decode_or_none,
     is_list,
@@ -25,7 +28,6 @@ from memd.wire.lenient_json import (
     lenient_text,
     without_stand_ins,
 )
-from memd.wire.message_cache import MessageCache, Parse
 from memd.wire.sideband import MemoryIn, decode_memory_in
 
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
@@ -41,10 +43,7 @@ class _TextPart(msgspec.Struct):
     text: Raw = Raw()
 
 
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
-_list_decoder = msgspec.json.Decoder(list[Raw])
-_NULL = Raw(b"null")
-_text_decoder = msgspec.json.Decoder(str)
+NULL = Raw(b"null")
 _parts_decoder = msgspec.json.Decoder(list[_TextPart])
 _number_decoder = msgspec.json.Decoder(float)
 
@@ -89,7 +88,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def user(self) -> str:
         """The member by which OpenAI's requests tell a program's users apart; empty if there is none."""
-        return decode_or_none(_text_decoder, self.fields.get("user", _NULL)) or ""
+        return decode_or_none(TEXT, self.fields.get("user", NULL)) or ""
 
     @property
     def wanted(self) -> Selection:
@@ -97,65 +96,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 
 
-def request_from(
-    body: bytes,
-    members: Mapping[str, Raw],
-    *,
-    list_name: str,
-    raw_messages: list[Raw],
-    parse: Parse,
-    cache: MessageCache | None,
-    bounds: Sequence[str],
-    standing: Sequence[str],
-    continues: list[bool] | None = None,
-    instructions: str = "",
-    goes_on_with: str = "",
-) -> ModelRequest:
-    """Make a request of a body's top-level members; of a member that appears twice the last counts, as in llama.cpp.
-
-    Args:
-        list_name: the member that holds the messages.
-        parse: parses one of `raw_messages`.
-        bounds, standing: the members that bound the reply, first first, and those that take room beside the messages.
-        continues: whether each message is in the same element as the one before; None: each is its own.
-        instructions: the member that holds the system prompt, if the API has one.
-        goes_on_with: see `ModelRequest`. Such a request is forwarded as it is, and its sideband is not read.
-
-    Raises:
-        BadRequestBody: a message is unreadable or nested too deeply.
-    """
-    try:
-        try:
-            parsed, known = (MessageCache() if cache is None else cache).parse(raw_messages, parse)
-        except BadRequestBody:
-            _check_objects(raw_messages, list_name)  # not before: of a long history nearly all is known
-            raise
-        messages = [one.message for one in parsed]
-        fields, messages_at, sidebands = _without_sideband(members, list_name, reads=not goes_on_with)
-        memory_in, memory_in_error = _memory_in(sidebands)
-        return ModelRequest(
-            original=None if sidebands else body,
-            fields=fields,
-            messages_at=messages_at,
-            raw_messages=raw_messages,
-            messages=messages,
-            digests=[one.digest for one in parsed],
-            read_before=known,
-            continues=continues or [False] * len(raw_messages),
-            stream=bytes(fields.get("stream", b"")) == b"true",
-            model=decode_or_none(_text_decoder, fields.get("model", _NULL)) or "",
-            max_tokens=_first_bound(fields, bounds),
-            instructions=_instructions(fields.get(instructions, _NULL), messages),
-            standing_text="".join(bytes(fields[name]).decode(errors="replace") for name in standing if name in fields),
-            memory_in=memory_in,
-            memory_in_error=memory_in_error,
-            goes_on_with=goes_on_with,
-        )
-    except RecursionError as error:
-        raise BadRequestBody("the request body is nested too deeply") from error
-
-
-def _instructions(raw: Raw, messages: Sequence[Message]) -> str:
+def instructions_in(raw: Raw, messages: Sequence[Message]) -> str:
     """Join a member's text, or the text parts that it lists, and the leading system messages."""
     parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
     texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
@@ -195,7 +136,7 @@ def top_level(body: bytes) -> dict[str, Raw]:
         BadRequestBody: it is not a JSON object.
     """
     try:
-        return _object_decoder.decode(body)
+        return OBJECT.decode(body)
     except RecursionError as error:
         raise BadRequestBody(f"the request body is nested too deeply, around byte {_deep_at(body)}") from error
     except ValueError as error:
@@ -209,7 +150,7 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
         BadRequestBody: it is not a list of objects.
     """
     elements = list_in(members, name)
-    _check_objects(elements, name)
+    check_objects(elements, name)
     return elements
 
 
@@ -222,12 +163,13 @@ def list_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
     if name not in members:
         raise BadRequestBody(f"the request body has no `{name}`; it must be a list of objects")
     try:
-        return _list_decoder.decode(members[name])
+        return LIST.decode(members[name])
     except UNREADABLE as error:
         raise BadRequestBody(f"`{name}` is not a list of objects: {error}") from error
 
 
-def _check_objects(elements: Sequence[Raw], name: str) -> None:
+def check_objects(elements: Sequence[Raw], name: str) -> None:
+    """Make sure that the elements of the member `name` are objects; raises BadRequestBody if one is not."""
     for position, raw in enumerate(elements):
         if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
@@ -243,7 +185,7 @@ def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw
     return without_stand_ins(encoded) if request.has_stand_ins else encoded
 
 
-def _without_sideband(
+def without_sideband(
     members: Mapping[str, Raw], list_name: str, *, reads: bool
 ) -> tuple[dict[str, Raw], int, list[Raw]]:
     """Return the other members, the number of them before the list, and every `memory_in` in order of precedence.
@@ -260,7 +202,7 @@ def _without_sideband(
         elif name == "memory_in" and reads:
             on_top.append(raw)
         elif name == "metadata" and reads:
-            rest = decode_or_none(_object_decoder, raw)
+            rest = decode_or_none(OBJECT, raw)
             if rest is None or "memory_in" not in rest:
                 fields[name] = raw
                 continue
@@ -272,7 +214,7 @@ def _without_sideband(
     return fields, messages_at, in_metadata + on_top
 
 
-def _memory_in(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
+def memory_in_of(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
     """Decode the first MemoryIn that is not null; its fault if it is malformed."""
     for raw in sidebands:
         if bytes(raw) == b"null":
@@ -297,7 +239,7 @@ def _deep_at(body: bytes) -> int:
     return len(body)
 
 
-def _first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:
+def first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:
     """Return the first of `names` that is a number from 0 on: -1 is unbounded in llama.cpp, other types are ignored."""
     for name in names:
         try:

@@ -31,6 +31,7 @@ from memd.wire.chat import (
     with_text_in_front,
 )
 from memd.wire.lenient_json import (
+    LIST,
     UNREADABLE,
     decode_or_none,
     is_list,
@@ -42,12 +43,7 @@ from memd.wire.lenient_json import (
 )
 from memd.wire.message_cache import MessageCache
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
-from memd.wire.request import (
-    ModelRequest,
-    objects_in,
-    request_from,
-    top_level,
-)
+from memd.wire.request import ModelRequest, objects_in, top_level
 from memd.wire.sse import SseEvent
 
 _ASSISTANT = "assistant"
@@ -75,7 +71,6 @@ class _ImagePart(msgspec.Struct):
 
 
 _item_decoder = msgspec.json.Decoder(_ItemMembers)
-_items_decoder = msgspec.json.Decoder(list[Raw])
 _image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
@@ -118,7 +113,7 @@ def parse_items(raw: Raw | bytes) -> Message:
     if is_string(raw):
         return parse_message(_encoded({"role": "user", "content": Raw(raw)}))
     try:
-        items = _items_decoder.decode(b"[%b]" % bytes(raw))
+        items = LIST.decode(b"[%b]" % bytes(raw))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
     return joined_answer([parse_item(item) for item in items])
@@ -173,7 +168,7 @@ def _content(raw: Raw) -> Any:
     """Translate a message's content: images as in chat completions."""
     if not is_list(raw):
         return _or_null(raw)
-    return [_part(part) for part in _items_decoder.decode(raw)]
+    return [_part(part) for part in LIST.decode(raw)]
 
 
 def _part(raw: Raw) -> Any:
@@ -249,7 +244,6 @@ class _Response(msgspec.Struct):
 _event_decoder = msgspec.json.Decoder(_ResponsesEvent)
 _item_head_decoder = msgspec.json.Decoder(_ItemHead)
 _response_decoder = msgspec.json.Decoder(_Response)
-_items_decoder = msgspec.json.Decoder(list[Raw])
 
 
 class _PartialItem:
@@ -375,7 +369,7 @@ def _key(output_index: Any, *ids: Any) -> int | str | None:
 
 
 def _output_of(response: _Response) -> list[Raw]:
-    return decode_or_none(_items_decoder, response.output) or []
+    return decode_or_none(LIST, response.output) or []
 
 
 def _usage(response: _Response) -> Usage | None:
@@ -403,6 +397,10 @@ class ResponsesApi(Api):
     count_path = "/v1/responses/input_tokens"
     list_name = "input"
     result_member = "output"
+    bounds = ("max_output_tokens",)
+    standing = ("instructions", "tools")
+    instructions = "instructions"
+    parse_one = staticmethod(parse_items)
     capture = ResponsesCapture
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
@@ -411,18 +409,8 @@ class ResponsesApi(Api):
         is_text = is_string(members.get("input", Raw()))
         names = (name for name in _HELD_ELSEWHERE if bytes(members.get(name, b"null")) not in (b"null", b'""'))
         goes_on_with = next((f"{name} {bytes(members[name]).decode(errors='replace')}" for name in names), "")
-        return request_from(
-            body,
-            members,
-            goes_on_with=goes_on_with,
-            list_name=self.list_name,
-            raw_messages=[members["input"]] if is_text else grouped(objects_in(members, "input")),
-            parse=parse_items,
-            cache=cache,
-            bounds=("max_output_tokens",),
-            standing=("instructions", "tools"),
-            instructions="instructions",
-        )
+        raw_messages = [members["input"]] if is_text else grouped(objects_in(members, "input"))
+        return self.request(body, members, raw_messages, cache, goes_on_with=goes_on_with)
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
         """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""

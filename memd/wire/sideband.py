@@ -18,7 +18,7 @@ from memd.entries import CORRECTION_STEPS_MAX, TOPIC_ID_RULE, Action, Correction
 from memd.errors import BadMemoryIn, BadNote, BadTopicId
 from memd.notes import GivenNote, Note, checked_notes
 from memd.selection import Selection, since, until
-from memd.wire.lenient_json import decode_or_none, without_surrogates
+from memd.wire.lenient_json import OBJECT, TEXT, decode_or_none, without_surrogates
 
 PROBLEM_HEADER_CHARACTERS_MAX = 1_000
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
@@ -126,8 +126,6 @@ class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
-_text_decoder = msgspec.json.Decoder(str)
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
@@ -137,7 +135,7 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
         BadMemoryIn: `raw` is malformed or has an unknown member; the message names the field and may be logged.
     """
     try:
-        text = _text_decoder.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
+        text = TEXT.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
         wire = _memory_in_decoder.decode(without_surrogates(text.encode() if isinstance(text, str) else text))
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
@@ -165,7 +163,7 @@ def encode_memory_out(out: MemoryOut) -> bytes:
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
     """Add `memory_out` to `body` as its last member and change no other byte; nothing is added to other JSON."""
-    members = decode_or_none(_object_decoder, body)
+    members = decode_or_none(OBJECT, body)
     if members is None:
         return body
     end = body.rindex(b"}")
