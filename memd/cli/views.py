@@ -38,8 +38,10 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     answer, given, exit_code = asked.answer, asked.given.keys(), 0 if asked.answer.tokens else FOUND_SOMETHING
     if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
         return [NOTHING_STORED], exit_code
-    injected = [chunk for chunk in answer.chunks if chunk.verdict == INJECTED]
-    others = [chunk for chunk in answer.chunks if chunk.verdict != INJECTED] if explain else []
+    is_reranked = bool(asked.config.rerank.url)  # by whose order, not by the scores
+    ranked = answer.chunks if is_reranked else sorted(answer.chunks, key=lambda chunk: -chunk.score)
+    injected = [chunk for chunk in ranked if chunk.verdict == INJECTED]
+    others = [chunk for chunk in ranked if chunk.verdict != INJECTED] if explain else []
     names = ("id", "topic"), *((one.id, one.topic_id) for one in injected + others)
     widths = [max(map(len, column)) for column in zip(*names, strict=True)]
     shown: Lines = [_candidate(chunk, *widths, explain=explain) for chunk in injected + others]
@@ -47,7 +49,8 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         shown.insert(len(injected), Text("What would not be injected, and why", "bold"))
     if shown:
         verdict = "              verdict" if explain else ""
-        shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said{verdict}", "dim"))
+        order = "              in the reranker's order" if is_reranked and not explain else ""
+        shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said{verdict}{order}", "dim"))
     if not answer.chunks:
         chosen = ", of what was chosen," if given - {"q", "topic", "as_of", "limit"} else ""
         where = "found" if answer.note is not None else f"stored{chosen}"
@@ -59,7 +62,8 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         whole = f"{chunks} of a block of {tokens}." if "limit" in given else f"{chunks}, {tokens}, would be injected."
         shown.append(whole)
     shown += [] if answer.note is None else [answer.note]
-    shown += [] if "topic" in given else ["Every topic that you may read was searched; --topic names one."]
+    if "topic" not in given and len(answer.topics) > 1 and len({chunk.topic_id for chunk in injected}) != 1:
+        shown.append(f"All {len(answer.topics):,} topics were searched; --topic names one.")
     return shown, exit_code
 
 
