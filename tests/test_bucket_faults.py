@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,11 @@ from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.rounds import ROUNDS
-from memd.store.bucket.writing import BucketTender, Looker, MovedMeanwhile, NotingDisk, Piece
+from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
 from memd.store.disk import LocalDisk, Room, Wiper
 from memd.store.erasure import Erasure
 from memd.store.layout import RESTORING_NAME
+from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.verify import verify
 
 DISK = LocalDisk()
@@ -153,15 +154,15 @@ def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_o
     source, bucket = made(tmp_path)
     source.say(0)
     source.back_up()
-    active, numbers, names = source.folder / "talk" / "active.bin", iter(range(1, 100)), Looker._names
+    active, numbers, names = source.folder / "talk" / "active.bin", iter(range(1, 100)), BucketWriter._files
 
-    def filling(looker: Looker, folder: str) -> Iterator[tuple[str, Path, bool]]:
-        for one in names(looker, folder):
+    def filling(writer: BucketWriter, folder: str) -> Iterator[tuple[str, Path, bool]]:
+        for one in names(writer, folder):
             while one[1] == active and active.exists():
                 source.say(next(numbers))
             yield one
 
-    monkeypatch.setattr(Looker, "_names", filling)
+    monkeypatch.setattr(BucketWriter, "_files", filling)
     source.say(next(numbers))
     at = source.back_up()
     assert not active.exists(), "the next append begins it"
@@ -177,11 +178,11 @@ def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
     times: list[int] = []
     noted = NotingDisk.note
 
-    def note_late(disk: NotingDisk, path: Path, *, grew: bool = False) -> None:
-        if path.name == "active.bin" and disk.size(path) and not grew:  # it is in its place, and not noted yet
+    def note_late(disk: NotingDisk, path: Path) -> None:
+        if path.name == "active.bin" and (disk.size(path) or 0) == HEADER_BYTES:  # in its place, and not noted yet
             source.writer.round()
             times.append(source.clock())
-        noted(disk, path, grew=grew)
+        noted(disk, path)
 
     source.say(0)
     source.back_up()
@@ -373,14 +374,14 @@ def test_a_round_holds_no_bytes_that_nothing_names(tmp_path: Path, monkeypatch: 
     journal.append([b"said in a journal"])
     source.say(1)
     source.say(2, topic="work")
-    read = Looker.read
+    read = BucketWriter._read
 
-    def replaced(looker: Looker, piece: Piece) -> Iterator[bytes]:
-        if piece.path == source.folder / "talk" / "active.bin":
+    def replaced(writer: BucketWriter, path: Path, identity: Hashable, start: int, end: int) -> Iterator[bytes]:
+        if path == source.folder / "talk" / "active.bin":
             raise MovedMeanwhile("talk: was replaced while it was read")
-        return read(looker, piece)
+        return read(writer, path, identity, start, end)
 
-    monkeypatch.setattr(Looker, "read", replaced)
+    monkeypatch.setattr(BucketWriter, "_read", replaced)
     source.writer.begin()
     assert not source.writer.round()
     stored = b"".join(bucket.get(one.key) or b"" for one in bucket.listed(ROUNDS))

@@ -96,8 +96,8 @@ class LocalDisk:
         """Those that have one now."""
         self._locks: list[Lock] = []
 
-    def note(self, path: Path, *, grew: bool = False) -> None:
-        """Called after a file was appended to (`grew`), made, replaced, cut or removed; see bucket/writing.py."""
+    def note(self, path: Path) -> None:
+        """Called after a file was appended to, made, replaced, cut or removed; see bucket/writing.py."""
 
     def size(self, path: Path) -> int | None:
         """Size of a file in bytes; None if there is no such file."""
@@ -330,7 +330,7 @@ class _DiskAppender:
         with self._opened() as descriptor:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-        self._disk.note(self._path, grew=True)
+        self._disk.note(self._path)
         if len(self._disk.unsynced) > self._disk.unsynced_max:
             self.sync()
 

@@ -15,9 +15,10 @@ So is what was erased on the disk. What a folder has now is clean of it, as its 
 bucket goes. Pieces in rounds are overwritten with zeros, so that all others stay where they are; objects of the folder
 alone are removed. Done again it goes on where it ended. Versions that the bucket itself keeps are out of reach.
 
-A change is noted after it was made: its folder is due, and the file is another one now, unless it only grew; what was
-added shows in its size. So who takes the notes and reads then has the change, or the note of one that came later. Of a
-folder of which nothing was noted, as no backup ran, files are compared with the checksums in the bucket.
+A change is noted after it was made, so who takes the notes and reads then has the change, or the note of one that came
+later. Of a folder that is due each file that was noted, or that has another size or time than the bucket knows, is
+compared by checksum: if it begins with all that the bucket has of it, the rest is sent, else all of it. A start, after
+changes that nobody noted, does the same with all folders.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
 file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again; an append
@@ -33,7 +34,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -98,9 +99,13 @@ _OF_THE_DIRECTORY = (KEY_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
 _PIECE_BYTES = 8 << 20
 
 
+_Mark = tuple[str, str, Hashable, int, int]
+"""Of a file that is sent: folder, name, identity, size, when it was changed."""
+
+
 class NotingDisk(LocalDisk):
-    """The real file system; what is changed in a data directory is noted by folder: a topic's, or "" for the files of
-    the directory itself. For any thread."""
+    """The real file system; what is changed in a data directory is noted: by folder, a topic's, or "" for that of the
+    directory itself, the names of files. For any thread."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__()
@@ -117,18 +122,15 @@ class NotingDisk(LocalDisk):
 
         self._place_of = lru_cache(_PLACES_KEPT)(place_of)
 
-    def note(self, path: Path, *, grew: bool = False) -> None:
+    def note(self, path: Path) -> None:
         """See LocalDisk."""
         if (place := self._place_of(path)) is not None:
-            with self._noting:
-                names = self._noted.setdefault(place[0], set())
-                if not grew:
-                    names.add(place[1])
+            self.note_again(place[0], [place[1]])
 
-    def note_replaced(self, folder: str, name: str) -> None:
-        """Note that a file has to be sent anew, whatever the bucket has of it."""
+    def note_again(self, folder: str, names: Iterable[str]) -> None:
+        """Note a folder that is due, and files in it."""
         with self._noting:
-            self._noted.setdefault(folder, set()).add(name)
+            self._noted.setdefault(folder, set()).update(names)
 
     @property
     def due(self) -> list[str]:
@@ -137,118 +139,13 @@ class NotingDisk(LocalDisk):
             return list(self._noted)
 
     def take(self, folder: str) -> set[str]:
-        """Return the files of a folder that are others now, or were cut, and forget them."""
+        """Return the files of a folder that were changed, and forget them."""
         with self._noting:
             return self._noted.pop(folder, set())
-
-    def replaced(self, folder: str) -> Set[str]:
-        """Return those that were noted since."""
-        with self._noting:
-            return frozenset(self._noted.get(folder, ()))
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """Bytes of a file that the bucket lacks."""
-
-    name: str
-    path: Path
-    start: int
-    """All before it stays as it is in the bucket."""
-    end: int
-    changed_at: int
-    is_final: bool
-    """Whether the file is never appended to again."""
-    identity: object
-    known: KnownFile | None
-    """The part that stays, if any."""
 
 
 class MovedMeanwhile(StoreError):
     """A file was replaced while it was read."""
-
-
-class Looker:
-    """Compares folders with what the bucket has of them."""
-
-    def __init__(self, disk: NotingDisk, data_dir: Path) -> None:
-        self._disk, self._data_dir = disk, data_dir
-
-    def look(
-        self, folder: str, known: dict[str, KnownFile], replaced: Set[str] | None
-    ) -> tuple[list[Piece], list[str]]:
-        """Return the pieces of a folder that the bucket lacks, and the names of files that are gone.
-
-        Args:
-            replaced: the files that are others now; None: any may be.
-
-        Raises:
-            MovedMeanwhile: the folder was changed meanwhile.
-            StoreError: it cannot be read now.
-        """
-        pieces, there, active = [], set(), self._data_dir / folder / "active.bin"
-        before = self._disk.identity(active)
-        for name, path, is_final in self._names(folder):
-            if path == active:
-                before = self._disk.identity(path)  # one that takes its place later is noticed in the end
-                if before is None:
-                    continue  # it went since it was listed, and the next one begins with the next append
-            there.add(name)
-            if (piece := self._piece(folder, name, path, is_final, known.get(name), replaced)) is not None:
-                pieces.append(piece)
-        if self._disk.identity(active) != before:
-            raise MovedMeanwhile(f"{active}: was rotated while its topic was looked at")
-        return pieces, [name for name in known if name not in there]
-
-    def _names(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
-        """The files of a folder that are there: name, path, and whether it is never appended to."""
-        disk, base = self._disk, self._data_dir / folder
-        if folder:
-            layout = TopicLayout(self._data_dir, folder)
-            # The key first: nothing of the topic can be read without it.
-            paths = [layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active]
-        else:
-            audit, ledger = AuditLayout(base), erasures_dir(base)
-            paths = [base / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
-            paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
-        yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
-        if folder:
-            full = (path for number in layout.segment_ids(disk) for path in layout.of_segment(number))
-            yield from ((one.relative_to(base).as_posix(), one, True) for one in full if disk.size(one) is not None)
-
-    def _piece(
-        self, folder: str, name: str, path: Path, is_final: bool, known: KnownFile | None, replaced: Set[str] | None
-    ) -> Piece | None:
-        """The bytes of a file that the bucket lacks, if any."""
-        disk, identity = self._disk, self._disk.identity(path)
-        size, changed_at, start = disk.size(path) or 0, disk.changed_at(path), 0
-        # That it was cut was noted before it grew again, perhaps a moment ago.
-        is_other = name in (replaced or ()) or name in disk.replaced(folder)
-        if known is not None and size >= known.size and not is_other:
-            if size == known.size and (replaced is not None or changed_at == known.changed_at):
-                return None
-            if replaced is not None or checksum_of(disk, path, known.size).crc == known.crc:
-                start = known.size
-            if start == size > 0:
-                return None
-        return Piece(name, path, start, size, changed_at, is_final, identity, known if start else None)
-
-    def read(self, piece: Piece) -> Iterator[bytes]:
-        """Yield its bytes.
-
-        Raises:
-            MovedMeanwhile: the path names another file by now, or a shorter one.
-        """
-        for offset in range(piece.start, piece.end, _PIECE_BYTES):
-            wanted = min(_PIECE_BYTES, piece.end - offset)
-            try:
-                data = self._disk.read_at(piece.path, offset, wanted)
-            except StoreError as error:
-                if self._disk.size(piece.path) is not None:
-                    raise
-                raise MovedMeanwhile(str(error)) from error
-            if len(data) < wanted or self._disk.identity(piece.path) != piece.identity:
-                raise MovedMeanwhile(f"{piece.path}: was replaced while it was read")
-            yield data
 
 
 class _Batch:
@@ -258,15 +155,8 @@ class _Batch:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
-        self.folders: list[str] = []
-        """Due again if it fails."""
-
-    def add(self, data: list[bytes]) -> Stretch:
-        """Add bytes; where they will be."""
-        extent = Stretch("", self.size, sum(map(len, data)))
-        self.data += data
-        self.size += extent.length
-        return extent
+        self.taken: dict[str, set[str]] = {}
+        """By folder, the files that were noted: due again if it fails."""
 
 
 class BucketWriter:
@@ -284,16 +174,15 @@ class BucketWriter:
         self.bucket = bucket
         self._disk, self._data_dir, self._keep_us = disk, data_dir, keep_days * DAY_US
         self._now_us, self._random = now_us, random
-        self._looker = Looker(disk, data_dir)
         self._catalog = Catalog()
         self._generation = ""
         self._number = self._last_at = self._sent = 0
         self._uncompared: dict[str, None] = {}
         """Folders of which any file may have changed before anything was noted."""
-        self._failed: dict[str, None] = {}
-        """Folders whose notes were taken, and not all is in the bucket: they are compared, too."""
+        self._anew: set[tuple[str, str]] = set()
+        """Files that are written anew, though the bucket has them; by folder and name."""
         self._batch = _Batch()
-        self._alone: dict[tuple[str, str, object, int], KnownFile] = {}
+        self._alone: dict[_Mark, KnownFile] = {}
         """Files that were sent, in a round that is not written yet."""
         self._unread: set[str] = set()
         """Folders that cannot be read; it was said of each."""
@@ -345,22 +234,24 @@ class BucketWriter:
             NotOurBucket: another daemon writes here by now.
             BucketError: the bucket is away; what was to be written is due again.
         """
-        due = dict.fromkeys([*self._disk.due, *self._failed, *islice(self._uncompared, COMPARED_AT_ONCE)])
+        due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
         if not due:
             return True
         self._check_owner()
-        at = self._now_us()
+        at, is_whole = self._now_us(), True
         try:
             for folder in due:
-                self._add(folder)
+                is_whole &= self._add(folder)
                 if self._batch.size >= BATCH_BYTES:
-                    self._flush(at)
-            self._flush(at)
+                    self._flush(at, is_whole=False)
+            is_whole &= not self._uncompared
+            self._flush(at, is_whole=is_whole)
         except BaseException:
-            self._failed.update(dict.fromkeys(self._batch.folders))
+            for folder, names in self._batch.taken.items():
+                self._disk.note_again(folder, names)
             self._batch = _Batch()
             raise
-        return not (self._uncompared or self._failed)
+        return is_whole
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
@@ -382,82 +273,135 @@ class BucketWriter:
         if is_full_due:
             self._write_full()
         if is_cleaning_due:
-            for folder, name in _cleaned(self.bucket, self._catalog, at - self._keep_us):
-                self._disk.note_replaced(folder, name)
+            self._anew.update(_cleaned(self.bucket, self._catalog, at - self._keep_us))
+            for folder, name in self._anew:
+                self._disk.note_again(folder, [name])
             self._cleaned_at = at
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, folder: str) -> None:
-        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
+    def _add(self, folder: str) -> bool:
+        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round: False."""
         batch = self._batch
-        batch.folders.append(folder)
         size, count = batch.size, len(batch.data)
-        replaced = self._disk.take(folder)
-        is_noted = folder not in self._uncompared and folder not in self._failed
+        noted = batch.taken[folder] = self._disk.take(folder)
         self._uncompared.pop(folder, None)
-        self._failed.pop(folder, None)
+        known, there, changes = self._catalog.files(folder), set[str](), list[FileChange]()
         try:
-            pieces, gone = self._looker.look(folder, self._catalog.files(folder), replaced if is_noted else None)
-            changes = [self._change(folder, piece) for piece in pieces]
+            for name, path, is_full in self._files(folder):
+                there.add(name)
+                if (change := self._change(folder, name, path, is_full, known.get(name), name in noted)) is not None:
+                    changes.append(change)
         except BucketError:
             raise
         except StoreError as error:
-            self._failed[folder] = None
+            self._disk.note_again(folder, noted)
             batch.size = size  # none of it, as the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 told = "a folder cannot be backed up now; it is tried again"
                 log.warning(told, extra={"topic": folder, "error": error})
                 self._unread.add(folder)
-            return
+            return False
         self._unread.discard(folder)
         self._may_erase |= not folder
-        batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in gone)]
+        batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in known if name not in there)]
+        return True
 
-    def _change(self, folder: str, piece: Piece) -> FileChange:
-        """Read a piece, and send it if it gets an object of its own."""
-        known = piece.known
-        if piece.is_final or piece.end - piece.start > ALONE_BYTES:
-            file = self._sent_alone(folder, piece)
+    def _files(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
+        """Yield the files of a folder in the order in which they are to be read: name, path, and whether it is full,
+        so that nothing is ever appended to it.
+
+        Raises:
+            MovedMeanwhile: the file that is appended to was rotated after it was read.
+        """
+        disk, base = self._disk, self._data_dir / folder
+        if not folder:
+            audit, ledger = AuditLayout(base), erasures_dir(base)
+            paths = [base / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
+            paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
+            yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
+            return
+        layout = TopicLayout(self._data_dir, folder)
+        # The key first: nothing of the topic can be read without it.
+        for path in (layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active):
+            active = disk.identity(layout.active)
+            if disk.size(path) is not None:
+                yield path.name, path, False
+        full = [path for number in layout.segment_ids(disk) for path in layout.of_segment(number)]
+        if disk.identity(layout.active) != active:
+            raise MovedMeanwhile(f"{layout.active}: was rotated while its topic was read")
+        yield from ((one.relative_to(base).as_posix(), one, True) for one in full if disk.size(one) is not None)
+
+    def _change(
+        self, folder: str, name: str, path: Path, is_full: bool, known: KnownFile | None, is_noted: bool
+    ) -> FileChange | None:
+        """Read what the bucket lacks of a file, and send it if it gets an object of its own; None: it has it all."""
+        disk, identity = self._disk, self._disk.identity(path)
+        size, changed_at = disk.size(path) or 0, disk.changed_at(path)
+        if (folder, name) in self._anew or (known is not None and len(known.extents) >= EXTENTS_MAX):
+            known = None
+        if known is not None:
+            if not is_noted and (size, changed_at) == (known.size, known.changed_at):
+                return None
+            if size < known.size or checksum_of(disk, path, known.size).crc != known.crc:
+                known = None
+            elif size == known.size:
+                return None
+        start, crc = (known.size, known.crc) if known is not None else (0, 0)
+        pieces = self._read(path, identity, start, size)
+        if is_full or size - start > ALONE_BYTES:
+            file = self._sent_alone((folder, name, identity, size, changed_at), pieces, size - start, crc)
         else:
-            data = list(self._looker.read(piece))
-            crc = zlib.crc32(b"".join(data), known.crc if known is not None else 0)
-            file = KnownFile(piece.end, crc, piece.changed_at, (self._batch.add(data),))
-        if known is not None and len(known.extents) >= EXTENTS_MAX:
-            self._disk.note_replaced(folder, piece.name)
-        return FileChange(folder, piece.name, "grown" if known is not None else "new", file)
+            batch, data = self._batch, b"".join(pieces)
+            file = KnownFile(size, zlib.crc32(data, crc), changed_at, (Stretch("", batch.size, len(data)),))
+            batch.data.append(data)
+            batch.size += len(data)
+        return FileChange(folder, name, "grown" if start else "new", file)
 
-    def _sent_alone(self, folder: str, piece: Piece) -> KnownFile:
-        mark = (folder, piece.name, piece.identity, piece.end)
+    def _read(self, path: Path, identity: Hashable, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of a file. Raises MovedMeanwhile: the path names another one by now, or a shorter one."""
+        for offset in range(start, end, _PIECE_BYTES):
+            wanted = min(_PIECE_BYTES, end - offset)
+            try:
+                data = self._disk.read_at(path, offset, wanted)
+            except StoreError as error:
+                if self._disk.size(path) is not None:
+                    raise
+                raise MovedMeanwhile(str(error)) from error
+            if len(data) < wanted or self._disk.identity(path) != identity:
+                raise MovedMeanwhile(f"{path}: was replaced while it was read")
+            yield data
+
+    def _sent_alone(self, mark: _Mark, data: Iterator[bytes], length: int, crc: int) -> KnownFile:
+        """Send the last `length` bytes of a file as an object, unless a failed round has; `crc`: of those before."""
         if mark in self._alone:
             return self._alone[mark]
+        folder, name, _, size, changed_at = mark
         self._sent += 1
-        key = f"{FILES}{folder or '_'}/{piece.name}.{self._generation}-{self._sent:06d}"
-        crc, failed = piece.known.crc if piece.known is not None else 0, list[StoreError]()
+        key = f"{FILES}{folder or '_'}/{name}.{self._generation}-{self._sent:06d}"
+        failed: list[StoreError] = []
 
         def pieces() -> Iterator[bytes]:
             nonlocal crc
             try:
-                for data in self._looker.read(piece):
-                    crc = zlib.crc32(data, crc)
-                    yield data
+                for one in data:
+                    crc = zlib.crc32(one, crc)
+                    yield one
             except StoreError as error:  # the library that asks for them makes its own of it
                 failed.append(error)
                 raise
 
-        length = piece.end - piece.start
         try:
             self.bucket.put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
         except StoreError as error:
             raise (failed[0] if failed else error) from None
-        self._alone[mark] = KnownFile(piece.end, crc, piece.changed_at, (Stretch(key, 0, length),))
+        self._alone[mark] = KnownFile(size, crc, changed_at, (Stretch(key, 0, length),))
         return self._alone[mark]
 
-    def _flush(self, at: int) -> None:
-        """Write the batch as a round, unless it has nothing."""
-        batch = self._batch
-        is_whole = self._is_whole or not (self._uncompared or self._failed)
+    def _flush(self, at: int, *, is_whole: bool) -> None:
+        """Write the batch as a round, unless it has nothing; `is_whole`: all that there was is in the bucket then."""
+        batch, is_whole = self._batch, self._is_whole or is_whole
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
         self._is_whole = is_whole
@@ -473,6 +417,7 @@ class BucketWriter:
         self._rounds_since += 1
         self._header_bytes += len(encoded) - sum(map(len, data))
         self._catalog.apply(header, name.key)
+        self._anew.difference_update((one.folder, one.name) for one in header.changes)
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 
