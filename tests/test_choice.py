@@ -25,6 +25,7 @@ from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout
+from memd.store.log.format import decode_any_header
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 
@@ -199,8 +200,8 @@ def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path
     shutil.copytree(GOLDEN / "v1", tmp_path / "old")
     shutil.copytree(GOLDEN / "v2", new)
     layout = TopicLayout(tmp_path / "old", TOPIC)
-    _, before = read_segment_meta(LocalDisk(), layout, 1)
-    assert before.is_of_version_1 and verify(tmp_path / "old", LocalDisk()).ok
+    before = decode_any_header(layout.meta(1).read_bytes())
+    assert before is not None and before.version == 1 and verify(tmp_path / "old", LocalDisk()).ok
     store = opened(tmp_path / "old")
     assert chosen(store.topic(TOPIC).snapshot(), Selection(kinds=("note",))).live_count == 1
     store.close()
@@ -216,7 +217,7 @@ def test_an_old_log_on_a_disk_that_refuses_is_read_all_the_same(
     shutil.copytree(GOLDEN / "v1", tmp_path / "old")
     layout = TopicLayout(tmp_path / "old", TOPIC)
     old = layout.meta(1).read_bytes()
-    monkeypatch.setattr("memd.store.index.sealed_index.write_beside", _refuse)
+    monkeypatch.setattr("memd.store.opening.write_beside", _refuse)
     store = opened(tmp_path / "old")
     topic = store.topic(TOPIC)
     assert topic.findings == [] and topic.unsealed() == []

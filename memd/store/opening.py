@@ -14,19 +14,28 @@ from pathlib import Path
 import msgspec
 
 from memd.entries import Entry
-from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
+from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, write_beside
 from memd.store.index.meta import (
     IndexFile,
     choose_merged,
+    encode_meta,
     own_index_file,
     read_segment_meta,
     sealed_segment,
 )
-from memd.store.index.sealed_index import with_all_columns
 from memd.store.layout import TopicLayout, check_topic
-from memd.store.log.format import HEADER_BYTES, Header, ModelId, decode_entry, payload_of, scan_records
+from memd.store.log.format import (
+    HEADER_BYTES,
+    META_VERSION,
+    Header,
+    ModelId,
+    decode_any_header,
+    decode_entry,
+    payload_of,
+    scan_records,
+)
 from memd.store.log.recovery import (
     Finding,
     LogFile,
@@ -140,8 +149,11 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
         header, meta = read_segment_meta(files, layout, segment_id)
         if _is_left_out(files, layout, header, layout.bin(segment_id), opened):
             return True
-        if meta.is_of_version_1:
-            meta = with_all_columns(claim, header, meta)
+        known = decode_any_header(files.read_at(layout.meta(segment_id), 0, HEADER_BYTES))
+        if known is None or known.version < META_VERSION:
+            with suppress(StoreWriteFailed):  # then every start reads the .bin again
+                renewed = write_beside(files, layout.meta(segment_id), encode_meta(header, meta))
+                claim.publish({layout.meta(segment_id): renewed})
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
             if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading

@@ -10,12 +10,13 @@ and names the segments that it is of, as they were when it was written; one that
 
 The payload of a `.meta` is a MessagePack map with the fields of `SegmentMeta` (seg_NNNN.meta) or `MergedMeta`
 (merged_NNNN_MMMM.meta, whose header names the first segment covered). `rows` is an array of `columns.ROW` (72 bytes per
-entry, in the order of the file; in version 1 the first 56 of them), `digests` one of u64 (the first 8 bytes of every
+entry, in the order of the file; 56 in version 1), `digests` one of u64 (the first 8 bytes of every
 message digest, each once). That of a `.words` has the fields of `_Stored`: the columns of `SealedColumns`.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +29,7 @@ from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
-from memd.store.log.columns import ROW, ROW_OF_VERSION_1, Records, Rows
+from memd.store.log.columns import ROW, Records, Rows, rows_from
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -42,6 +43,7 @@ from memd.store.log.format import (
     long_payload,
     payload_at,
 )
+from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import SealedSegment
 
 READ_AT_ONCE = 250
@@ -86,14 +88,9 @@ class SegmentMeta(IndexMeta, frozen=True, kw_only=True):
     digests: bytes
 
     @property
-    def is_of_version_1(self) -> bool:
-        """Whether `rows` lacks the columns that were added since."""
-        return 0 < len(self.rows) == self.chunk_count * ROW_OF_VERSION_1.itemsize
-
-    @property
     def columns(self) -> Records:
-        """The `rows`: an array of `ROW`, or of `ROW_OF_VERSION_1`."""
-        return np.frombuffer(self.rows, dtype=ROW_OF_VERSION_1 if self.is_of_version_1 else ROW)
+        """The `rows`."""
+        return np.frombuffer(self.rows, dtype=ROW)
 
 
 class MergedMeta(IndexMeta, frozen=True, kw_only=True):
@@ -136,7 +133,8 @@ def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
 
 
 def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
-    """Read a segment's `.meta` and the header of its .bin, if the two fit together.
+    """Read a segment's `.meta` and the header of its .bin, if the two fit together. What one of version 1 lacks is read
+    out of the .bin: slow.
 
     Raises:
         CorruptFile: the `.meta` is damaged or does not fit (ShortLogFile if a part of the .bin is missing).
@@ -150,7 +148,7 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
     fits = (
         meta.segment_id == segment_id == header.segment_id
         and msgspec.structs.replace(header, magic=MAGIC_LOG, version=log_header.version) == log_header
-        and len(meta.rows) == meta.chunk_count * (ROW if header.version == META_VERSION else ROW_OF_VERSION_1).itemsize
+        and (header.version < META_VERSION or len(meta.rows) == meta.chunk_count * ROW.itemsize)
     )
     log_bytes = files.size(log) or 0
     if fits and log_bytes < meta.bin_bytes:
@@ -161,7 +159,15 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
         )
     if not fits or log_bytes != meta.bin_bytes:
         raise CorruptFile(f"{path}: describes another file than {log.name}")
-    return log_header, meta
+    return log_header, meta if header.version == META_VERSION else _with_all_columns(files, log, meta)
+
+
+def _with_all_columns(files: LocalDisk, log: Path, meta: SegmentMeta) -> SegmentMeta:
+    data = files.read(log)
+    if zlib.crc32(data) != meta.bin_crc:
+        raise CorruptFile(f"{log}: was changed since its index was built")
+    log_file = read_log_file(data, name=str(log), dimension=None)
+    return msgspec.structs.replace(meta, rows=rows_from(log_file.entries, log_file.spans).tobytes())
 
 
 def read_merged_meta(files: LocalDisk, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:

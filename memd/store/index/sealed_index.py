@@ -18,7 +18,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Status
-from memd.errors import CorruptFile, StoreError, StoreWriteFailed
+from memd.errors import StoreError
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
 from memd.store.index.meta import AnyMeta, IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
@@ -44,9 +43,8 @@ from memd.store.index.vectors import (
 )
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import SealedColumns
-from memd.store.log.columns import Bits, Floats, Rows, as_version_1, rows_from
+from memd.store.log.columns import Bits, Floats, Rows
 from memd.store.log.format import Header
-from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment, SealedSegment
 
 RATIO = 4
@@ -306,24 +304,6 @@ def _publish(
         described = write_beside(claim.files, meta_path, encode_meta(header, meta))
     # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
     claim.publish({path: written, meta_path: described}, trims=[meta_path])
-    return meta
-
-
-def with_all_columns(claim: Claim, header: Header, meta: SegmentMeta) -> SegmentMeta:
-    """Return the `.meta` of version 1 as one of today, published unless the disk refuses. Reads the whole .bin.
-
-    Raises:
-        CorruptFile: the .bin is not as it was when it was sealed.
-        StoreError: it cannot be read.
-    """
-    path, vouching = claim.layout.bin(meta.segment_id), claim.layout.meta(meta.segment_id)
-    log_file = read_log_file(claim.files.read(path), name=str(path), dimension=None)
-    rows = rows_from(log_file.entries, log_file.spans)
-    if as_version_1(rows).tobytes() != meta.rows:
-        raise CorruptFile(f"{path}: was changed since its index was built")
-    meta = msgspec.structs.replace(meta, rows=rows.tobytes())
-    with suppress(StoreWriteFailed):  # then every start reads the .bin again
-        claim.publish({vouching: write_beside(claim.files, vouching, encode_meta(header, meta))})
     return meta
 
 

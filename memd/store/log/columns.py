@@ -21,7 +21,7 @@ from memd.entries import Entry, Status
 from memd.selection import Selection
 from memd.store.log.format import Span
 
-ROW_OF_VERSION_1 = np.dtype(
+ROW = np.dtype(
     [
         ("uuid_high", "<u8"),
         ("uuid_low", "<u8"),
@@ -34,12 +34,6 @@ ROW_OF_VERSION_1 = np.dtype(
         ("utility_steps", "i1"),
         ("public_digits", "u1"),  # the public id is that long a prefix of the uuid's hex digits
         ("is_ahead", "u1"),  # 1: of the clock, so that the time of the entry is in the record
-    ]
-)
-"""The first 56 bytes of a `ROW`: all that a `.meta` of version 1 has."""
-ROW = np.dtype(
-    [
-        *[(name, ROW_OF_VERSION_1[name]) for name in ROW_OF_VERSION_1.names or ()],
         ("said_at", "<u8"),  # `Entry.said`
         ("source_hash", "<u4"),  # BLAKE2b-32 of the source; 0: it has none
         ("kind", "u1"),  # its place in `KINDS`
@@ -89,11 +83,6 @@ def uuid_bytes(high: int, low: int) -> bytes:
 def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
     """Return the columns of entries that lie at `spans`."""
     return np.array(list(map(_row, entries, spans)), dtype=ROW)
-
-
-def as_version_1(records: Records) -> Records:
-    """Return the part of these columns that every version has."""
-    return records[list(ROW_OF_VERSION_1.names or ())].astype(ROW_OF_VERSION_1)
 
 
 def may_be_wanted(records: Records, wanted: Selection) -> Bits:

@@ -17,7 +17,7 @@ from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout, is_derived, segments_before, topic_ids_in
-from memd.store.log.columns import ROW_OF_VERSION_1, Bits, Records, as_version_1, superseded
+from memd.store.log.columns import ROW, Bits, Records, superseded
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
 from memd.store.tools.export import active_bytes, rows_of
@@ -61,7 +61,7 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
     parts = [_segment_part(files, layout, segment_id) for segment_id in numbers]
     if active is not None:
         parts.append((active.header, rows_of(active, active.whole_count)))
-    records: Records = np.concatenate([np.empty(0, ROW_OF_VERSION_1), *(as_version_1(rows) for _, rows in parts)])
+    records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])
     live = ~superseded(records)
     log_bytes = derived_bytes = 0
     for directory in (layout.directory, layout.segments):

@@ -21,7 +21,7 @@ from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import finding_of, read_erasures, returned
 from memd.store.index.meta import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
-from memd.store.log.columns import Records, as_version_1, rows_from
+from memd.store.log.columns import Records, rows_from
 from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
 from memd.store.log.journal import records_of
 from memd.store.log.recovery import (
@@ -181,8 +181,7 @@ class _Verification:
                         "damaged", layout.bin(number), f"bytes {start} to {end} were cut off; what they held is lost"
                     )
             rows = rows_from(log_file.entries, log_file.spans)
-            told = as_version_1(rows) if meta.is_of_version_1 else rows
-            if meta.bin_crc != zlib.crc32(data) or meta.rows != told.tobytes():
+            if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
             check_file(self._files, layout.hnsw(number), meta.checksum)
             self._count_file(layout.hnsw(number))
