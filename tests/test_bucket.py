@@ -94,7 +94,7 @@ def test_indexes_that_the_bucket_has_lost_are_built_again_from_the_log_that_is_r
     source.say(*range(13))
     source.back_up()
     first, second = (
-        next(key for key in keys(source.bucket, FILES) if name in key) for name in ("seg_0001.hnsw", "seg_0002.hnsw")
+        next(key for key in keys(source.bucket, FILES) if name in key) for name in ("seg_0001.meta", "seg_0002.words")
     )
     source.bucket.delete([first])
     source.bucket.put(second, b"damaged")

@@ -73,7 +73,7 @@ def test_no_byte_below_the_data_directory_is_text_or_vector_while_a_daemon_works
     daemon.start()
     daemon.chat([{"role": "user", "content": f"What do you know of the {RARE[0]}?"}])
     assert f"of the {RARE[0]} at the pier" in upstream.prompts[-1], "and it is remembered"
-    wait_until(lambda: any(path.suffix == ".hnsw" for path in daemon.data_dir.rglob("*")), lambda: repr(daemon))
+    wait_until(lambda: any(path.suffix == ".meta" for path in daemon.data_dir.rglob("*")), lambda: repr(daemon))
     topics = ask(f"{daemon.own_url}/memd/topics")
     assert topics.status == 200 and topics.json["topics"][0]["segments"], topics
     assert ask(f"{daemon.own_url}/memd/backup", {"folder": str(tmp_path / "backup")}).status == 200

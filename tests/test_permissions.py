@@ -43,9 +43,9 @@ def test_files_and_backups_are_their_user_s_alone(told: DaemonProcess, tmp_path:
         assert told.run("backup", str(backup)).returncode == 0
     assert told.terminate() == 0
     written = [path.name for path in told.data_dir.rglob("*")]
-    kinds = (".bin", ".meta", ".hnsw", "hot.log", "memd.lock", "memd.receipts", ".words")
+    kinds = (".bin", ".meta", "hot.log", "memd.lock", "memd.receipts", ".words")
     assert [kind for kind in kinds if not any(name.endswith(kind) for name in written)] == []
-    assert list(backup.rglob("*.hnsw"))
+    assert list(backup.rglob("*.meta"))
     assert open_to_others(told.data_dir) == open_to_others(backup) == []
 
 

@@ -34,7 +34,6 @@ ACTIVE = TOPIC / "active.bin"
 BIN = TOPIC / "segments" / "seg_0001.bin"
 SECOND = TOPIC / "segments" / "seg_0002.bin"
 META = BIN.with_suffix(".meta")
-HNSW = BIN.with_suffix(".hnsw")
 ALL = [f"user: chunk {number}" for number in range(12)]
 
 
@@ -100,7 +99,7 @@ LOG_DAMAGE: dict[str, tuple[Callable[[CrashFiles], None], list[str], set[str], s
     "zeros at the end of active.bin": (zero(ACTIVE, 50), without(11), {"torn"}, "interrupted write"),
     "zeros behind active.bin": (lambda f: f.put(ACTIVE, f.read(ACTIVE) + bytes(4096)), ALL, {"torn"}, "4096 bytes"),
     "sealed segment cut short": (cut(BIN, 7), without(4), {"damaged"}, "not a whole append"),
-    "sealed segment missing": (remove(BIN, META, HNSW), without(0, 1, 2, 3, 4), {"damaged"}, "is missing"),
+    "sealed segment missing": (remove(BIN, META), without(0, 1, 2, 3, 4), {"damaged"}, "is missing"),
     "log of a sealed segment missing": (
         remove(SECOND),
         without(5, 6, 7, 8, 9),
@@ -184,16 +183,10 @@ def kinds_of(report: VerifyReport, files: CrashFiles) -> set[str]:
 
 DERIVED_DAMAGE: dict[str, Callable[[CrashFiles], None]] = {
     ".meta missing": remove(META),
-    ".hnsw missing": remove(HNSW),
-    "both missing": remove(META, HNSW),
     "bit in .meta": lambda f: f.flip(META, 200),
     "bit in the header of .meta": lambda f: f.flip(META, 10),
-    "bit in .hnsw": lambda f: f.flip(HNSW, 50),
-    "bit late in .hnsw": lambda f: f.flip(HNSW, len(f.read(HNSW)) - 3),
     ".meta cut short": cut(META, 5),
-    ".hnsw cut short": cut(HNSW, 5),
-    ".hnsw empty": lambda f: f.put(HNSW, b""),
-    ".hnsw of another segment": lambda f: f.put(HNSW, f.read(SECOND.with_suffix(".hnsw"))),
+    ".meta empty": lambda f: f.put(META, b""),
     ".meta of another segment": lambda f: f.put(META, f.read(SECOND.with_suffix(".meta"))),
 }
 

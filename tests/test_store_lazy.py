@@ -50,12 +50,15 @@ def test_a_start_reads_the_ends_of_the_logs_and_a_topic_only_columns() -> None:
     topic = store.topic("talk")
     assert topic.stats().indexes_loaded == 0
     read = dict(files.bytes_read)
-    assert {name for name in read if name.endswith(".hnsw")} == set()
     assert {read[f"seg_000{number}.bin"] for number in range(1, 5)} == {HEADER_BYTES}
     files.bytes_read.clear()
     hits = search(topic.snapshot(), unit_vector("q")[None], 3)
     assert topic.is_loaded and topic.stats().indexes_loaded == 4
-    assert sum(files.bytes_read[f"seg_000{number}.bin"] for number in range(1, 5)) == 0
+    logs = [DATA_DIR / "talk" / "segments" / f"seg_000{number}.bin" for number in range(1, 5)]
+    assert [files.bytes_read[path.name] for path in logs] == [files.size(path) for path in logs], (
+        "once, for the vectors"
+    )
+    files.bytes_read.clear()
     topic.snapshot().read(hits[0].place)
     assert 0 < sum(bytes_ for name, bytes_ in files.bytes_read.items() if name.endswith(".bin")) < 3000
 
@@ -134,7 +137,10 @@ def test_stats_count_what_is_there_and_the_memory_of_vectors_and_words() -> None
 
 def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     files = filled(3, 5)
-    files.flip(DATA_DIR / "talk" / "segments" / "seg_0002.hnsw", 50)
+    store = open_store(files, segment_entries_max=10)
+    store.topic("talk").merge((1, 2, 3))
+    store.close()
+    files.flip(DATA_DIR / "talk" / "segments" / "merged_0001_0003.ivf", 50)
     topic = open_store(files, segment_entries_max=10).topic("talk")
     load, both_failed = SealedIndex.load, threading.Barrier(2, timeout=60)
 
@@ -150,5 +156,5 @@ def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: 
         for loaded in [threads.submit(topic.load) for _ in range(2)]:
             loaded.result()
     assert [finding.kind for finding in topic.findings] == ["derived"]
-    assert topic.is_loaded and topic.unsealed() == [2]
+    assert topic.is_loaded and len(topic.snapshot().indexes) == 3
     assert len(live_contents(topic)) == 35

@@ -92,7 +92,6 @@ def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_spl
     assert sorted(name.rpartition("/")[2] for name in files.contents()) == [
         "active.bin",
         "seg_0001.bin",
-        "seg_0001.hnsw",
         "seg_0001.meta",
         "seg_0001.words",
     ]
@@ -293,9 +292,9 @@ def test_verify_counts_what_it_read() -> None:
     store.close()
     report = verify(DATA_DIR, files)
     assert report.ok and report.damaged == []
-    assert (report.counts.topics, report.counts.files, report.counts.records) == (2, 7, 10)
+    assert (report.counts.topics, report.counts.files, report.counts.records) == (2, 6, 10)
     assert report.counts.bytes == sum(map(len, files.contents().values()))
-    assert report.lines == [f"checked 2 topics: 7 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
+    assert report.lines == [f"checked 2 topics: 6 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
 
 
 def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported() -> None:

@@ -260,22 +260,3 @@ def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path:
         right += len(best & {hit.canonical_id for hit in hits})
         total += len(best)
     assert right / total > 0.99
-
-
-def test_two_damaged_layers_of_indexes_leave_the_log() -> None:
-    files = CrashFiles()
-    topic, _ = grown(files, 8)
-    expected = found(topic.snapshot())
-    merge_all(topic)
-    files = files.after_power_cut("lost")
-    flip(50)(files)
-    files.flip(SEGMENTS / "seg_0003.hnsw", 60)
-    topic = open_store(files, segment_entries_max=2).topic("talk")
-    before = topic.snapshot()
-    topic.load()
-    assert topic.unsealed() == [3]
-    assert found(topic.snapshot()) == expected == found(before)
-    seal_all(topic)
-    assert merge_all(topic) == 1
-    assert found(topic.snapshot()) == expected
-    assert verify(DATA_DIR, files).ok

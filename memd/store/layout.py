@@ -137,10 +137,6 @@ class TopicLayout:
         """Return the columns of a full segment."""
         return self.bin(segment_id).with_suffix(".meta")
 
-    def hnsw(self, segment_id: int) -> Path:
-        """Return the vector index of a full segment."""
-        return self.bin(segment_id).with_suffix(".hnsw")
-
     def merged_index(self, first: int, last: int) -> Path:
         """Return the merged vector index over the segments from `first` to `last`."""
         return self.segments / f"merged_{first:04d}_{last:04d}.ivf"
@@ -151,17 +147,16 @@ class TopicLayout:
 
     def words(self, first: int, last: int) -> Path:
         """Return the columns of words of the segments from `first` to `last`."""
-        index = self.hnsw(first) if first == last else self.merged_index(first, last)
+        index = self.bin(first) if first == last else self.merged_index(first, last)
         return index.with_suffix(".words")
 
     def of_segment(self, segment_id: int) -> list[Path]:
-        """Return the files of a full segment, last what vouches for its index; a backup has them all."""
-        return [self.bin(segment_id), self.words(segment_id, segment_id), self.hnsw(segment_id), self.meta(segment_id)]
+        """Return the files of a full segment; a backup has them all."""
+        return [self.bin(segment_id), self.words(segment_id, segment_id), self.meta(segment_id)]
 
     def merged(self, first: int, last: int) -> list[Path]:
-        """Return the files of a merged index, first what vouches for it; an `.hnsw` is an older memd's."""
-        path = self.merged_index(first, last)
-        return [self.merged_meta(first, last), path, path.with_suffix(".hnsw"), self.words(first, last)]
+        """Return the files of a merged index, first what vouches for it."""
+        return [self.merged_meta(first, last), self.merged_index(first, last), self.words(first, last)]
 
     def merges(self, files: LocalDisk) -> list[tuple[int, int]]:
         """Return (first, last) of every merged index that has a file on disk, sorted."""
@@ -172,8 +167,9 @@ class TopicLayout:
         """Return the files of every vector index over one of these segments, first what vouches for it."""
         merged = [one for one in self.merges(files) if any(one[0] <= number <= one[1] for number in segment_ids)]
         paths = [path for one in merged for path in self.merged(*one)]
-        own = ((self.meta(number), self.hnsw(number), self.words(number, number)) for number in segment_ids)
-        return [*paths, *(path for files in own for path in files)]
+        for log in map(self.bin, segment_ids):  # an `.hnsw` is an older memd's
+            paths += [log.with_suffix(ending) for ending in (".meta", ".hnsw", ".words")]
+        return paths
 
     def segment_ids(self, files: LocalDisk) -> list[int]:
         """Return the numbers of the full segments on disk, ascending."""

@@ -77,6 +77,8 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     files, layout = claim.files, claim.layout
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
+    with suppress(StoreWriteFailed):  # an older memd's, which had the vectors of a segment in a file beside the log
+        claim.publish({}, [layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw")])
     header = read_header(files, layout.active)
     missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
     opened = OpenedTopic()
@@ -156,8 +158,6 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
                 claim.publish({layout.meta(segment_id): renewed})
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
-            if files.size(layout.hnsw(segment_id)) != meta.hnsw_bytes:  # its checksum is verified on loading
-                raise CorruptFile(f"{layout.hnsw(segment_id)}: is missing or not as long as it was")
             opened.index_files.append(own_index_file(layout, segment))
     except ShortLogFile as error:
         opened.findings.append(Finding("damaged", name, str(error)))

@@ -273,8 +273,7 @@ class TopicLog:
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
 
-        A damaged merged index is replaced by the indexes of its segments, a damaged one of a segment by a scan until
-        the segment is sealed again.
+        A damaged merged index is replaced by its segments, each by itself.
 
         Raises:
             StoreError: neither an index nor the log under it can be read.
@@ -288,7 +287,9 @@ class TopicLog:
                 try:
                     problems = index.load()
                 except StoreError as error:
-                    self._drop_index(index, error)
+                    if len(index.segments) == 1:
+                        raise
+                    self._drop_merged(index, error)
                     break
                 self.findings += [Finding("damaged", str(index.path), str(problem)) for problem in problems]
 
@@ -552,23 +553,19 @@ class TopicLog:
         active.rotated_to(self._layout.bin(active.segment_id))
         self._active = None
 
-    def _drop_index(self, index: SealedIndex, error: StoreError) -> None:
-        """Search without a damaged index: use those of its segments, or scan its only segment."""
+    def _drop_merged(self, index: SealedIndex, error: StoreError) -> None:
+        """Search the segments of a damaged index each by itself."""
         with self._sealing, self._state:
-            files = [view.index.file for view in self._snapshot.indexes if view.index is not index]
-            if len(files) == len(self._snapshot.indexes):
+            if all(view.index is not index for view in self._snapshot.indexes):
                 return  # another thread dropped it, or a merge replaced it
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
-            segments = {number: view.segment for number, view in self._snapshot.views.items()}
-            if len(index.segment_ids) > 1:
-                self.claim.publish({}, merged_files(self._layout, [index]))
-                files += [own_index_file(self._layout, segment) for segment in index.segments]
-            else:
-                opened = reread_segment(self.claim, self._shared.model, index.segment_ids[0])
-                segments |= opened.segments
-                self.findings += opened.findings
-            # Rows may be lost to the damage, so that other entries count now: everything is computed anew.
-            self._snapshot = first_snapshot(self._files, self.topic_id, segments, files)
+            self.claim.publish({}, merged_files(self._layout, [index]))
+            dead = {one.segment_id: self._snapshot.views[one.segment_id].dead for one in index.segments}
+            own = [
+                SealedIndex(self._files, own_index_file(self._layout, one), [one], dead=dead[one.segment_id])
+                for one in index.segments
+            ]
+            self._snapshot = after_indexing(self._snapshot, own, {})
 
 
 class CanonicalClock:

@@ -60,19 +60,7 @@ _COLUMNS = {
 }
 
 
-class IndexMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of a `.meta` that vouch for an index: size and CRC32 of the .hnsw, or of the .ivf."""
-
-    hnsw_bytes: int = 0
-    hnsw_crc: int = 0
-
-    @property
-    def checksum(self) -> FileChecksum:
-        """The same as a value."""
-        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
-
-
-class SegmentMeta(IndexMeta, frozen=True, kw_only=True):
+class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The `.meta` of one segment; sizes in bytes, times in microseconds since the epoch."""
 
     segment_id: int
@@ -93,7 +81,7 @@ class SegmentMeta(IndexMeta, frozen=True, kw_only=True):
         return np.frombuffer(self.rows, dtype=ROW)
 
 
-class MergedMeta(IndexMeta, frozen=True, kw_only=True):
+class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The `.meta` of a merged index."""
 
     segment_ids: tuple[int, ...]
@@ -106,17 +94,26 @@ class MergedMeta(IndexMeta, frozen=True, kw_only=True):
     """Microseconds since the epoch."""
     left_out: bytes
     """Ascending u32 labels of plain chunks that the index lacks: they were dead or unreadable when it was built."""
+    hnsw_bytes: int = 0
+    hnsw_crc: int = 0
+    """Size and CRC32 of the .ivf."""
+
+    @property
+    def checksum(self) -> FileChecksum:
+        """The same as a value."""
+        return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
 
 
 class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An index on disk that can be searched."""
+    """A file that can be searched: a merged index, or the log of a segment by itself, whose vectors are scanned."""
 
     path: Path
     segment_ids: tuple[int, ...]
     """Ascending."""
-    checksum: FileChecksum
-    left_out: Rows
-    """Ascending labels of plain chunks that the index lacks."""
+    checksum: FileChecksum = FileChecksum(0, 0)
+    """Of a merged index."""
+    left_out: Rows = np.empty(0, dtype=np.intp)
+    """Ascending labels of plain chunks that it lacks."""
 
 
 AnyMeta = TypeVar("AnyMeta", SegmentMeta, MergedMeta)
@@ -182,17 +179,12 @@ def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: 
     """Return the segment that a `.meta` describes, without its index."""
     digests = np.frombuffer(meta.digests, dtype=np.uint64)
     path = layout.bin(meta.segment_id)
-    return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc, checksum=meta.checksum)
+    return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc)
 
 
 def own_index_file(layout: TopicLayout, segment: SealedSegment) -> IndexFile:
-    """Return the index over this segment alone."""
-    return IndexFile(
-        path=layout.hnsw(segment.segment_id),
-        segment_ids=(segment.segment_id,),
-        checksum=segment.checksum,
-        left_out=np.empty(0, dtype=np.intp),
-    )
+    """Return what is searched of this segment alone."""
+    return IndexFile(path=layout.bin(segment.segment_id), segment_ids=(segment.segment_id,))
 
 
 def choose_merged(
@@ -245,7 +237,7 @@ def _fits(
     meta: MergedMeta,
     segments: Mapping[int, SealedSegment],
 ) -> bool:
-    """Whether a merged index covers exactly these segments. The checksum of its .hnsw is verified on loading."""
+    """Whether a merged index covers exactly these segments. Its checksum is verified on loading."""
     ids = meta.segment_ids
     if len(ids) < 2 or (ids[0], ids[-1]) != name or any(number not in segments for number in ids):
         return False

@@ -1,15 +1,14 @@
 """Vector indexes over sealed segments: how they are built and merged, loaded at the first search, and searched.
 
-Rule: an index covers one segment (seg_NNNN.hnsw), whose vectors are all in memory then and scanned, or several
-neighbouring ones (merged_NNNN_MMMM.ivf). Its labels number the rows of its segments consecutively. A merged one finds
+Rule: an index covers one segment, whose vectors are read out of its log and scanned, or several neighbouring ones
+(merged_NNNN_MMMM.ivf). Its labels number the rows of its segments consecutively. A merged one finds
 the *plain* chunks (Active, multiplier 1). Live chunks that it lacks or ranks wrongly (adjusted ones, and those that
 were unreadable when it was built) are *extras*: they are scanned, so that no search misses anything.
 
-All files are derived from the `.bin` and can be removed at any time. A `.meta` is written last and vouches for the file
-beside it by size and checksum; without a valid one a segment counts as not sealed. The index of each segment stays on
-disk when it is merged: merged_NNNN_MMMM.ivf is written, then the .meta that vouches for it and names its segments. An
-index is merged with all newer ones as soon as they cover more than a `RATIO`th of its segments. So n segments are
-searched through at most 1 + log5 n indexes, and each chunk is indexed about 2 log5 n times in its life: 60 µs each.
+All files are derived from the `.bin` and can be removed at any time. Without a valid `.meta` a segment counts as not
+sealed. merged_NNNN_MMMM.ivf is written, then the .meta that vouches for it and names its segments. An index is merged
+with all newer ones as soon as they cover more than a `RATIO`th of its segments. So n segments are searched through at
+most 1 + log5 n indexes, and each chunk is indexed about 2 log5 n times in its life: 60 µs each.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
-from memd.store.index.meta import AnyMeta, IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
+from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import (
     CompactIndex,
     best_rows,
-    matrix_file,
     multipliers,
     products,
-    read_matrix,
     sample_size,
     scores_of,
     smoothed,
@@ -44,7 +41,6 @@ from memd.store.index.vectors import (
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import SealedColumns
 from memd.store.log.columns import Bits, Floats, Rows
-from memd.store.log.format import Header
 from memd.store.log.segment import GrowingSegment, SealedSegment
 
 RATIO = 4
@@ -138,10 +134,10 @@ class SealedIndex:
                     self._merged.index.mark(labels)
 
     def load(self) -> list[StoreError]:
-        """Load the index unless it is loaded. Returns the errors of those extras that cannot be read.
+        """Load the index unless it is loaded. Returns the errors of vectors in the log that cannot be read.
 
         Raises:
-            CorruptFile: the file is not as it was written.
+            CorruptFile: the file of a merged one is not as it was written.
             StoreError: it cannot be read.
         """
         with self._loading:
@@ -149,11 +145,8 @@ class SealedIndex:
             if self.is_loaded:
                 return []
             if len(self.segments) == 1:
-                labels, dimension = np.flatnonzero(self._is_active), self._dimension
-                self.matrix = read_matrix(
-                    self._files, file.path, file.checksum, dimension=dimension, size=size, labels=labels
-                )
-                return []
+                self.matrix, problems = self.segments[0].matrix()
+                return problems
             adjusted = self._steps != 0
             held = self._is_active & ~adjusted
             held[file.left_out] = False
@@ -268,15 +261,14 @@ class SealedIndex:
 
 
 def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> SealedSegment:
-    """Write the index of a full segment, which is its matrix, and publish both files.
+    """Write the columns of a full segment, and publish them.
 
     Raises:
-        StoreWriteFailed: at most an .hnsw that no .meta vouches for is left behind.
+        StoreWriteFailed: nothing was written.
         StoreError: the .bin cannot be read.
     """
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
-    labels = np.flatnonzero(rows["status"] == Status.ACTIVE)
     log = files.read(layout.bin(segment_id))
     meta = SegmentMeta(
         segment_id=segment_id,
@@ -289,22 +281,9 @@ def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> Se
         rows=rows.tobytes(),
         digests=segment.digests.tobytes(),
     )
-    paths = layout.hnsw(segment_id), layout.meta(segment_id)
-    meta = _publish(claim, segment.header, *paths, [matrix_file(segment.matrix[labels], labels)], meta)
+    path = layout.meta(segment_id)
+    claim.publish({path: write_beside(files, path, encode_meta(segment.header, meta))})
     return sealed_segment(files, layout, segment.header, meta)
-
-
-def _publish(
-    claim: Claim, header: Header, path: Path, meta_path: Path, pieces: Iterable[bytes], meta: AnyMeta
-) -> AnyMeta:
-    """Publish an index at `path`, and then the `.meta` that vouches for it; return that as it was written."""
-    written, checksum = write_index(claim.files, path, pieces)
-    meta = msgspec.structs.replace(meta, hnsw_bytes=checksum.bytes, hnsw_crc=checksum.crc)
-    with only_whole(claim.files, written):
-        described = write_beside(claim.files, meta_path, encode_meta(header, meta))
-    # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
-    claim.publish({path: written, meta_path: described}, trims=[meta_path])
-    return meta
 
 
 def write_index(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> tuple[Path, FileChecksum]:
@@ -359,7 +338,13 @@ def write_merged(
         built_at=built_at,
         left_out=left_out.astype("<u4").tobytes(),
     )
-    meta = _publish(claim, segments[0].header, path, claim.layout.merged_meta(first, last), index.pieces(), meta)
+    written, checksum = write_index(claim.files, path, index.pieces())
+    meta = msgspec.structs.replace(meta, hnsw_bytes=checksum.bytes, hnsw_crc=checksum.crc)
+    vouching = claim.layout.merged_meta(first, last)
+    with only_whole(claim.files, written):
+        described = write_beside(claim.files, vouching, encode_meta(segments[0].header, meta))
+    # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
+    claim.publish({path: written, vouching: described}, trims=[vouching])
     file = IndexFile(path=path, segment_ids=segment_ids, checksum=meta.checksum, left_out=left_out)
     merged = SealedIndex(claim.files, file, segments, dead=dead)
     merged.load()  # mapped: what was built is let go

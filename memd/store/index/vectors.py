@@ -3,9 +3,9 @@ compact index of many segments, in numpy alone.
 
 Rule: an index is searched only when it is complete, and its file never changes after it was built; rows that must no
 longer be found are marked in the loaded index alone. A damaged file cannot crash anything, and yet it is read only
-after its checksum was verified. The file of a segment has hnswlib's format, in which older versions of memd wrote a
-graph too. Vectors are unit vectors, so the inner product is the cosine. Cosines are rounded to COSINE_DECIMALS: a scan
-and an index add up the same product in different order, and equal vectors must tie wherever they lie.
+after its checksum was verified. Vectors are unit vectors, so the inner product is the cosine. Cosines are rounded to
+COSINE_DECIMALS: a scan and an index add up the same product in different order, and equal vectors must tie wherever
+they lie.
 
 The compact index is an inverted file (IVF) of short heads and int8 residuals. A vector x of length 1 is kept as its
 head h = B x, float32, where the rows of B are the principal axes of a sample, and as what the head lacks, x - Bᵀh, in
@@ -34,13 +34,6 @@ from memd.errors import CorruptFile
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
 
-HNSW_M = 16
-HNSW_EF_CONSTRUCTION = 200
-HNSW_HEADER_BYTES = 96
-_HNSW_OFFSETS = struct.Struct("<6Q")
-"""Of level 0, 0; places and elements; bytes of an element; of its label and its vector in it."""
-_HNSW_TUNING = struct.Struct("<iIQQQdQ")
-"""Highest level, its element, links on it, on level 0, on others; the mean level, and ef_construction."""
 COSINE_DECIMALS = 6
 SMOOTHING = 0.1
 """Weight of the latest value in a gauge."""
@@ -104,53 +97,6 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     above = np.flatnonzero(scores > least)
     return np.concatenate([above, np.flatnonzero(scores == least)[len(above) - k :]])
-
-
-def read_matrix(
-    files: LocalDisk, path: Path, checksum: FileChecksum, *, dimension: int, size: int, labels: Rows
-) -> Floats:
-    """Read the vectors of a segment, (size, dimension), from its file. Of 5,000 a scan is as fast as a graph, and needs
-    no time to be built. Zeros stand for rows that are not among `labels`.
-
-    Raises:
-        CorruptFile: the file has not this checksum, or the vectors of other rows.
-    """
-    data = files.map(path, checksum)
-    try:
-        _, _, count, length, label_at, vector_at = _HNSW_OFFSETS.unpack_from(data)
-        records = np.frombuffer(data, _hnsw_record(dimension, length, label_at, vector_at), count, HNSW_HEADER_BYTES)
-    except (struct.error, ValueError) as error:
-        raise CorruptFile(f"{path}: the index cannot be loaded ({error}); it is rebuilt from the log") from error
-    if not np.array_equal(np.sort(records["label"]), labels):
-        raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
-    matrix: Floats = np.zeros((size, dimension), dtype=np.float32)
-    matrix[records["label"]] = records["vector"]
-    return matrix
-
-
-def _hnsw_record(dimension: int, length: int, label_at: int, vector_at: int) -> np.dtype[np.void]:
-    return np.dtype(
-        {
-            "names": ["vector", "label"],
-            "formats": [("<f4", (dimension,)), "<u8"],
-            "offsets": [vector_at, label_at],
-            "itemsize": length,
-        }
-    )
-
-
-def matrix_file(vectors: Floats, labels: Rows) -> bytes:
-    """The file of the vectors of these rows: that of hnswlib 0.8, but for the links: none is followed (hnswalg.h,
-    saveIndex)."""
-    count, dimension = vectors.shape
-    vector_at = 4 + 8 * HNSW_M
-    label_at = vector_at + 4 * dimension
-    records = np.zeros(count, dtype=_hnsw_record(dimension, label_at + 8, label_at, vector_at))
-    records["vector"], records["label"] = vectors, labels
-    offsets = _HNSW_OFFSETS.pack(0, max(1, count), count, label_at + 8, label_at, vector_at)
-    top, entry = (0, 0) if count else (-1, 0xFFFFFFFF)
-    tuning = _HNSW_TUNING.pack(top, entry, HNSW_M, 2 * HNSW_M, HNSW_M, 1 / math.log(HNSW_M), HNSW_EF_CONSTRUCTION)
-    return offsets + tuning + records.tobytes() + bytes(4 * count)
 
 
 def smoothed(before: float | None, latest: float) -> float:

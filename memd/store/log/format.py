@@ -277,6 +277,12 @@ def encode_entry(entry: Entry) -> bytes:
     return _encoder.encode(known | {name: value for name, value in entry.unknown.items() if name not in _FIELDS})
 
 
+def vector_key(dimension: int) -> bytes:
+    """The bytes before the vector of an Active entry in its payload. These are no UTF-8, so no text has them."""
+    vector = bytes(4 * dimension)
+    return _encoder.encode("vector") + _encoder.encode(vector)[: -len(vector)]
+
+
 def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
     """Decode and check the entry of a log record whose checksum matched.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import zlib
 from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from memd.caching import ByteCache
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import FileChecksum, LocalDisk, write_beside
+from memd.store.disk import LocalDisk, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import GrowingColumns
 from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
@@ -34,6 +35,7 @@ from memd.store.log.format import (
     encode_header,
     payload_at,
     topic_tag,
+    vector_key,
 )
 
 _CAPACITY_MIN = 64
@@ -225,7 +227,7 @@ class GrowingSegment(LogSegment):
 
 
 class SealedSegment(LogSegment):
-    """A full segment that has an index: columns in memory, contents and vectors on disk."""
+    """A full segment whose columns are in a `.meta`, and in memory; contents and vectors are on disk."""
 
     def __init__(
         self,
@@ -236,20 +238,36 @@ class SealedSegment(LogSegment):
         digests: UInts,
         *,
         bin_crc: int,
-        checksum: FileChecksum,
     ) -> None:
         super().__init__(files, [path], header)
         self.rows = rows
         self.digests = digests
         self.bin_crc = bin_crc
         """CRC32 of the whole file when it was sealed."""
-        self.checksum = checksum
-        """Of its own index file."""
 
     @property
     def memory_bytes(self) -> int:
         """Size of the columns."""
         return self.rows.nbytes + self.digests.nbytes
+
+    def matrix(self) -> tuple[Floats, list[StoreError]]:
+        """Read the vectors of all rows, (n, dimension), with zeros for those that have none or cannot be read; and the
+        errors of these.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        matrix: Floats = np.zeros((len(self.rows), self.header.dimension), dtype=np.float32)
+        active = np.flatnonzero(self.rows["status"] == Status.ACTIVE)
+        data, key = self._files.read(self._paths[0]), vector_key(self.header.dimension)
+        places = [data.find(key, offset) for offset in self.rows["offset"][active].tolist()]
+        if zlib.crc32(data) != self.bin_crc:  # each record by its own checksum
+            found, vectors, problems = self.vectors(active)
+            matrix[found] = vectors
+            return matrix, problems
+        for row, place in zip(active.tolist(), places, strict=True):
+            matrix[row] = np.frombuffer(data, "<f4", self.header.dimension, place + len(key))
+        return matrix, []
 
     def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """Read vectors: the rows that are readable, their vectors (n, dimension), and the errors of the others."""

@@ -183,8 +183,6 @@ class _Verification:
             rows = rows_from(log_file.entries, log_file.spans)
             if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
                 raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
-            check_file(self._files, layout.hnsw(number), meta.checksum)
-            self._count_file(layout.hnsw(number))
             self._words(layout, number, number)
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
