@@ -52,9 +52,7 @@ def random_drafts(count: int, chosen: np.random.Generator) -> list[Draft]:
 
 def opened(folder: Path, files: LocalDisk) -> Store:
     """A store on that disk."""
-    return Store.open(
-        folder, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES, files=files
-    )
+    return Store(folder, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES, files=files)
 
 
 def writer_of(folder: Path, disk: NotingDisk) -> BucketWriter:

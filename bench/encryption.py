@@ -51,7 +51,7 @@ def opened(folder: Path, kind: str, key: Path) -> Store:
     """The store of that kind."""
     settings = EncryptionSettings(key_file=str(key) if kind == "encrypted" else "")
     files = disk_for(folder / kind, settings, creating=True)
-    return Store.open(
+    return Store(
         folder / kind, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES, files=files
     )
 

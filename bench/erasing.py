@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=100_000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memd-erasing-") as folder:
-        store = Store.open(Path(folder), dimension=DIMENSION, fingerprint="0" * 32, segment_entries_max=SEGMENT)
+        store = Store(Path(folder), dimension=DIMENSION, fingerprint="0" * 32, segment_entries_max=SEGMENT)
         topic = store.topic("bench")
         for first in range(0, asked.entries, 500):
             topic.append(drafts(first, 500))

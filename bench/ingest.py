@@ -113,7 +113,7 @@ def costs(
     `seal_seconds`: what the seal takes for each entry.
     """
     spent = Spent()
-    store = Store.open(
+    store = Store(
         folder,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
@@ -281,7 +281,7 @@ def prepare(folder: Path, embedder: Embedder) -> float:
         ("sealing", SEALED_SEGMENTS, SEALED_ENTRIES),
         ("merging", MERGED_SEGMENTS, MERGED_ENTRIES),
     ):
-        store = Store.open(
+        store = Store(
             folder, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=entries
         )
         log = store.topic(name)

@@ -32,7 +32,7 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
     if kept is not None and (kept / str(chunks)).is_dir():
         shutil.copytree(kept / str(chunks), folder / "memory")
         chunks = 0
-    store = Store.open(
+    store = Store(
         folder / "memory",
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
@@ -56,7 +56,7 @@ def add_topics(folder: Path, count: int) -> None:
     """That many topics of one entry each, beside the default one, in a store that `fill` made."""
     embedder, chosen = load_embedder(EmbeddingSettings()), np.random.default_rng(2)
     data_dir, model = folder / "memory", ModelId(embedder.dimension, embedder.fingerprint)
-    store = Store.open(
+    store = Store(
         data_dir, dimension=model.dimension, fingerprint=model.fingerprint, segment_entries_max=SEGMENT_ENTRIES
     )
     store.topic("topic-0").append(drafts(embedded(embedder, 1), chosen))

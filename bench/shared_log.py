@@ -61,9 +61,9 @@ def appends(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
         kept = [stack.enter_context(closing(PostgresLog(postgres.database("appends")))) for _ in range(1)]
         kept.append(stack.enter_context(closing(PostgresLog(kept[0]._url))))
         told = {"dimension": DIMENSION, "fingerprint": "bench", "segment_entries_max": SEGMENT_ENTRIES}
-        alone = stack.enter_context(closing(Store.open(folder / "alone", **told))).topic("team")  # type: ignore[arg-type]
+        alone = stack.enter_context(closing(Store(folder / "alone", **told))).topic("team")  # type: ignore[arg-type]
         shared = [
-            stack.enter_context(closing(Store.open(folder / f"copy{i}", kept=one, **told))).topic("team")  # type: ignore[arg-type]
+            stack.enter_context(closing(Store(folder / f"copy{i}", kept=one, **told))).topic("team")  # type: ignore[arg-type]
             for i, one in enumerate(kept)
         ]
         first, second = (log for log in shared if isinstance(log, SharedTopicLog))

@@ -68,7 +68,7 @@ Result = TypeVar("Result")
 
 def opened(folder: Path, fingerprint: str, counter: TokenCounter | None = None) -> Store:
     """The store under test; with `counter` it counts the tokens of each chunk, as in the daemon."""
-    return Store.open(
+    return Store(
         folder,
         dimension=DIMENSION,
         fingerprint=fingerprint,

@@ -186,7 +186,7 @@ async def main() -> None:
     encoder = Encoder(embedder)
     questions: list[Question] = []
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as folder:
-        store = Store.open(
+        store = Store(
             Path(folder),
             dimension=embedder.dimension,
             fingerprint=embedder.fingerprint,

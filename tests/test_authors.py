@@ -46,7 +46,7 @@ def by(author: str, *texts: str) -> list[Message]:
 
 def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tuple[str, str]]:
     """Author and text of each chunk of a conversation of which the log has the messages `known`."""
-    store = Store.open(
+    store = Store(
         DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
     )
     topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER)
@@ -96,7 +96,7 @@ def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_th
 
 def cut_entries(messages: Sequence[Message]) -> list[Entry]:
     cutter = Cutter(ChunkingSettings(), COUNTER)
-    store = Store.open(
+    store = Store(
         DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
     )
     drafts = cutter.cut("talk", unstored_runs(store.topic("talk"), [(bytes(16), one) for one in messages]))

@@ -102,7 +102,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 def fill(data_dir: Path, fingerprint: str = FINGERPRINT, segment_entries_max: int = 100) -> None:
     """Put five entries into a log, as if a model with this fingerprint had embedded them."""
-    store = Store.open(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
+    store = Store(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
     for number in range(5):
         vector = np.zeros(384, dtype="<f4")
         vector[number] = 1

@@ -86,7 +86,7 @@ def draft(number: int) -> Draft:
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicLog]:
     """Three sealed segments, two of them merged, a full one that is not sealed yet, and some chunks beside them."""
     path = tmp_path_factory.mktemp("choice")
-    store = Store.open(path, dimension=DIMENSION, fingerprint="f" * 32, segment_entries_max=SEGMENT)
+    store = Store(path, dimension=DIMENSION, fingerprint="f" * 32, segment_entries_max=SEGMENT)
     topic = store.topic("default")
     for start in range(0, CHUNKS, SEGMENT):
         topic.append([draft(number) for number in range(start, start + SEGMENT)])

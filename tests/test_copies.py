@@ -103,7 +103,7 @@ def drafter() -> Drafter:
 
 @pytest.fixture
 def topic() -> Iterator[TopicLog]:
-    store = Store.open(DATA_DIR, dimension=384, fingerprint="a" * 32, segment_entries_max=2, files=CrashFiles())
+    store = Store(DATA_DIR, dimension=384, fingerprint="a" * 32, segment_entries_max=2, files=CrashFiles())
     yield store.topic("talk")
     store.close()
 

@@ -452,7 +452,7 @@ class Log:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(tmp_path, dimension=DIMENSION, fingerprint=MODEL, segment_entries_max=100)
+    store = Store(tmp_path, dimension=DIMENSION, fingerprint=MODEL, segment_entries_max=100)
     yield store
     store.close()
 

@@ -55,7 +55,7 @@ def vector_of(text: str) -> NDArray[np.float32]:
 
 @pytest.fixture
 def topic() -> Iterator[TopicLog]:
-    store = Store.open(DATA_DIR, dimension=DIMENSION, fingerprint="b" * 32, segment_entries_max=100, files=CrashFiles())
+    store = Store(DATA_DIR, dimension=DIMENSION, fingerprint="b" * 32, segment_entries_max=100, files=CrashFiles())
     yield store.topic("default")
     store.close()
 

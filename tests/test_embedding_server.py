@@ -308,7 +308,7 @@ def test_reembed_goes_to_a_server_in_batches_is_resumed_when_it_failed_and_goes_
 
     def opened(model: str) -> Store:
         dimension, fingerprint = models[model]
-        return Store.open(folder, dimension=dimension, fingerprint=fingerprint, segment_entries_max=8)
+        return Store(folder, dimension=dimension, fingerprint=fingerprint, segment_entries_max=8)
 
     texts = [f"Lamp {number} is lit." for number in range(25)]
     store = opened("hash")

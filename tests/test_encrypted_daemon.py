@@ -111,7 +111,7 @@ def encrypted(tmp_path: Path) -> Path:
     key_file(tmp_path, "other")
     folder = tmp_path / "memory"
     files = disk_for(folder, EncryptionSettings(key_file=str(tmp_path / "key")), creating=True)
-    store = Store.open(folder, dimension=384, fingerprint="", segment_entries_max=2, files=files)
+    store = Store(folder, dimension=384, fingerprint="", segment_entries_max=2, files=files)
     store.topic("talk").append([draft("gull", dimension=384)])
     store.close()
     return folder
@@ -203,7 +203,7 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     folder, old, new = tmp_path / "memory", key_file(tmp_path, "old"), key_file(tmp_path, "new")
     where: list[str | Path] = ["--data-dir", folder]
     with_old, with_new = {"MEMD_ENCRYPTION_KEY_FILE": str(old)}, {"MEMD_ENCRYPTION_KEY": new.read_text().strip()}
-    store = Store.open(folder, dimension=384, fingerprint="", segment_entries_max=2)
+    store = Store(folder, dimension=384, fingerprint="", segment_entries_max=2)
     store.topic("talk").append([draft(bird, dimension=384) for bird in ("gull", "tern")])
     store.topic("talk").seal(store.topic("talk").unsealed()[0])
     store.topic("talk").append([draft("wren", dimension=384)])

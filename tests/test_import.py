@@ -80,7 +80,7 @@ def run(embedder: Embedder, counter: TokenCounter) -> Run:
 
 
 def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> Store:
-    return Store.open(
+    return Store(
         folder,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,

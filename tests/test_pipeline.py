@@ -27,7 +27,7 @@ def embedder() -> HashEmbedder:
 
 @pytest.fixture
 def topic(embedder: HashEmbedder) -> Iterator[TopicLog]:
-    store = Store.open(
+    store = Store(
         DATA_DIR,
         dimension=DIMENSION,
         fingerprint=embedder.fingerprint,

@@ -46,7 +46,7 @@ def _words(text: str) -> int:
 
 
 def _store(path: Path, embedder: Embedder, *, entries_max: int = 100) -> Store:
-    return Store.open(
+    return Store(
         path,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,
@@ -417,7 +417,7 @@ async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_say
 async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
     tmp_path: Path, embedder: Embedder, is_sealed: bool
 ) -> None:
-    other = Store.open(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
+    other = Store(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
     vector = np.eye(8, dtype="<f4")[0].tobytes()
     other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
     other.close()

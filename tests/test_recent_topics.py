@@ -42,7 +42,7 @@ def at_rest(files: CrashFiles) -> int:
 
 def reopened(files: CrashFiles) -> Store:
     """With a clock that was set back to the beginning of time."""
-    return Store.open(
+    return Store(
         DATA_DIR, dimension=8, fingerprint=FINGERPRINT, segment_entries_max=1000, files=files, now_us=lambda: 1
     )
 

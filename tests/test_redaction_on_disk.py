@@ -363,7 +363,7 @@ def assert_gone(daemon: DaemonProcess) -> None:
 
 def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
     """Whether a stopped daemon's topic finds one of these words."""
-    store = Store.open(daemon.data_dir, dimension=384, fingerprint=FINGERPRINT, segment_entries_max=20)
+    store = Store(daemon.data_dir, dimension=384, fingerprint=FINGERPRINT, segment_entries_max=20)
     try:
         topic = store.topic("default")
         topic.load()

@@ -211,7 +211,7 @@ def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_w
     kept: SharedLog, tmp_path: Path
 ) -> None:
     stores = [
-        Store.open(tmp_path / name, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=9, kept=kept)
+        Store(tmp_path / name, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=9, kept=kept)
         for name in ("one", "other")
     ]
     one, other = (store.topic("t") for store in stores)

@@ -31,7 +31,7 @@ def filled(kept: SharedLog) -> SharedLog:
     """With the topics, and something in the buffer of each."""
     files = CrashFiles.with_directory(Path("/daemon"))
     told = {"dimension": DIMENSION, "fingerprint": "f", "segment_entries_max": 100}
-    with closing(Store.open(Path("/daemon"), files=files, kept=kept, **told)) as store:  # type: ignore[arg-type]
+    with closing(Store(Path("/daemon"), files=files, kept=kept, **told)) as store:  # type: ignore[arg-type]
         for name, groups in TOPICS.items():
             for group in range(groups):
                 store.topic(name).append([draft(f"{name} {group} {number}") for number in range(2)])

@@ -113,7 +113,7 @@ def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_chan
         in_doubt = witness.attempted[len(witness.acknowledged) :]
         assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
         assert verify(DATA_DIR, again).ok, verify(DATA_DIR, again).lines
-        assert [finding.kind for finding in store.findings if finding.kind not in ("torn", "derived")] == []
+        assert [finding.kind for finding in topic.findings if finding.kind not in ("torn", "derived")] == []
         live = [entry["content"] for entry in export(DATA_DIR, again, topic_id=None, live_only=True)]
         assert live_contents(topic) == live
         store.close()

@@ -35,7 +35,7 @@ def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
 
 def reopened(files: LocalDisk, *, earliest: int = 1) -> Store:
     """With a clock that stands still long before anything was written."""
-    return Store.open(
+    return Store(
         DATA_DIR, dimension=8, fingerprint="f" * 32, segment_entries_max=10, files=files, now_us=lambda: earliest
     )
 

@@ -278,15 +278,15 @@ def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(
     with monkeypatch.context() as old:
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
         filled(tmp_path).close()
-    store = open_store(None, tmp_path, segment_entries_max=100)
-    topic = store.topic("talk")
     folder = tmp_path / "talk" / "lexical"
     folder.mkdir()
     (folder / "stamp.json").write_text("of a version with an index of its own")
+    store = open_store(None, tmp_path, segment_entries_max=100)
+    topic = store.topic("talk")
+    assert not folder.exists(), "it has the words of what may be erased some day"
     assert found(topic, "ERR_7421") == [] and topic.wordless == 9
     topic.complete_words()
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
-    assert not folder.exists(), "it has the words of what may be erased some day"
     store.close()
 
 

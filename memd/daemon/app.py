@@ -430,7 +430,7 @@ def _opened(
 ) -> Store:
     count = lru_cache(maxsize=256)(counter.count)  # what is pending is counted for questions, and then for the log
     erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
-    return Store.open(
+    return Store(
         config.data_dir,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,

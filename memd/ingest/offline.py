@@ -49,7 +49,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
     stored = stored_models(config, files)
     embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored)
     redactor = Redactor.of(config.ingest)
-    store = Store.open(
+    store = Store(
         config.data_dir,
         dimension=embedder.dimension,
         fingerprint=embedder.fingerprint,

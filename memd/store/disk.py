@@ -123,12 +123,7 @@ class LocalDisk:
 
     def read(self, path: Path) -> bytes:
         """Read the whole file."""
-        with (
-            reading(path),
-            open_descriptor(path, os.O_RDONLY) as descriptor,
-            open(descriptor, "rb", closefd=False) as file,
-        ):
-            return file.read()
+        return self.read_at(path, 0, self.size(path) or 0)
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """Read at most `length` bytes from `offset`; fewer at the end of the file."""

@@ -127,7 +127,7 @@ class TopicLayout:
         self.key = self.directory / TOPIC_KEY_NAME
         self.forbidden = self.directory / FORBIDDEN
         self.lexical = self.directory / "lexical"
-        """The folder of the lexical index; only lexical/ knows the files in it."""
+        """Of an older memd: a folder of words."""
 
     def bin(self, segment_id: int) -> Path:
         """Return the log of a full segment."""

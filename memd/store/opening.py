@@ -16,7 +16,7 @@ import msgspec
 from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, write_beside
+from memd.store.disk import LocalDisk, Wiper, write_beside
 from memd.store.index.meta import (
     IndexFile,
     choose_merged,
@@ -77,8 +77,10 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     files, layout = claim.files, claim.layout
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
-    with suppress(StoreWriteFailed):  # an older memd's, which had the vectors of a segment in a file beside the log
+    with suppress(StoreWriteFailed):  # an older memd's, which had vectors and words in other files
         claim.publish({}, [layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw")])
+        if files.is_directory(layout.lexical):
+            Wiper(files).wipe_folder(layout.lexical)
     header = read_header(files, layout.active)
     missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
     opened = OpenedTopic()

@@ -32,7 +32,7 @@ import msgspec
 from memd.entries import TOPIC_ID_PATTERN, Entry
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
 from memd.store.claim import AppendFile, Claim
-from memd.store.disk import LocalDisk, Lock, Wiper, replace_file
+from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.encryption.opening import check_disk
 from memd.store.erasure import (
     Erasure,
@@ -84,36 +84,6 @@ class Store:
     def __init__(
         self,
         data_dir: Path,
-        shared: StoreShared,
-        lock: Lock,
-        names: TopicNames,
-        recent: RecentTopics,
-        ledger: Erasures,
-        kept: SharedLog | None,
-    ) -> None:
-        """Use `Store.open`."""
-        self.kept = kept
-        """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
-        self.ledger = ledger
-        """The erasures, done and under way."""
-        self.data_dir = data_dir
-        self.files = shared.files
-        self.model = shared.model
-        self.clock = shared.clock
-        self.shared = shared
-        """The parts that all topics share."""
-        self._lock = lock
-        self._names = names
-        self._recent = recent
-        self._topics: dict[str, TopicLog] = {}
-        self._topics_lock = threading.Lock()
-        """Of the table of open topics: taken after that of a topic's opening, and before that of the recent ones."""
-        self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-
-    @classmethod
-    def open(
-        cls,
-        data_dir: Path,
         *,
         dimension: int,
         fingerprint: str,
@@ -124,7 +94,7 @@ class Store:
         kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
         now_us: Callable[[], int] = _now_us,
-    ) -> Store:
+    ) -> None:
         """Lock and open the directory, created if necessary.
 
         `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
@@ -137,34 +107,43 @@ class Store:
             StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
                 write fails instead.)
         """
-        files = files or LocalDisk()
+        self.data_dir = data_dir
+        self.files = files = files or LocalDisk()
+        self.model = ModelId(dimension, fingerprint)
+        self.clock = clock = CanonicalClock(now_us)
+        self.kept = kept
+        """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
+        self._topics: dict[str, TopicLog] = {}
+        self._topics_lock = threading.Lock()
+        """Of the table of open topics: taken after that of a topic's opening, and before that of the recent ones."""
+        self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         check_disk(files, data_dir)
         _create(files, data_dir)
-        lock = files.lock(data_dir / LOCK_NAME)
+        self._lock = files.lock(data_dir / LOCK_NAME)
         try:
             if kept is None:
                 check_no_cluster(files, data_dir)
             else:
                 join(files, data_dir, kept)
-            clock, names = CanonicalClock(now_us), TopicNames(files, data_dir)
-            ledger = erasures(files, data_dir)
-            clock.observe(ledger.highest_id)
-            recent = RecentTopics(files, data_dir, len(names))
-            clock.observe(recent.highest_id)
-            for topic_id in names if recent.names is None else recent.names:
+            self._names = TopicNames(files, data_dir)
+            self.ledger = erasures(files, data_dir)
+            """The erasures, done and under way."""
+            self._recent = RecentTopics(files, data_dir, len(self._names))
+            clock.observe(max(self.ledger.highest_id, self._recent.highest_id))
+            for topic_id in self._names if self._recent.names is None else self._recent.names:
                 clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
         except BaseException:
-            lock.release()
+            self._lock.release()
             raise
-        shared = StoreShared(
+        self.shared = StoreShared(
             files=files,
-            model=ModelId(dimension, fingerprint),
+            model=self.model,
             clock=clock,
             segment_entries_max=segment_entries_max,
             draft_filter=draft_filter,
             line_tokens=line_tokens,
         )
-        return cls(data_dir, shared, lock, names, recent, ledger, kept)
+        """The parts that all topics share."""
 
     def topic(self, topic_id: str) -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.
@@ -204,11 +183,6 @@ class Store:
         with self._topics_lock:
             self._topics[topic_id] = topic
         return topic
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Noticed in the topics that are open."""
-        return [finding for topic in self._topics.values() for finding in topic.findings]
 
     def journal_of(self, topic_id: str) -> Path:
         """Return the path of the topic's journal, whether or not the topic is open.

@@ -311,8 +311,6 @@ class TopicLog:
         Raises:
             StoreError: a file cannot be read or written; all else works.
         """
-        if self._files.is_directory(self._layout.lexical):  # of a version that had the words in a folder of their own
-            Wiper(self._files).wipe_folder(self._layout.lexical)
         for view in self._snapshot.views.values():
             if isinstance(view.segment, GrowingSegment):
                 self._complete_growing(view.segment)
@@ -423,8 +421,6 @@ class TopicLog:
                 views = {n: one for n, one in self._snapshot.views.items() if one.segment is not self._active}
                 full = [number for number, view in views.items() if holds(view.rows, uuids)]
                 count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
-            if self._files.is_directory(self._layout.lexical):
-                wiper.wipe_folder(self._layout.lexical)
         ENTRIES_READ.clear()
         return count
 

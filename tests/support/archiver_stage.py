@@ -80,7 +80,7 @@ class Stage:
         self.events = Events()
         self.now = 0.0
         self.wall = time.time()
-        self.store = Store.open(
+        self.store = Store(
             DATA_DIR,
             dimension=DIMENSION,
             fingerprint=self.embedder.fingerprint,

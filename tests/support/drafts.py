@@ -106,7 +106,7 @@ def open_store(
     dimension: int = DIMENSION,
     fingerprint: str = FINGERPRINT,
 ) -> Store:
-    return Store.open(
+    return Store(
         data_dir,
         dimension=dimension,
         fingerprint=fingerprint,

@@ -80,7 +80,7 @@ def clock() -> Callable[[], int]:
 
 def opened(data_dir: Path) -> Store:
     """The store of a golden folder."""
-    return Store.open(
+    return Store(
         data_dir,
         dimension=DIMENSION,
         fingerprint=FINGERPRINT,

@@ -62,7 +62,7 @@ def into_folder(
     models = (header for name in names if (header := _first_header(kept, name)) is not None)
     model = next(models, None)
     with closing(
-        Store.open(
+        Store(
             folder,
             dimension=1 if model is None else model.dimension,
             fingerprint="" if model is None else model.fingerprint,

@@ -9,7 +9,6 @@ appended behind them, and what has is made anew by whoever asked for it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
@@ -19,7 +18,6 @@ from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import Wiper
 from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, without_text
-from memd.store.log.columns import text_hash
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
 from memd.store.log.recovery import Finding, LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
@@ -29,19 +27,6 @@ from memd.store.topic import StoreShared, TopicLog
 
 _TRIES = 20
 """Of an append that others are faster than, each time with something else."""
-
-
-_TAKEN_MAX = 4_096
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """The things that another daemon's entry concerns."""
-
-    canonical_id: int
-    uuids: tuple[bytes, ...]
-    digests: tuple[bytes, ...]
-    content: int
-    """Its `text_hash`."""
 
 
 class SharedTopicLog(TopicLog):
@@ -59,9 +44,6 @@ class SharedTopicLog(TopicLog):
         """Where the log's stream ends, as far as the copy has it."""
         self.is_sound = not self.is_incomplete and all(_is_harmless(one) for one in self.findings)
         """Whether the copy has all that it had; else it is read anew, as soon as somebody can be asked."""
-        self._taken: deque[Taken] = deque(maxlen=_TAKEN_MAX)
-        """Of the latest entries of others, oldest first; all with ids above `_taken_from`."""
-        self._taken_from = self.head
         self.noticed: Callable[[Sequence[Entry]], None] = lambda entries: None
         """Called with entries of others, in some thread."""
         self.is_current = False
@@ -178,19 +160,22 @@ class SharedTopicLog(TopicLog):
             raise Rewritten(f"topic {self.topic_id}: the copy here is not what there is now; it is read anew")
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
-        """Raise Behind, for good, if drafts would be others, or none, had their maker known what has come since."""
-        new = [one for one in self._taken if one.canonical_id > made_at]
-        uuids = {uuid for one in new for uuid in one.uuids}
+        """Raise MadeAnew if drafts would be others, or none, had their maker known what has come since."""
+        if made_at >= self.head:
+            return
+        places = [(number, row) for number, rows in self._snapshot.rows_after(made_at) for row in rows]
+        new = self._snapshot.read_many(places).values()
+        uuids = {uuid for one in new for uuid in (one.uuid, *one.supersedes)}
         digests = {digest for one in new for digest in one.digests}
-        contents = {one.content for one in new}
-        is_known = made_at >= self._taken_from and not any(
+        contents = {one.content for one in new if one.content}
+        is_other = len(new) < len(places) or any(
             draft.uuid in uuids
             or not uuids.isdisjoint(draft.supersedes)
             or not digests.isdisjoint(draft.digests)
-            or (draft.content and text_hash(draft.content) in contents)
+            or draft.content in contents
             for draft in drafts
         )
-        if not is_known:
+        if is_other:
             raise MadeAnew(f"topic {self.topic_id}: another daemon has stored something of the same; it is made anew")
 
     def _write(self, entries: Sequence[Entry], data: bytes) -> int:
@@ -217,11 +202,6 @@ class SharedTopicLog(TopicLog):
                     raise StoreError(f"{name}: is damaged; restore the database")
                 self._shared.clock.observe(row.last)
                 self._take_group(group.header, group, row.data)
-                for entry in group.entries:
-                    if len(self._taken) == _TAKEN_MAX:
-                        self._taken_from = self._taken[0].canonical_id
-                    concerned = entry.uuid, *entry.supersedes
-                    self._taken.append(Taken(entry.canonical_id, concerned, entry.digests, text_hash(entry.content)))
                 self.noticed(group.entries)
                 self.head = row.last
 
