@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
+from memd.admin.reads import log_page
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.settings.model import Config
+from memd.store.store import TopicLog
 
 FACTS = (
     "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
@@ -276,3 +281,26 @@ def test_a_home_that_cannot_be_written_takes_no_command_away(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     told = CliRunner().invoke(main, ["remember", "The spare key is with Ann."])
     assert told.exit_code == 0 and not told.stderr
+
+
+def test_no_command_waits_for_indexes_that_are_being_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def merge(_: TopicLog, segment_ids: Sequence[int], give_way: Callable[[], None]) -> None:
+        begun.set()
+        try:
+            while True:
+                give_way()
+        finally:
+            given_up.set()
+
+    stored = CliRunner().invoke(main, ["remember", "The spare key is with Ann.", "--data-dir", str(tmp_path)])
+    assert stored.exit_code == 0
+    monkeypatch.setattr(TopicLog, "due_merge", lambda *_: [1, 2])
+    monkeypatch.setattr(TopicLog, "merge", merge)
+    config = Config(data_dir=tmp_path)
+    with daemon_for(config) as daemon:
+        daemon.ask(log_page, limit=1)
+        assert begun.wait(60)
+        ending = time.monotonic()
+    assert given_up.is_set() and time.monotonic() - ending < config.shutdown.grace_seconds, "that is for replies"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -246,3 +247,17 @@ def test_where_requests_leave_no_gap_it_goes_on_after_a_while() -> None:
     with first.held():
         for _ in range(3):
             work.give_way()  # would never return if it waited for the request
+
+
+def test_a_daemon_rests_while_other_programs_want_the_processor_and_a_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delayed, rested = itertools.count(), list[float]()
+    monkeypatch.setattr(priority, "_delayed_seconds", lambda: float(next(delayed)))
+    monkeypatch.setattr(priority.time, "sleep", rested.append)
+    for is_awaited, rests in ((False, [priority.WAIT_SECONDS_MAX] * 2), (True, [])):
+        work = Priority(is_awaited=is_awaited).for_background()
+        rested.clear()
+        for _ in range(3):
+            work.give_way()
+        assert rested == rests

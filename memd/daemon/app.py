@@ -198,9 +198,8 @@ async def running(
         watch = await _rights(config, auth_source, kept)
         book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
         auditor = Auditor(book, watch.principals, config.audit.record, command)
-        daemon = await make_parts(
-            stack, config, store, embedder, counter, redactor, addresses_of(config, listeners), watch, auditor, backup
-        )
+        rest = addresses_of(config, listeners), watch, auditor, backup
+        daemon = await make_parts(stack, config, store, embedder, counter, redactor, *rest, is_awaited=bool(command))
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -247,6 +246,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
         daemon.sources.stop()
+        daemon.indexer.stop()
         daemon.upstream.stop()
         daemon.token_watch.stop()
         daemon.events.end()

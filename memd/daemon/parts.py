@@ -91,14 +91,16 @@ async def make_parts(
     watch: TokenWatch,
     auditor: Auditor,
     backup: BucketTender | None,
+    *,
+    is_awaited: bool = False,
 ) -> Daemon:
-    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
+    """Make the parts, each with those that it needs; `stack` closes them in reverse. `is_awaited`: see `Priority`."""
     stack.push_async_callback((upstream := UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
     note, ring = partial(note_turn, auditor), _receipt_ring(config, store, redactor)
     stack.callback((receipts := Receipts(ring, writer, redactor, events := Events(), note)).close)
     stack.callback(writer.shutdown, wait=True)
-    stack.callback((encoder := Encoder(embedder)).close)
+    stack.callback((encoder := Encoder(embedder, is_awaited=is_awaited)).close)
     stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
     stack.callback((retriever := _retriever(config, encoder, counter)).close)
     stack.push_async_callback((topics := Topics(store, config, writer, redactor, counter)).close)

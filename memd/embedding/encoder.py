@@ -39,12 +39,13 @@ QUESTION_CHARACTERS_MAX = 2_000
 class Encoder:
     """Embeds queries in any thread, and texts in the ingesting threads."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, *, is_awaited: bool = False) -> None:
+        """`is_awaited`: see `Priority`."""
         self.embedder = embedder
         self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
         self._batches = ThreadPoolExecutor(1, "memd-texts")  # which are embedded in the order in which they come
         self._waiting = 0
-        self.priority = Priority()
+        self.priority = Priority(is_awaited=is_awaited)
         """Held by every request that is being prepared; ingestion and indexing give way to it."""
         ended = "memd ends; what is not stored yet is in the journal, and stored after the next start"
         self._background = self.priority.for_background(lambda: EmbeddingError(ended))

@@ -37,7 +37,10 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 class Priority:
     """Counts the requests that hold it. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_awaited: bool = False) -> None:
+        """`is_awaited`: a person waits for the work, of a command: other programs go before it no more than the system
+        lets them."""
+        self.is_awaited = is_awaited
         self._released = threading.Condition()
         self._holders = 0
         self._released_at = -QUIET_SECONDS
@@ -100,7 +103,7 @@ class Background:
         self.go_on()
         worked, delayed = time.monotonic() - self._resumed_at, _delayed_seconds()
         delay = delayed - getattr(self._thread, "delayed", delayed)
-        if rest := min(WAIT_SECONDS_MAX, DELAYS * delay):
+        if not self._priority.is_awaited and (rest := min(WAIT_SECONDS_MAX, DELAYS * delay)):
             time.sleep(rest)
         self._priority.wait(min(WAIT_SECONDS_MAX, WAITS_MAX * worked))
         self._resumed_at, self._thread.delayed = time.monotonic(), _delayed_seconds()

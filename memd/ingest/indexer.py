@@ -82,9 +82,13 @@ class Indexer:
         if topic.log.due_merge(self._recall_budget_ms) is not None:
             self._begin(f"merge {topic.id}", topic, partial(self._merge, topic))
 
+    def stop(self) -> None:
+        """Let a running merge end at its next step: it starts anew next time, and nobody waits for it."""
+        self._mergers_turn.end()
+
     def close(self) -> None:
         """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
-        self._mergers_turn.end()
+        self.stop()
         self._merger.shutdown(wait=True, cancel_futures=True)
         self._sealer.shutdown(wait=True, cancel_futures=True)
 
