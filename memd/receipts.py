@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,14 @@ class _AskedTopics(msgspec.Struct):
 _asked_decoder = msgspec.json.Decoder(_AskedTopics)
 
 
+class _Losing(msgspec.Struct, eq=False):
+    """An erasure of which a receipt may still have texts."""
+
+    concern: Concern
+    turns: frozenset[str] | None = None
+    """Those that were under way when it was done, and may have recalled before; None: it goes on, and concerns all."""
+
+
 class Receipts:
     """Keeps receipts and announces them to listeners."""
 
@@ -147,6 +156,18 @@ class Receipts:
         self._writer = writer
         self._events = events
         self._has_failed = False
+        self._under_way: set[str] = set()
+        self._losing: list[_Losing] = []
+
+    @contextmanager
+    def awaited(self, turn_id: str) -> Iterator[None]:
+        """While the block runs a turn is under way, the receipt of which comes at its end."""
+        self._under_way.add(turn_id)
+        try:
+            yield
+        finally:
+            self._under_way.discard(turn_id)
+            self._losing = [one for one in self._losing if one.turns is None or one.turns & self._under_way]
 
     async def keep(self, receipt: Receipt) -> None:
         """Write a receipt and announce it to listeners, both in the order of the calls."""
@@ -187,13 +208,25 @@ class Receipts:
         """
         return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid, with_steps)
 
-    def blank(self, data_dir: Path, concern: Concern, wiper: Wiper) -> None:
-        """Take the texts out of the receipts that an erasure concerns; their figures stay. Called in a thread.
+    @asynccontextmanager
+    async def blanked(self, data_dir: Path, concern: Concern, wiper: Wiper) -> AsyncIterator[None]:
+        """Take the texts out of the receipts that an erasure concerns; their figures stay. While the block runs, the
+        rest of it is erased: what a turn has recalled until then is not in its receipt either, however long it takes.
 
         Raises:
             StoreError: a file cannot be read or written.
         """
+        losing = _Losing(concern)
+        self._losing.append(losing)
+        try:
+            await asyncio.to_thread(self._blank, data_dir, concern, wiper)
+            yield
+        finally:
+            self._losing.remove(losing)
+            if self._under_way:
+                self._losing.append(_Losing(concern, frozenset(self._under_way)))
 
+    def _blank(self, data_dir: Path, concern: Concern, wiper: Wiper) -> None:
         def changed(line: bytes) -> bytes:
             receipt = receipt_in(line)
             if receipt is None:
@@ -211,6 +244,9 @@ class Receipts:
             self._ring.close()
 
     def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
+        losing = (one.concern for one in self._losing if one.turns is None or receipt.turn_id in one.turns)
+        if any(_is_concerned(receipt, concern) for concern in losing):
+            receipt = without_texts(receipt)
         kept = _redacted(receipt, self._redactor) if self._redactor else receipt
         # Shortened only after redaction: half a key would not be recognized as one.
         asked = kept.asked[: ASKED_CHARACTERS if kept.is_step else KEPT_CHARACTERS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,70 @@ def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
     assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
     daemon.terminate()
     assert "memd.receipts" not in found_in(daemon.data_dir)
+
+
+def test_a_turn_that_had_recalled_it_and_is_answered_later_does_not_bring_it_back(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    tell(daemon, [SECRET])
+    daemon.wait_stored(SECRET)
+    gate = threading.Event()
+    upstream.answer = lambda request: chat_answer(request)._replace(gate=gate)
+    asked = threading.Thread(target=daemon.chat, args=([user("Where is the spare key of the foghorn?")],))
+    asked.start()
+    wait_until(lambda: "granite step" in upstream.prompts[-1], lambda: repr(daemon))
+    try:
+        assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
+    finally:
+        gate.set()
+        asked.join()
+    wait_until(lambda: len(turns_of(daemon, "default")) == 2, lambda: repr(daemon))
+    assert turns_of(daemon, "default")[0]["note"] == "Its texts were erased."
+    assert found_in(daemon.data_dir) == []
+
+
+def test_a_block_that_shows_it_with_an_answer_that_was_made_anew_since_goes_too(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    """What was shown is a chunk that was never stored: the question stands in the log with the new answer."""
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+    daemon.chat([user(SECRET)])
+    asked = [user("Where is the spare key of the foghorn?")]
+    reply = daemon.chat(asked).reply
+    assert "granite step" in upstream.prompts[-1]
+    upstream.answer = lambda request: chat_answer(request, "I shall remember that.")
+    daemon.chat([user(SECRET)])
+    question = f"{daemon.own_url}/memd/search?topic=default&q=vermilion%20walrus"
+    found = [one["id"] for one in ask(question).json["chunks"] if "vermilion" in one["content"]]
+    assert daemon.run("erase", *(f"--chunk={one}" for one in found), "--yes").returncode == 0
+    daemon.chat([*asked, {"role": "assistant", "content": reply}, user("And the ladder?")])
+    assert "granite step" not in upstream.prompts[-1]
+    daemon.terminate()
+    assert found_in(daemon.data_dir) == []
+
+
+def test_a_client_that_comes_back_to_a_branch_of_a_live_chat_does_not_bring_it_back(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, SETTINGS).start()
+    history = tell(daemon, [OTHERS[0], SECRET])
+    daemon.wait_stored(SECRET)
+    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
+    tell_behind(daemon, history[:2], OTHERS[1])
+    daemon.wait_stored(OTHERS[1])
+    tell_behind(daemon, history, OTHERS[2])
+    daemon.wait_stored(OTHERS[2])
+    daemon.kill()
+    daemon.start()
+    tell_behind(daemon, history, OTHERS[3])
+    daemon.wait_stored(OTHERS[3])
+    daemon.terminate()
+    assert found_in(daemon.data_dir) == []
+
+
+def tell_behind(daemon: DaemonProcess, history: list[dict[str, str]], text: str) -> None:
+    assert daemon.chat([*history, user(text)]).status == 200
 
 
 def turns_of(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -597,3 +597,44 @@ def test_branches_are_told_as_ranges_of_each_other() -> None:
     assert sum(len(encode_event(event)) for event in buffer.retelling()()) < 10 * sum(map(len, long)), (
         "40 times, if each branch were written out"
     )
+
+
+ERASED = ["u:The walrus keeps the key under the step.", "a:Noted.", "u:And the lamp?", "a:Behind the rope."]
+GOES_ON = [*ERASED, "u:And the ferry?", "a:At nine."]
+
+
+def _goes_back(buffer: HotBuffer, conversation: Conversation) -> None:
+    talk(buffer, ERASED[0], "a:Noted again.")
+
+
+def _changes_what_was_said_before(buffer: HotBuffer, conversation: Conversation) -> None:
+    talk(buffer, "u:Hello.", "a:Hello.", *GOES_ON, "u:And the mail?", "a:On Mondays.")
+
+
+def _finds_room_again(buffer: HotBuffer, conversation: Conversation) -> None:
+    buffer.bring_back(conversation, 0, {position: said(ERASED[position]) for position in range(4)})
+    talk(buffer, *GOES_ON, "u:And the mail?", "a:On Mondays.")
+    talk(buffer, ERASED[0], "a:Noted again.")
+
+
+def _says_what_the_log_has_lost(buffer: HotBuffer, conversation: Conversation) -> None:
+    buffer.lower_marks(lambda digest: False)
+    talk(buffer, *GOES_ON, "u:And the mail?", "a:On Mondays.")
+
+
+@pytest.mark.parametrize(
+    "send", [_goes_back, _changes_what_was_said_before, _finds_room_again, _says_what_the_log_has_lost]
+)
+@pytest.mark.parametrize("left_out", [0, 4])
+def test_what_was_erased_is_not_taken_in_again_in_a_chat_that_still_has_it(
+    send: Callable[[HotBuffer, Conversation], None], left_out: int
+) -> None:
+    buffer = new_buffer()
+    conversation = talk(buffer, *GOES_ON)
+    buffer.mark(conversation, stored=6, left_out=left_out)
+    buffer.forget([digest_at(ERASED[:1])], [])
+    send(buffer, conversation)
+    for one in (buffer, replayed(buffer.retelling()())):
+        kept = [text for conversation in one.conversations() for text in texts(conversation)]
+        assert "Behind the rope." in kept or left_out, "the rest is here"
+        assert said(ERASED[0]).text not in kept

@@ -517,7 +517,7 @@ def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]
             is_vouched_for, lost = position < conversation.settled, untold
         else:
             is_vouched_for, lost = is_stored_kind(item.message), told
-        if is_vouched_for and not is_in_log(item.identity):
+        if is_vouched_for and not item.is_erased and not is_in_log(item.identity):
             lost.append(position)
     return min([conversation.stored, *told]), min([conversation.left_out, *untold]), untold
 

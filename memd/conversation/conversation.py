@@ -53,11 +53,23 @@ class Buffered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_repeat: bool = False
     """The log has its text from elsewhere, under another digest. The text stays here, so that it is stored if that is
     lost."""
+    is_erased: bool = False
+    """Its text was erased: a client that sends it again has it in its prompts, and nothing is stored of it."""
 
     @property
     def identity(self) -> bytes:
         """The digest by which the log knows it, whatever was rewritten before it since."""
         return self.stored_as or self.digest
+
+    def saying(self, message: Message) -> Buffered:
+        """The same with the text that its client has sent again; without it if that was erased."""
+        return msgspec.structs.replace(self, message=message.erased if self.is_erased else message)
+
+    @property
+    def without_text(self) -> Buffered:
+        """The same after its text was erased."""
+        left = None if self.message is None else self.message.erased
+        return msgspec.structs.replace(self, message=left, is_erased=True)
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -201,6 +213,11 @@ class Conversation:
         return next((str(item.message.author or "") for item in reversed(self.messages) if item.message), "")
 
     @property
+    def has_erased(self) -> bool:
+        """Whether the text of a message of it was erased, so that only here it is known that it was said."""
+        return any(item.is_erased for item in self.messages)
+
+    @property
     def is_answered(self) -> bool:
         """Whether the last word is the model's, so that no answer is awaited."""
         last = self.messages[-1].message if self.messages else None
@@ -317,12 +334,12 @@ class Conversation:
         self.kept = {position for position in self.kept if position < self.left_out}
         self.gone, self.lines = set(), {}
         for position, message in messages.items():
-            self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+            self.messages[position] = self.messages[position].saying(message)
 
     def mark_heard(self, messages: Mapping[int, Message]) -> None:
         """Take in texts that were lost, by position: to be stored, and visible again if nothing behind them left."""
         for position, message in messages.items():
-            self.messages[position] = msgspec.structs.replace(self.messages[position], message=message)
+            self.messages[position] = self.messages[position].saying(message)
             if position < self.left_out and is_instruction(message):
                 self.owed.add(position)
         self.gone.difference_update(messages)
@@ -336,8 +353,8 @@ class Conversation:
         """
         self.changes += 1
         for position, item in enumerate(self.messages):
-            if item.message is not None and item.identity in digests:
-                self.messages[position] = msgspec.structs.replace(item, message=item.message.erased)
+            if item.identity in digests:
+                self.messages[position] = item.without_text
         shown = [key for key, block in self.blocks.items() if any(chunk.uuid in uuids for chunk in block.chunks)]
         for key in shown:
             del self.blocks[key]
@@ -424,9 +441,11 @@ class Conversation:
 
 def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     """A message that counts as a former one, with that one's text if it has it still."""
-    message = item.message if former.message is None else former.message
+    if former.message is None and item.message is not None:
+        former = former.saying(item.message)
     is_pruned = former.is_pruned or item.content_digest != former.content_digest
-    return Buffered(b"", item.content_digest, item.tokens, message, former.identity, is_pruned, former.is_repeat)
+    changes = {"digest": b"", "content_digest": item.content_digest, "tokens": item.tokens}
+    return msgspec.structs.replace(former, **changes, stored_as=former.identity, is_pruned=is_pruned)
 
 
 def as_buffered(

@@ -166,9 +166,10 @@ class HotBuffer:
             branch = self._conversations[name]
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
+        again = [] if parent is None else parent.messages[found.offset + kept : found.offset + found.known]
         conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = stamped(messages[kept:], said_at, author)
-        self._append(conversation, added, content_digests[kept:], tokens[kept:], now, known_as[kept:])
+        self._append(conversation, added, content_digests[kept:], tokens[kept:], now, known_as[kept:], again)
         end = found.offset + len(messages)
         branched = parent is not None and parent is not conversation
         arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
@@ -491,8 +492,12 @@ class HotBuffer:
         tokens: Sequence[int],
         now: float,
         stored_as: Sequence[bytes] = (),
+        again: Sequence[Buffered] = (),
     ) -> None:
+        """`again`: what the first of them were in another conversation."""
         added = as_buffered(conversation, messages, content_digests, tokens, stored_as)
+        for place, former in enumerate(again):
+            added[place] = added[place].without_text if former.is_erased else added[place]
         self._record(Appended(conversation.id, added, now))
 
     def _record(self, event: BufferEvent) -> None:

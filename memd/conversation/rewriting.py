@@ -247,4 +247,5 @@ def _same(item: Buffered, other: Buffered, *, is_settled: bool) -> bool:
     if item is other:
         return True
     texts = item.message == other.message or (is_settled and item.message is None)
-    return texts and (item.identity, item.tokens, item.is_repeat) == (other.identity, other.tokens, other.is_repeat)
+    marks = ((one.identity, one.tokens, one.is_repeat, one.is_erased) for one in (item, other))
+    return texts and len({*marks}) == 1

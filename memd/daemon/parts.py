@@ -111,7 +111,7 @@ async def make_parts(
     uses = topics, taker, encoder.priority, tasks, events
     stack.push_async_callback((sources := SourceWatch(config, *uses)).close)
     reader = RequestReader(config, watch.principals, redactor, speech)
-    eraser = Eraser(store, topics, indexer, events, partial(receipts.blank, config.data_dir))
+    eraser = Eraser(store, topics, indexer, events, partial(receipts.blanked, config.data_dir))
     daemon = Daemon(
         retention=Retention(config.retention, eraser, partial(own_erasure, auditor, BY)),
         config=config,

@@ -316,8 +316,9 @@ class Archiver:
                 end = self._due_end(topic, conversation, closing=closing)
                 is_stored: bool | None = True
                 if conversation.abandoned and (conversation.is_answered or closing):
-                    if end == conversation.wanted_end:
-                        is_stored = await self._settle(topic, conversation)
+                    is_kept = not closing and conversation.has_erased
+                    if end == conversation.wanted_end and not (is_kept and conversation.stored == end):
+                        is_stored = await self._settle(topic, conversation, is_kept=is_kept)
                 elif conversation.stored < end or conversation.owed:
                     whole = end >= conversation.wanted_end
                     is_stored = await self._store_some(topic, conversation, end, closing=whole)
@@ -399,9 +400,12 @@ class Archiver:
         self._indexer.look_after(topic)
         return True
 
-    async def _settle(self, topic: Topic, conversation: Conversation) -> bool | None:
+    async def _settle(self, topic: Topic, conversation: Conversation, *, is_kept: bool) -> bool | None:
         """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
-        `_store_some`."""
+        `_store_some`.
+
+        `is_kept`: it stays open, as something in it was erased, which a client that comes back to it sends again.
+        """
         async with topic.storing_in_turn():
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = each_part(conversation, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
@@ -410,7 +414,10 @@ class Archiver:
                 return False
             is_as_it_was = conversation.abandoned and end == conversation.wanted_end
             if batch.is_last and is_as_it_was and topic.buffer.is_open(conversation):
-                topic.buffer.close(conversation)
+                if is_kept:
+                    topic.buffer.mark(conversation, stored=end)
+                else:
+                    topic.buffer.close(conversation)
         return batch.is_last or None
 
     async def _store_notes(self, topic: Topic) -> None:

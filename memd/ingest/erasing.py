@@ -34,6 +34,7 @@ from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
+from memd.messages import Block
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText, Kind, was_erased
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
@@ -234,14 +235,14 @@ class Eraser:
         topics: Topics,
         indexer: Indexer,
         events: Events,
-        blank_receipts: Callable[[Concern, Wiper], None],
+        blanked: Callable[[Concern, Wiper], AbstractAsyncContextManager[None]],
     ) -> None:
-        """`blank_receipts` takes the texts out of receipts; called in a thread."""
+        """`blanked` takes the texts out of receipts, and keeps them out of those that come while its block runs."""
         self.store = store
         self.topics = topics
         self._indexer = indexer
         self._events = events
-        self._blank_receipts = blank_receipts
+        self._blanked = blanked
         self._turn = asyncio.Lock()
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
@@ -269,11 +270,11 @@ class Eraser:
             StoreError: it is not finished; done again it goes on.
         """
         wiper = Wiper(self.store.files)
-        await asyncio.to_thread(self._blank_receipts, _concern(erasure), wiper)
-        await self._forget_shown(erasure, wiper)
-        self.store.clock.observe(erasure.highest_id)
-        if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
-            await self.topics.get(erasure.topic_id)  # which drops a copy of before
+        async with self._blanked(_concern(erasure), wiper):
+            await self._forget_shown(erasure, wiper)
+            self.store.clock.observe(erasure.highest_id)
+            if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
+                await self.topics.get(erasure.topic_id)  # which drops a copy of before
         self._tell(erasure, "erased here too, as another daemon did")
 
     async def erase_again(self) -> list[ErasureDone]:
@@ -325,7 +326,6 @@ class Eraser:
         started, wiper = time.perf_counter(), Wiper(self.store.files)
         try:
             erasure = await (self._topic if erasure.kind == "topic" else self._chunks)(erasure, wiper)
-            await self._forget_shown(erasure, wiper)
             done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.clock.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
@@ -354,16 +354,21 @@ class Eraser:
     async def _chunks(self, erasure: Erasure, wiper: Wiper) -> Erasure:
         async with self._held(erasure.topic_id) as topic:
             if topic is None:
+                await self._forget_shown(erasure, wiper)
                 return erasure
             uuids = erasure.chunk_uuids
-            async with topic.storing:  # what is being stored may be of the same messages
-                concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
-                await asyncio.to_thread(self._blank_receipts, concern, wiper)
-                if erasure.forbid:
-                    await asyncio.to_thread(self._forbid, topic, erasure)
-                topic.cutter.drop(erasure.message_digests)
-                await topic.forget(erasure.message_digests, uuids, wiper)
-            entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper)
+            concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
+            async with self._blanked(concern, wiper):
+                async with topic.storing:  # what is being stored may be of the same messages
+                    if erasure.forbid:
+                        await asyncio.to_thread(self._forbid, topic, erasure)
+                    topic.cutter.drop(erasure.message_digests)
+                    blocks = await _showing(topic.buffer, concern)
+                    await topic.forget(erasure.message_digests, uuids, wiper, blocks)
+                entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper)
+                if blocks := await _showing(topic.buffer, concern):  # of turns that had recalled it before
+                    await topic.forget((), uuids, wiper, blocks)
+                await self._forget_shown(erasure, wiper, concern)
             self._indexer.look_after(topic)
             return msgspec.structs.replace(erasure, entries=max(entries, erasure.entries))
 
@@ -384,31 +389,33 @@ class Eraser:
         )
         topic.log.forbid(forbidden)
 
-    async def _forget_shown(self, erasure: Erasure, wiper: Wiper) -> None:
-        """Take it out of the memory blocks of other topics, too."""
+    async def _forget_shown(self, erasure: Erasure, wiper: Wiper, concern: Concern | None = None) -> None:
+        """Take it out of the memory blocks of other topics, too; `concern` has its words."""
         opened = [topic.id for topic in self.topics.opened()]
         for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
             async with self._held(topic_id) as topic:
                 if topic is not None:
-                    await topic.forget((), erased_in(topic.buffer, [erasure]), wiper)
+                    blocks = () if concern is None else await _showing(topic.buffer, concern)
+                    await topic.forget((), erased_in(topic.buffer, [erasure]), wiper, blocks)
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def _topic(self, erasure: Erasure, wiper: Wiper) -> Erasure:
-        await asyncio.to_thread(self._blank_receipts, _concern(erasure), wiper)
-        if not erasure.is_moved:
-            forbidden = ForbiddenText()
-            if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
-                async with self._held(erasure.topic_id) as topic:
-                    if topic is not None:
-                        views = topic.log.snapshot().views.values()
-                        words = (one for view in views for one in view.segment.digests.tolist())
-                        forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
-            # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
-            await asyncio.to_thread(self.store.retire, erasure.topic_id)
-            put_aside = partial(self.store.put_topic_aside, erasure, forbidden)
-            erasure = await self.topics.end(erasure.topic_id, put_aside)
-        await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
+        async with self._blanked(_concern(erasure), wiper):
+            if not erasure.is_moved:
+                forbidden = ForbiddenText()
+                if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
+                    async with self._held(erasure.topic_id) as topic:
+                        if topic is not None:
+                            views = topic.log.snapshot().views.values()
+                            words = (one for view in views for one in view.segment.digests.tolist())
+                            forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
+                # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
+                await asyncio.to_thread(self.store.retire, erasure.topic_id)
+                put_aside = partial(self.store.put_topic_aside, erasure, forbidden)
+                erasure = await self.topics.end(erasure.topic_id, put_aside)
+            await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
+            await self._forget_shown(erasure, wiper)
         return erasure
 
     @asynccontextmanager
@@ -428,6 +435,19 @@ def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
     is_few = snapshot is not None and len(uuids) <= COMPARED_MAX
     overlap = Overlap(texts_of(snapshot, uuids)) if snapshot is not None and is_few else None
     return Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in uuids), overlap)
+
+
+async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
+    """The places of the memory blocks that show it, by id or with its words: what was shown while it waited may have
+    been stored under another id since, as an answer that was made anew is."""
+    blocks = [one for conversation in buffer.conversations() for one in conversation.blocks.items()]
+    shared = None if concern.overlap is None else concern.overlap.shared
+
+    def shows(block: Block) -> bool:
+        own = [chunk.uuid.hex() for chunk in block.chunks if chunk.topic_id == concern.topic_id]
+        return not concern.uuids.isdisjoint(own) or bool(own and shared is not None and shared(block.text))
+
+    return await asyncio.to_thread(lambda: frozenset(digest for digest, block in blocks if shows(block)))
 
 
 class ErasureFollower:

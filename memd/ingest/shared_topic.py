@@ -192,11 +192,13 @@ class SharedTopic(Topic):
             is_long = self._rows_bytes > max(BASE_BYTES_MIN, 2 * self._base_bytes)
             await self._saved(base=is_long)
 
-    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
+    async def forget(
+        self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
+    ) -> None:
         """See Topic: in the rows too."""
         await self.follow()
         async with self._turn:
-            self._drop(digests, uuids)
+            self._drop(digests, uuids, blocks)
             await self._send(base=True)
             await self._rewrite_copy(wiper)
 

@@ -286,18 +286,25 @@ class Topic:
             raise
         self._journal_behind = False
 
-    async def forget(self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper) -> None:
+    async def forget(
+        self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
+    ) -> None:
         """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
         overwrite what that was.
+
+        Args:
+            blocks: further blocks, by the digests of the messages before which they stand.
 
         Raises:
             StoreError: the journal cannot be written, or what it was may still be there.
         """
-        self._drop(digests, uuids)
+        self._drop(digests, uuids, blocks)
         await self._rewrite(wiper)
 
-    def _drop(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
+    def _drop(self, digests: Collection[bytes], uuids: Collection[bytes], blocks: Collection[bytes]) -> None:
         self.buffer.forget(digests, uuids)
+        for conversation in self.buffer.conversations() if blocks else ():
+            self.buffer.remove_blocks(conversation, [*blocks])
         for digest in digests:
             self.chunk_ids.pop(digest, None)
 

@@ -109,6 +109,7 @@ class TurnRunner:
         steps, record = self.steps, record_of(client)
         inquiry = self._topics.ask(steps.receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
+            holding.enter_context(steps.rememberer.receipts.awaited(asked.turn_id))
             try:
                 if asked.mode == "readonly" and await self._topics.existing(asked.topic_id, inquiry) is None:
                     return await self.without_memory(client, asked.without_memory("none"))  # no trace
