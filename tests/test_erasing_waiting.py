@@ -1,5 +1,5 @@
-"""Chats go on, answers are made anew, texts wait, the daemon is killed, and meanwhile chunks are erased: what was erased
-is in no file any more, whatever its clients still send in the same chats.
+"""Chats go on, answers are made anew, texts wait, the daemon is killed, and meanwhile chunks are erased: what was
+erased is in no file any more, whatever its clients still send in the same chats.
 
 Rule: the witness is the bytes of the files; a fact is a word that stands nowhere else.
 """
@@ -20,7 +20,7 @@ from effort import scaled
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 FACT = re.compile(rb"QX\d{5}Z")
-NAMES = "stove boat barometer staircase flag goat radio well window path ladder lamp harbour brother winter".split()
+NAMES = ["stove", "boat", "barometer", "staircase", "flag", "goat", "radio", "well", "window", "path", "ladder"]
 STEPS, CHATS_MAX = 120, 6
 WINDOW = 1_500
 """So that turns leave the prompt."""
