@@ -87,6 +87,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     del index
     before, started = _resident(), time.perf_counter()
     index = CompactIndex.load(files, written, checksum, size=count, labels=np.arange(count))
+    shown = index.without(np.zeros(count, dtype=np.bool_))
     figures["load s"] = time.perf_counter() - started
     queries = np.concatenate([made.some(QUERIES, 7), base[:QUERIES]])
     right = made.nearest(count, queries)
@@ -95,7 +96,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
         for warm in (False, True):  # what is mapped is read the first time
             for number in range(first, first + QUERIES):
                 start, cpu = time.perf_counter(), time.thread_time()
-                found = index.search(queries[number : number + 1], K)
+                found = index.search(queries[number : number + 1], K, shown)
                 if warm:
                     times.append(1000 * (time.thread_time() - cpu))
                     clock.append(1000 * (time.perf_counter() - start))

@@ -13,6 +13,7 @@ from drafts import DATA_DIR, adjusted, draft, live_contents, open_store, seal_al
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.index.sealed_index import SealedIndex
+from memd.store.log.columns import Bits
 from memd.store.log.format import HEADER_BYTES, scan_records
 from memd.store.store import Store
 
@@ -144,9 +145,9 @@ def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: 
     topic = open_store(files, segment_entries_max=10).topic("talk")
     load, both_failed = SealedIndex.load, threading.Barrier(2, timeout=60)
 
-    def load_together(index: SealedIndex) -> list[StoreError]:
+    def load_together(index: SealedIndex, dead: Bits) -> list[StoreError]:
         try:
-            return load(index)
+            return load(index, dead)
         except StoreError:
             both_failed.wait()
             raise

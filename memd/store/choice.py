@@ -36,7 +36,7 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
         number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted))
         for number, view in snapshot.views.items()
     }
-    indexes = [dataclasses.replace(view, dead=_dead_in(view.index, views), is_choice=True) for view in snapshot.indexes]
+    indexes = [IndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
@@ -125,7 +125,6 @@ def _dead_in(index: SealedIndex, views: Mapping[int, SegmentView]) -> Bits:
     return dead
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _ScannedIndexView(IndexView):
     """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
 

@@ -413,8 +413,8 @@ def indexes_without(
     others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
     made = []
     for one in others:
-        index = SealedIndex(files, own_index_file(layout, one), [one], dead=before.views[one.segment_id].dead)
+        index = SealedIndex(files, own_index_file(layout, one), [one])
         with suppress(StoreError):  # the first search drops it, and says so
-            index.load()
+            index.load(before.views[one.segment_id].dead)
         made.append(index)
     return made

@@ -2,8 +2,7 @@
 (after opening, an append, a seal, a merge, an erasure); the order of its log; and chunks that say exactly the same.
 
 Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the ones that it
-did not touch; the arrays of a view are never written to. Only the marks in a shared index change: rows that were marked
-after this snapshot was taken are read from disk and scanned. Entries are read only where their columns do not tell.
+did not touch; the arrays of a view are never written to. Entries are read only where their columns do not tell.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from memd.errors import StoreError
 from memd.selection import Selection
 from memd.store.disk import LocalDisk
 from memd.store.index.meta import IndexFile
-from memd.store.index.sealed_index import SealedIndex
+from memd.store.index.sealed_index import MergedPart, SealedIndex
 from memd.store.index.vectors import cosines
 from memd.store.lexical.postings import query_keys
 from memd.store.log.columns import (
@@ -182,15 +181,13 @@ class SegmentView:
         return origins[order], live[order]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class IndexView:
     """One index at one point in time."""
 
     index: SealedIndex
     dead: Bits
-    """Superseded or Deprecated, per label."""
-    is_choice: bool = False
-    """Whether others count too, which are marked dead here because they are not wanted."""
+    """Superseded or Deprecated, per label; of a choice all that are not wanted."""
 
     @property
     def matrix(self) -> Floats | None:
@@ -200,9 +197,13 @@ class IndexView:
     def nearest(self, queries: Floats, k: int) -> Rows:
         """Return labels that include the best `k` live ones for each query by score."""
         try:
-            return self.index.nearest(queries, k, self.dead, is_choice=self.is_choice)
+            return self.index.nearest(queries, k, self.dead, self._part)
         except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
             return self.index.scan(queries, k, self.dead)
+
+    @functools.cached_property
+    def _part(self) -> MergedPart | None:
+        return self.index.part(self.dead)
 
     def vectors(self, labels: Rows) -> Floats:
         """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
@@ -526,8 +527,7 @@ def first_snapshot(
     indexes = []
     for file in index_files:
         covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
-        dead = dead_labels(views, file.segment_ids)
-        indexes.append(IndexView(SealedIndex(files, file, covered, dead=dead), dead))
+        indexes.append(IndexView(SealedIndex(files, file, covered), dead_labels(views, file.segment_ids)))
     return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes))
 
 
@@ -555,11 +555,13 @@ def after_append(
         bits = views[segment_id].dead.copy()
         bits[rows] = True
         views[segment_id] = _view(views[segment_id].segment, bits)
-        for view in before.indexes:
-            if segment_id in view.index.segment_ids:
-                view.index.mark(segment_id, np.array(rows, dtype=np.intp))
     views[active.segment_id] = _view(active, dead)
-    indexes = [IndexView(view.index, view.index.dead) for view in before.indexes]
+    indexes = [
+        view
+        if overridden.keys().isdisjoint(view.index.segment_ids)
+        else IndexView(view.index, dead_labels(views, view.index.segment_ids))
+        for view in before.indexes
+    ]
     return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes)
 
 
@@ -580,12 +582,9 @@ def after_indexing(
         dead = before.views[number].dead
         assert len(segment.rows) == len(dead), "a record keeps its place, also an erased one"
         views[number] = _view(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
-    for index in indexes:
-        for number in index.segment_ids:
-            index.mark(number, np.flatnonzero(views[number].dead))
     covered = {*segments, *(number for index in indexes for number in index.segment_ids)}
     kept = [view for view in before.indexes if covered.isdisjoint(view.index.segment_ids)]
-    added = [IndexView(index, index.dead) for index in indexes]
+    added = [IndexView(index, dead_labels(views, index.segment_ids)) for index in indexes]
     return Snapshot(before.topic_id, views, uuid_index or before.uuid_index, _in_order([*kept, *added]))
 
 

@@ -262,8 +262,7 @@ class TopicLog:
             searched = None
             if growing.searchable:
                 file = own_index_file(self._layout, sealed)
-                dead = self._snapshot.views[segment_id].dead
-                searched = SealedIndex(self._files, file, [sealed], dead=dead, matrix=growing.matrix)
+                searched = SealedIndex(self._files, file, [sealed], growing.matrix)
                 self._complete_growing(growing)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
@@ -278,14 +277,15 @@ class TopicLog:
         Raises:
             StoreError: neither an index nor the log under it can be read.
         """
-        while missing := [view.index for view in self._snapshot.indexes if not view.index.is_loaded]:
-            for index in missing:
+        while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
+            for view in missing:
+                index = view.index
                 first, last = index.segment_ids[0], index.segment_ids[-1]
                 index.columns = index.columns or read_words(
                     self._files, self._layout.words(first, last), index.segments
                 )
                 try:
-                    problems = index.load()
+                    problems = index.load(view.dead)
                 except StoreError as error:
                     if len(index.segments) == 1:
                         raise
@@ -556,11 +556,7 @@ class TopicLog:
                 return  # another thread dropped it, or a merge replaced it
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
             self.claim.publish({}, merged_files(self._layout, [index]))
-            dead = {one.segment_id: self._snapshot.views[one.segment_id].dead for one in index.segments}
-            own = [
-                SealedIndex(self._files, own_index_file(self._layout, one), [one], dead=dead[one.segment_id])
-                for one in index.segments
-            ]
+            own = [SealedIndex(self._files, own_index_file(self._layout, one), [one]) for one in index.segments]
             self._snapshot = after_indexing(self._snapshot, own, {})
 
 

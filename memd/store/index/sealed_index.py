@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whol
 from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import (
     CompactIndex,
+    Shown,
     best_rows,
     multipliers,
     products,
@@ -51,31 +53,37 @@ BATCH_VECTORS = 500
 
 class _Merged(msgspec.Struct, frozen=True):
     index: CompactIndex
+    dead: Bits
+    """The labels that did not count when it was loaded."""
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
 
 
+class MergedPart(NamedTuple):
+    """The part of a merged index that one snapshot searches."""
+
+    shown: Shown
+    extras: Rows
+    extra_matrix: Floats
+
+
 class SealedIndex:
-    """One index and its extras. Any thread may search; an append marks what it supersedes."""
+    """One index and its extras. Any thread may search."""
 
     def __init__(
         self,
         files: LocalDisk,
         file: IndexFile,
         segments: Sequence[SealedSegment],
-        *,
-        dead: Bits,
         matrix: Floats | None = None,
     ) -> None:
-        """`segments` are those that `file` covers; `dead` are the labels that no longer count; `matrix`: as below."""
+        """`segments` are those that `file` covers; `matrix`: as below."""
         self.file = file
         self.segments = tuple(segments)
         self._files = files
         self._numbers = np.array(file.segment_ids, dtype=np.intp)
         self._starts = np.cumsum([0, *(len(segment.rows) for segment in segments)])
-        self._dead = dead
-        self._marking = threading.Lock()
         self._loading = threading.Lock()
         """Taken before the lock of a topic's state, the other one after it."""
         self._merged: _Merged | None = None
@@ -101,11 +109,6 @@ class SealedIndex:
         return self.file.segment_ids
 
     @property
-    def dead(self) -> Bits:
-        """The labels that do not count in the newest snapshot; the array is replaced, never changed."""
-        return self._dead
-
-    @property
     def is_loaded(self) -> bool:
         """Whether a search can begin without loading the file."""
         return self._merged is not None or self.matrix is not None
@@ -122,19 +125,11 @@ class SealedIndex:
         """Return a column of `columns.ROW`, per label."""
         return np.concatenate([segment.rows[name] for segment in self.segments])
 
-    def mark(self, segment_id: int, rows: Rows) -> None:
-        """Note that these rows no longer count."""
-        if len(rows):
-            labels = rows + int(self._starts[self.segment_ids.index(segment_id)])
-            with self._marking:
-                dead = self._dead.copy()
-                dead[labels] = True
-                self._dead = dead  # before the index: a search that no longer finds a row must see that it is dead
-                if self._merged is not None:
-                    self._merged.index.mark(labels)
-
-    def load(self) -> list[StoreError]:
+    def load(self, dead: Bits) -> list[StoreError]:
         """Load the index unless it is loaded. Returns the errors of vectors in the log that cannot be read.
+
+        Args:
+            dead: the labels that do not count.
 
         Raises:
             CorruptFile: the file of a merged one is not as it was written.
@@ -151,10 +146,8 @@ class SealedIndex:
             held = self._is_active & ~adjusted
             held[file.left_out] = False
             index = CompactIndex.load(self._files, file.path, file.checksum, size=size, labels=np.flatnonzero(held))
-            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~self._dead & ~held))
-            with self._marking:
-                index.mark(np.flatnonzero(self._dead))
-                self._merged = _Merged(index, extras, matrix)
+            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~dead & ~held))
+            self._merged = _Merged(index, dead, extras, matrix)
             return problems
 
     @property
@@ -171,33 +164,35 @@ class SealedIndex:
         """The utility multipliers of labels."""
         return self.multipliers[labels]
 
-    def nearest(self, queries: Floats, k: int, dead: Bits, *, is_choice: bool = False) -> Rows:
-        """Return labels that include the best `k` by score for each query, of those that counted when `dead` was
-        `self.dead`, in no order. With `is_choice`, more are in `dead`: what is not wanted.
+    def part(self, dead: Bits) -> MergedPart | None:
+        """Return the part of the index without these labels; None: it is of one segment, and scanned.
 
         Raises:
             StoreError: the index cannot be loaded.
         """
-        if not self.is_loaded:
-            self.load()
+        self.load(dead)
+        if (merged := self._merged) is None:
+            return None
+        # Rows count here that did not any more when it was loaded.
+        late = np.flatnonzero(merged.dead & ~dead & self._is_active)
+        late, vectors, _ = self.read_vectors(late[~merged.index.has(late)])
+        extras, matrix = np.concatenate([merged.extras, late]), np.concatenate([merged.extra_matrix, vectors])
+        return MergedPart(merged.index.without(dead), extras, matrix)
+
+    def nearest(self, queries: Floats, k: int, dead: Bits, part: MergedPart | None) -> Rows:
+        """Return labels that include the best `k` by score for each query, without those that are dead, in no order.
+
+        Args:
+            part: see `part`.
+        """
         started = time.perf_counter()
-        if self._merged is None:
+        if part is None or self._merged is None:
             found = self.scan(queries, k, dead)
         else:
-            found = self._among(self._merged, queries, k, dead, is_choice=is_choice)
+            labels = self._merged.index.search(queries, k, part.shown)
+            found = np.concatenate([labels, self._best(part.extras, part.extra_matrix, queries, k, dead)])
         self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
         return found
-
-    def _among(self, merged: _Merged, queries: Floats, k: int, dead: Bits, *, is_choice: bool) -> Rows:
-        labels = merged.index.search_among(queries, k, ~dead) if is_choice else merged.index.search(queries, k)
-        scanned, matrix = merged.extras, merged.extra_matrix
-        now = self._dead
-        if now is not dead:  # a row that died since then still counts here
-            late = np.setdiff1d(np.flatnonzero(now & ~dead & self._is_active), scanned, assume_unique=True)
-            late, vectors, _ = self.read_vectors(late)
-            scanned, matrix = np.concatenate([scanned, late]), np.concatenate([matrix, vectors])
-        labels = labels[~now[labels] & ~dead[labels]]  # one may be marked just after it was found
-        return np.concatenate([labels, self._best(scanned, matrix, queries, k, dead)])
 
     def vectors_of(self, labels: Rows) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
@@ -346,8 +341,8 @@ def write_merged(
     # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
     claim.publish({path: written, vouching: described}, trims=[vouching])
     file = IndexFile(path=path, segment_ids=segment_ids, checksum=meta.checksum, left_out=left_out)
-    merged = SealedIndex(claim.files, file, segments, dead=dead)
-    merged.load()  # mapped: what was built is let go
+    merged = SealedIndex(claim.files, file, segments)
+    merged.load(dead)  # mapped: what was built is let go
     return merged
 
 

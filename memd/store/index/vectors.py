@@ -2,7 +2,7 @@
 compact index of many segments, in numpy alone.
 
 Rule: an index is searched only when it is complete, and its file never changes after it was built; rows that must no
-longer be found are marked in the loaded index alone. A damaged file cannot crash anything, and yet it is read only
+longer be found are left out by whoever searches. A damaged file cannot crash anything, and yet it is read only
 after its checksum was verified. Vectors are unit vectors, so the inner product is the cosine. Cosines are rounded to
 COSINE_DECIMALS: a scan and an index add up the same product in different order, and equal vectors must tie wherever
 they lie.
@@ -24,6 +24,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -126,11 +127,17 @@ class _Arrays(msgspec.Struct):
     """(count, dimension)"""
 
 
-class CompactIndex:
-    """A complete index, its arrays in memory or mapped. Labels are numbers below `size`, not necessarily all of them.
+class Shown(NamedTuple):
+    """The part of a compact index that a search looks at."""
 
-    `search` may run in any thread; `mark` in one thread at a time.
-    """
+    is_hidden: Bits
+    """By position: left out."""
+    counts: Rows
+    """How many of each list are not."""
+
+
+class CompactIndex:
+    """A complete index, its arrays in memory or mapped. Labels are numbers below `size`, perhaps not all of them."""
 
     def __init__(self, arrays: _Arrays, size: int) -> None:
         self._arrays = arrays
@@ -139,8 +146,6 @@ class CompactIndex:
         self._positions = np.full(size, count, dtype=np.uint32)  # `count`: not in the index
         self._positions[arrays.labels] = np.arange(count, dtype=np.uint32)
         self._lengths: Rows = arrays.starts[1:].astype(np.intp) - arrays.starts[:-1]
-        self._hidden: tuple[Bits, Rows] = np.zeros(count, dtype=np.bool_), self._lengths
-        """By position, and how many of each list are not; both are replaced, never changed."""
 
     @classmethod
     def build(cls, sample: Floats, batches: Iterable[tuple[Rows, Floats]], *, count: int, size: int) -> CompactIndex:
@@ -183,7 +188,7 @@ class CompactIndex:
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory, as if all of the file were."""
-        return sum(array.nbytes for array in (*_of(self._arrays), self._positions, self._hidden[0]))
+        return sum(array.nbytes for array in (*_of(self._arrays), self._positions))
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of its file."""
@@ -195,27 +200,20 @@ class CompactIndex:
             yield from (bytes(data[start : start + _PIECE_BYTES]) for start in range(0, len(data), _PIECE_BYTES))
             yield bytes(_padded(array.nbytes) - array.nbytes)
 
-    def mark(self, rows: Rows) -> None:
-        """Keep these labels out of all searches from now on."""
-        hidden, visible = self._hidden
-        at = np.unique(self._positions[rows])
-        at = at[at < len(hidden)]
-        at = at[~hidden[at]]
-        if len(at):
-            hidden, lists = hidden.copy(), self._arrays.starts.searchsorted(at, "right") - 1
-            hidden[at] = True
-            self._hidden = hidden, visible - np.bincount(lists, minlength=len(visible))
+    def without(self, dead: Bits) -> Shown:
+        """Return the part of it without these labels (a bit for each)."""
+        is_hidden = dead[self._arrays.labels]
+        before = np.concatenate([[0], np.cumsum(~is_hidden)])[self._arrays.starts]
+        return Shown(is_hidden, before[1:] - before[:-1])
 
-    def search(self, queries: Floats, k: int) -> Rows:
-        """Return the best unmarked labels by cosine, at most k per query, each once."""
-        hidden, visible = self._hidden
-        return self._nearest(queries, k, hidden, visible)
+    def has(self, labels: Rows) -> Bits:
+        """Whether it has each of these labels."""
+        return np.asarray(self._positions[labels] < len(self._arrays.labels))
 
-    def search_among(self, queries: Floats, k: int, wanted: Bits) -> Rows:
-        """The same among the labels `wanted` (a bit for each)."""
-        hidden = self._hidden[0] | ~wanted[self._arrays.labels]
-        before = np.concatenate([[0], np.cumsum(~hidden)])[self._arrays.starts]
-        return self._nearest(queries, k, hidden, before[1:] - before[:-1])
+    def search(self, queries: Floats, k: int, shown: Shown) -> Rows:
+        """Return the best labels of a part by cosine, at most k per query, each once."""
+        found = [self._nearest_to(query, k, shown) for query in queries]
+        return np.unique(self._arrays.labels[np.concatenate(found)].astype(np.intp))
 
     def stored(self, rows: Rows) -> Floats:
         """Return the vectors of these labels to about 1e-4, shape (n, dimension); zeros for one that is not held."""
@@ -227,24 +225,20 @@ class CompactIndex:
         found[known] = self._arrays.heads[at] @ self._arrays.axes + residuals
         return found
 
-    def _nearest(self, queries: Floats, k: int, hidden: Bits, visible: Rows) -> Rows:
-        found = [self._nearest_to(query, k, hidden, visible) for query in queries]
-        return np.unique(self._arrays.labels[np.concatenate(found)].astype(np.intp))
-
-    def _nearest_to(self, query: Floats, k: int, hidden: Bits, visible: Rows) -> Rows:
+    def _nearest_to(self, query: Floats, k: int, part: Shown) -> Rows:
         """The positions of the best `k`."""
         arrays, starts = self._arrays, self._starts
         head = arrays.axes @ query
         nearest = np.argsort(-(arrays.centroids @ head))
-        root = len(hidden) ** 0.5
+        root = len(part.is_hidden) ** 0.5
         compared = max(_COMPARED_MIN, int(_COMPARED_ROOT * root), 3 * k)
         scanned = max(_SCANNED_MIN, int(_SCANNED_ROOT * root), 4 * compared)
-        enough = int(visible[nearest].cumsum().searchsorted(scanned)) + 1
+        enough = int(part.counts[nearest].cumsum().searchsorted(scanned)) + 1
         chosen = nearest[:enough]
         firsts, lengths = arrays.starts[chosen].astype(np.intp), self._lengths[chosen]
         at = np.arange(lengths.sum()) + np.repeat(firsts - lengths.cumsum() + lengths, lengths)
         about = np.concatenate([arrays.heads[starts[one] : starts[one + 1]] @ head for one in chosen.tolist()])
-        shown = np.flatnonzero(~hidden[at])
+        shown = np.flatnonzero(~part.is_hidden[at])
         shown = shown[best_rows(about[shown], compared)]
         at = at[shown]
         cosine = about[shown] + arrays.scales[at] * (arrays.codes[at].astype(np.float32) @ query)
