@@ -86,7 +86,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     written, checksum = write_index(files, path, index.pieces())
     del index
     before, started = _resident(), time.perf_counter()
-    index = CompactIndex.load(files, written, checksum, size=count, labels=np.arange(count))
+    index = CompactIndex.load(files, written, checksum, size=count)
     shown = index.without(np.zeros(count, dtype=np.bool_))
     figures["load s"] = time.perf_counter() - started
     queries = np.concatenate([made.some(QUERIES, 7), base[:QUERIES]])

@@ -29,7 +29,7 @@ from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
-from memd.store.log.columns import ROW, Records, Rows, rows_from
+from memd.store.log.columns import ROW, Records, rows_from
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -92,8 +92,6 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Of the .bin of each segment when it was sealed."""
     built_at: int
     """Microseconds since the epoch."""
-    left_out: bytes
-    """Ascending u32 labels of plain chunks that the index lacks: they were dead or unreadable when it was built."""
     hnsw_bytes: int = 0
     hnsw_crc: int = 0
     """Size and CRC32 of the .ivf."""
@@ -112,8 +110,6 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
     """Ascending."""
     checksum: FileChecksum = FileChecksum(0, 0)
     """Of a merged index."""
-    left_out: Rows = np.empty(0, dtype=np.intp)
-    """Ascending labels of plain chunks that it lacks."""
 
 
 AnyMeta = TypeVar("AnyMeta", SegmentMeta, MergedMeta)
@@ -212,7 +208,6 @@ def choose_merged(
                 path=layout.merged_index(first, last),
                 segment_ids=meta.segment_ids,
                 checksum=meta.checksum,
-                left_out=np.frombuffer(meta.left_out, dtype="<u4").astype(np.intp),
             )
         )
     return chosen, useless
@@ -242,11 +237,9 @@ def _fits(
     if len(ids) < 2 or (ids[0], ids[-1]) != name or any(number not in segments for number in ids):
         return False
     covered = [segments[number] for number in ids]
-    left_out = np.frombuffer(meta.left_out, dtype="<u4")
     return (
         meta.counts == tuple(len(segment.rows) for segment in covered)
         and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
-        and (not len(left_out) or int(left_out.max()) < sum(meta.counts))
         and files.size(layout.merged_index(*name)) == meta.hnsw_bytes
     )
 

@@ -142,11 +142,8 @@ class SealedIndex:
             if len(self.segments) == 1:
                 self.matrix, problems = self.segments[0].matrix()
                 return problems
-            adjusted = self._steps != 0
-            held = self._is_active & ~adjusted
-            held[file.left_out] = False
-            index = CompactIndex.load(self._files, file.path, file.checksum, size=size, labels=np.flatnonzero(held))
-            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~dead & ~held))
+            index = CompactIndex.load(self._files, file.path, file.checksum, size=size)
+            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~dead & ~index.held))
             self._merged = _Merged(index, dead, extras, matrix)
             return problems
 
@@ -174,8 +171,8 @@ class SealedIndex:
         if (merged := self._merged) is None:
             return None
         # Rows count here that did not any more when it was loaded.
-        late = np.flatnonzero(merged.dead & ~dead & self._is_active)
-        late, vectors, _ = self.read_vectors(late[~merged.index.has(late)])
+        late = np.flatnonzero(merged.dead & ~dead)
+        late, vectors, _ = self.read_vectors(late[self._is_active[late] & ~merged.index.held[late]])
         extras, matrix = np.concatenate([merged.extras, late]), np.concatenate([merged.extra_matrix, vectors])
         return MergedPart(merged.index.without(dead), extras, matrix)
 
@@ -243,7 +240,7 @@ class SealedIndex:
     def _dimension(self) -> int:
         return self.segments[0].header.dimension
 
-    @property
+    @cached_property
     def _is_active(self) -> Bits:
         return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
 
@@ -321,8 +318,7 @@ def write_merged(
         StoreWriteFailed: at most an .ivf that no .meta vouches for is left behind.
     """
     plain = np.concatenate([_plain(segment) for segment in segments])
-    index, held = _build(segments, plain & ~dead, give_way)
-    left_out = np.setdiff1d(np.flatnonzero(plain), held, assume_unique=True)
+    index = _build(segments, plain & ~dead, give_way)
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
     path = claim.layout.merged_index(first, last)
@@ -331,7 +327,6 @@ def write_merged(
         counts=tuple(len(segment.rows) for segment in segments),
         bin_crcs=tuple(segment.bin_crc for segment in segments),
         built_at=built_at,
-        left_out=left_out.astype("<u4").tobytes(),
     )
     written, checksum = write_index(claim.files, path, index.pieces())
     meta = msgspec.structs.replace(meta, hnsw_bytes=checksum.bytes, hnsw_crc=checksum.crc)
@@ -340,7 +335,7 @@ def write_merged(
         described = write_beside(claim.files, vouching, encode_meta(segments[0].header, meta))
     # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
     claim.publish({path: written, vouching: described}, trims=[vouching])
-    file = IndexFile(path=path, segment_ids=segment_ids, checksum=meta.checksum, left_out=left_out)
+    file = IndexFile(path=path, segment_ids=segment_ids, checksum=meta.checksum)
     merged = SealedIndex(claim.files, file, segments)
     merged.load(dead)  # mapped: what was built is let go
     return merged
@@ -352,9 +347,8 @@ def merged_files(layout: TopicLayout, indexes: Iterable[SealedIndex]) -> list[Pa
     return [path for span in spans for path in layout.merged(*span)]
 
 
-def _build(segments: Sequence[SealedSegment], wanted: Bits, give_way: Callable[[], None]) -> tuple[CompactIndex, Rows]:
-    """Index the readable ones of the labels `wanted`; returns the index and these labels."""
-    held: list[Rows] = [np.empty(0, dtype=np.intp)]
+def _build(segments: Sequence[SealedSegment], wanted: Bits, give_way: Callable[[], None]) -> CompactIndex:
+    """Index the readable ones of the labels `wanted`."""
 
     def vectors(labels: Rows) -> Iterator[tuple[Rows, Floats]]:
         start = 0
@@ -366,17 +360,11 @@ def _build(segments: Sequence[SealedSegment], wanted: Bits, give_way: Callable[[
                 yield found + start, matrix
             start += len(segment.rows)
 
-    def batches() -> Iterator[tuple[Rows, Floats]]:
-        for found, matrix in vectors(labels):
-            held.append(found)
-            yield found, matrix
-
     labels = np.flatnonzero(wanted)
     chosen = labels[:: max(1, len(labels) // max(1, sample_size(len(labels))))]
     none = np.empty((0, segments[0].header.dimension), dtype=np.float32)
     sample = np.concatenate([none, *(matrix for _, matrix in vectors(chosen))])
-    index = CompactIndex.build(sample, batches(), count=len(labels), size=len(wanted))
-    return index, np.concatenate(held)
+    return CompactIndex.build(sample, vectors(labels), count=len(labels), size=len(wanted))
 
 
 def _plain(segment: SealedSegment) -> Bits:

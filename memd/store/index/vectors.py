@@ -170,18 +170,18 @@ class CompactIndex:
         return cls(arrays, size)
 
     @classmethod
-    def load(cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, size: int, labels: Rows) -> CompactIndex:
+    def load(cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, size: int) -> CompactIndex:
         """Map an index that has this checksum.
 
         Raises:
-            CorruptFile: the file is not as it was written, or no index over exactly `labels`.
+            CorruptFile: the file is not as it was written, or has labels that are not below `size`.
         """
         data = files.map(path, checksum)
         try:
             arrays = _arrays_in(data)
         except (ValueError, struct.error) as error:
             raise CorruptFile(f"{path}: the index cannot be read ({error}); it is rebuilt from the log") from error
-        if not np.array_equal(np.sort(arrays.labels), labels):
+        if arrays.labels.max(initial=0) >= max(1, size):
             raise CorruptFile(f"{path}: the index belongs to other entries; it is rebuilt from the log")
         return cls(arrays, size)
 
@@ -206,9 +206,10 @@ class CompactIndex:
         before = np.concatenate([[0], np.cumsum(~is_hidden)])[self._arrays.starts]
         return Shown(is_hidden, before[1:] - before[:-1])
 
-    def has(self, labels: Rows) -> Bits:
-        """Whether it has each of these labels."""
-        return np.asarray(self._positions[labels] < len(self._arrays.labels))
+    @property
+    def held(self) -> Bits:
+        """Whether it has each label."""
+        return np.asarray(self._positions < len(self._arrays.labels))
 
     def search(self, queries: Floats, k: int, shown: Shown) -> Rows:
         """Return the best labels of a part by cosine, at most k per query, each once."""
