@@ -32,7 +32,7 @@ from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whol
 from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import (
     CompactIndex,
-    Shown,
+    VisibleLists,
     best_rows,
     multipliers,
     products,
@@ -63,7 +63,7 @@ class _Merged(msgspec.Struct, frozen=True):
 class MergedPart(NamedTuple):
     """The part of a merged index that one snapshot searches."""
 
-    shown: Shown
+    lists: VisibleLists
     extras: Rows
     extra_matrix: Floats
 
@@ -186,7 +186,7 @@ class SealedIndex:
         if part is None or self._merged is None:
             found = self.scan(queries, k, dead)
         else:
-            labels = self._merged.index.search(queries, k, part.shown)
+            labels = self._merged.index.search(queries, k, part.lists)
             found = np.concatenate([labels, self._best(part.extras, part.extra_matrix, queries, k, dead)])
         self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
         return found

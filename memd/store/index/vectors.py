@@ -127,7 +127,7 @@ class _Arrays(msgspec.Struct):
     """(count, dimension)"""
 
 
-class Shown(NamedTuple):
+class VisibleLists(NamedTuple):
     """The part of a compact index that a search looks at."""
 
     is_hidden: Bits
@@ -200,18 +200,18 @@ class CompactIndex:
             yield from (bytes(data[start : start + _PIECE_BYTES]) for start in range(0, len(data), _PIECE_BYTES))
             yield bytes(_padded(array.nbytes) - array.nbytes)
 
-    def without(self, dead: Bits) -> Shown:
+    def without(self, dead: Bits) -> VisibleLists:
         """Return the part of it without these labels (a bit for each)."""
         is_hidden = dead[self._arrays.labels]
         before = np.concatenate([[0], np.cumsum(~is_hidden)])[self._arrays.starts]
-        return Shown(is_hidden, before[1:] - before[:-1])
+        return VisibleLists(is_hidden, before[1:] - before[:-1])
 
     @property
     def held(self) -> Bits:
         """Whether it has each label."""
         return np.asarray(self._positions < len(self._arrays.labels))
 
-    def search(self, queries: Floats, k: int, shown: Shown) -> Rows:
+    def search(self, queries: Floats, k: int, shown: VisibleLists) -> Rows:
         """Return the best labels of a part by cosine, at most k per query, each once."""
         found = [self._nearest_to(query, k, shown) for query in queries]
         return np.unique(self._arrays.labels[np.concatenate(found)].astype(np.intp))
@@ -226,7 +226,7 @@ class CompactIndex:
         found[known] = self._arrays.heads[at] @ self._arrays.axes + residuals
         return found
 
-    def _nearest_to(self, query: Floats, k: int, part: Shown) -> Rows:
+    def _nearest_to(self, query: Floats, k: int, part: VisibleLists) -> Rows:
         """The positions of the best `k`."""
         arrays, starts = self._arrays, self._starts
         head = arrays.axes @ query
