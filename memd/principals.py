@@ -18,6 +18,8 @@ from memd.errors import Forbidden
 
 Right = Literal["read", "write", "correct", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
+_DO = {**{right: right for right in RIGHTS}, "admin": "administer (admin)"}
+"""In a sentence: it has no right to …"""
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
 SECRET_PREFIX = "memd_"  # noqa: S105  # what all begin with
 """Of each secret that `memd token` makes, so that people and scanners of secrets know one."""
@@ -47,7 +49,7 @@ class Principal(msgspec.Struct, frozen=True):
             Forbidden: it has none there, be there such a topic or not.
         """
         if not self.may(right, topic_id):
-            message = f"the token {self.name!r} has no right to {right} in the topic {topic_id[:140]!r}"
+            message = f"the token {self.name!r} has no right to {_DO[right]} in the topic {topic_id[:140]!r}"
             where = f", only in {', '.join(self.topics)}" if right in self.rights else ""
             raise Forbidden(message + where, topic_id)
 
@@ -58,7 +60,8 @@ class Principal(msgspec.Struct, frozen=True):
             Forbidden: it has none anywhere.
         """
         if right not in self.rights:
-            raise Forbidden(f"the token {self.name!r} has no right to {right}; it may {', '.join(sorted(self.rights))}")
+            may = ", ".join(_DO[one] for one in sorted(self.rights))
+            raise Forbidden(f"the token {self.name!r} has no right to {_DO[right]}; it may {may}")
 
     def check_everywhere(self, right: Right) -> None:
         """Make sure of the right in every topic.
@@ -68,7 +71,8 @@ class Principal(msgspec.Struct, frozen=True):
         """
         self.check_somewhere(right)
         if not self.may_everywhere(right):
-            raise Forbidden(f"this needs the right to {right} in every topic; the token {self.name!r} has it in some")
+            needed = f"this needs the right to {_DO[right]} in every topic"
+            raise Forbidden(f"{needed}; the token {self.name!r} has it in some")
 
     def may_everywhere(self, right: Right) -> bool:
         """Whether it has the right in every topic, which what concerns the whole daemon asks for."""

@@ -138,6 +138,8 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert [word for word in words if word.encode() in written] == []
     assert team.run("backup", str(tmp_path / "backup")).returncode == 0
     head = team.run("audit", "--head").stdout.strip()
+    first = team.run("audit", "--verify").stdout
+    assert re.search(r"none changed\. Its head is \d+:[0-9a-f]{10,15}… \(`memd audit --head`", first), first
     daemon.terminate()
     after = team.acts("--expect", head)
     assert [(one["act"], one["from"]) for one in after if one["act"] == "backup"] == [("backup", "memd backup")]

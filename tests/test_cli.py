@@ -302,7 +302,7 @@ def test_export_into_a_file_replaces_it(log_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("old")
     result = memd("export", "--data-dir", log_dir, "--output", output)
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.exit_code == 0 and result.stdout.startswith(f"{output}: {ENTRIES + 1:,} entries, ")
     assert len(output.read_text().splitlines()) == ENTRIES + 1
     assert list(tmp_path.iterdir()) == [output]
 
@@ -335,3 +335,19 @@ def test_a_reader_that_has_seen_enough_ends_an_export_quietly(log_dir: Path) -> 
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("command", [["serve", "--port"], ["turn", "--limit"], ["search", "key", "--limit"]])
+def test_what_is_no_number_is_told_with_the_numbers_that_are(command: list[str]) -> None:
+    result = memd(*command, "abc")
+    assert result.exit_code == 2 and re.search(r"'abc' is no whole number from \d to [\d,]+\.", result.stderr)
+
+
+def test_a_backup_that_is_not_there_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    missing, other = tmp_path / "missing", tmp_path / "other"
+    other.mkdir()
+    (other / "notes.md").write_text("The spare key is with Ann.")
+    for folder, reason in ((missing, "there is no such folder"), (other, "has nothing of memd in it")):
+        result = memd("verify", folder)
+        assert result.exit_code == 2
+        assert one_line(result) == f"memd: {folder}: {reason}; name the folder that `memd backup` wrote to\n"

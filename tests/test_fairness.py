@@ -254,7 +254,7 @@ def test_a_daemon_rests_while_other_programs_want_the_processor_and_a_command_go
 ) -> None:
     delayed, rested = itertools.count(), list[float]()
     monkeypatch.setattr(priority, "_delayed_seconds", lambda: float(next(delayed)))
-    monkeypatch.setattr(priority.time, "sleep", rested.append)
+    monkeypatch.setattr(time, "sleep", rested.append)
     for is_awaited, rests in ((False, [priority.WAIT_SECONDS_MAX] * 2), (True, [])):
         work = Priority(is_awaited=is_awaited).for_background()
         rested.clear()

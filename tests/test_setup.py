@@ -273,6 +273,8 @@ def test_the_model_server_of_the_running_daemon_is_asked_and_not_that_of_the_set
     assert "No model server" not in told
 
 
-def test_a_question_that_is_left_open_ends_its_line(home: Path, run: Run) -> None:
+def test_a_question_that_nobody_can_answer_ends_its_line_and_says_what_to_do(home: Path, run: Run) -> None:
     (home / ".codex").mkdir()
-    assert run("codex", "--model", "tiny").stderr == "\nAborted!\n"
+    left = run("codex", "--model", "tiny")
+    assert left.exit_code == 1 and not (home / ".codex" / "config.toml").exists()
+    assert left.stderr == "\nmemd: nobody is here to answer, so this was not done; --yes does it without asking\n"

@@ -54,6 +54,7 @@ from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
 from memd.store.layout import (
+    CLUSTER_NAME,
     CONVERSION_NAME,
     GRANTS_NAME,
     KEY_NAME,
@@ -68,8 +69,8 @@ from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenList
+from memd.store.tools.backup import MARKER_NAME, note_backup
 from memd.store.tools.backup import backup as back_up
-from memd.store.tools.backup import note_backup
 from memd.store.tools.conversations import FORMS, conversations, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics
@@ -92,6 +93,10 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
     Example: memd verify
     """
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; name the folder that `memd backup` wrote to")
+    if folder is not None and not (topic_ids_in(LocalDisk(), Path(folder)) or _is_known(Path(folder))):
+        raise ConfigError(f"{folder}: has nothing of memd in it; name the folder that `memd backup` wrote to")
     config = config_of_existing(config_path, {"data_dir": folder or data_dir})
     if folder is None:
         with topics_folder(config) as (checked, files):
@@ -111,6 +116,10 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
         for line in report.lines:
             click.echo(line)
     return 0 if report.ok else FOUND_SOMETHING
+
+
+def _is_known(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (MARKER_NAME, LOCK_NAME, CLUSTER_NAME))
 
 
 @click.command()
@@ -143,6 +152,9 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
                     done.count += 1
             file.flush()
             note = waiting_note(waiting_messages(folder, files, topic))
+        if atomic:
+            told = f"conversations as {form}" if form else counted(done.count, "entry")
+            click.echo(f"{output}: {told}, {sized(Path(output).stat().st_size)}")
         if note:
             click.echo(f"memd: {note}", err=True)
     except BrokenPipeError:

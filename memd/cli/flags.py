@@ -27,6 +27,22 @@ FILES_TOLD = 10
 Command = Callable[..., int]
 
 
+class Number(click.IntRange):
+    """A whole number within bounds, said in words where it is none."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See `click.ParamType.convert`."""
+        try:
+            number: int = super().convert(value, param, ctx)
+        except click.BadParameter:
+            least, most = (None if one is None else f"{one:,}" for one in (self.min, self.max))
+            bounds = f" from {least} to {most}" if least and most else f" of at least {least}" if least else ""
+            self.fail(f"{value!r} is no whole number{bounds}.", param, ctx)
+        return number
+
+
 class WholeSentences(click.Group):
     """A group whose help has the first sentence of each command, uncut."""
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from memd.admin import reads, status, turns
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.turns import TurnReplay, TurnsPage
-from memd.cli.flags import with_settings
+from memd.cli.flags import Number, with_settings
 from memd.cli.operations import RouteAnswer, json_flag, shows
 from memd.cli.operations import show as show_answer
 from memd.cli.running import daemon_for
@@ -102,7 +102,7 @@ QUESTION_CHARACTERS = 60
 @click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
 @click.option("--then", is_flag=True, help="The same out of what was stored when the turn began.")
 @click.option("--topic", help="Without ID: only turns of this topic.")
-@click.option("--limit", type=click.IntRange(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
+@click.option("--limit", type=Number(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
 @click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
 @json_flag
 @click.argument("turn_id", metavar="[ID]", required=False)

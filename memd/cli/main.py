@@ -109,7 +109,10 @@ class CommandGroup(click.Group):
             ctx.exit(super().invoke(ctx))
         except click.Abort:
             click.echo(err=True)  # ends the line of the question
-            raise
+            if sys.stdin.isatty():
+                raise
+            click.echo("memd: nobody is here to answer, so this was not done; --yes does it without asking", err=True)
+            ctx.exit(FOUND_SOMETHING)
         except MemdError as error:
             click.echo(f"memd: {error}", err=True)
             is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect as shape
 
 from memd.admin.routing import route_of
-from memd.cli.flags import FOUND_SOMETHING, Command, with_settings
+from memd.cli.flags import FOUND_SOMETHING, Command, Number, with_settings
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.tables import Lines, print_lines
 from memd.errors import BadQuestion
@@ -124,7 +124,7 @@ def _option(kind: type[msgspec.Struct], name: str, flag: str) -> Callable[[Comma
     elif isinstance(info, shape.LiteralType):
         more["type"] = click.Choice(list(map(str, info.values)))
     elif isinstance(info, shape.IntType):
-        more["type"] = click.IntRange(info.ge, info.le)
+        more["type"] = Number(info.ge, info.le)
     elif isinstance(info, shape.CustomType):
         more["metavar"] = "TIME"
     if field.default not in (msgspec.NODEFAULT, None, "", (), False) and "Default" not in told:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from memd.cli.flags import (
+    Number,
     config_of,
     key_flag,
     key_of,
@@ -38,7 +39,7 @@ _SETTINGS_OF = {
     "admin_port": "admin.port",
     "log_level": "log.level",
 }
-_PORT = click.IntRange(0, 65_535)
+_PORT = Number(0, 65_535)
 SWITCH_SECONDS = 0.001
 """A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
 25 MB with 300,000 tool calls other requests take 5 ms and not 13 (bench/NOTES.md, 2026-11-27)."""

@@ -304,6 +304,7 @@ def _grant_list(config: Config) -> Iterator[GrantList]:
 
 
 IDS_SHOWN, ID_DIGITS = 3, 8
+HEAD_SHOWN = 16
 FIRST_ERROR = 400
 
 
@@ -345,7 +346,8 @@ def _state(answer: AuditAnswer, config: Config) -> Lines:
         why = "audit.record is never" if config.audit.record == "never" else begins
         return [f"No audit is kept in {config.data_dir}: {why}. Only requests to a model are known, by their receipts."]
     lines = counted(chain.lines, "line")
-    told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {chain.head}"]
+    head = f"{chain.head[:HEAD_SHOWN]}… (`memd audit --head` prints all of it)"
+    told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {head}"]
     if not chain.is_whole:
         told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
     if config.cluster.is_on:

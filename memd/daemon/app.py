@@ -362,7 +362,9 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
     facts = server.facts
     if server.is_up:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
-        line = f"  upstream               {server.url}  ({facts.model or 'model unknown'}, {window})"
+        listed = next(iter(server.models)) if len(server.models) == 1 else counted(len(server.models), "model")
+        model = facts.model or (listed if server.models else "model as each request names it")
+        line = f"  upstream               {server.url}  ({model}, {window})"
         notes = [] if facts.window else [window_unknown(facts)]
         notes += [NO_TEMPLATE] if facts.lacks_template else []
         return [line, *(f"                         {note}" for note in notes)]
