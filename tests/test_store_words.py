@@ -47,8 +47,7 @@ def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
     columns = TopicColumns(topic, [text], NOTHING_PENDING, EVERYTHING, (), ())
     found: dict[str, float] = {}
-    columns.find(np.zeros((0, DIMENSION), np.float32))
-    for pool in columns.pools(DIMENSION):
+    for pool in columns.pools(np.zeros((1, DIMENSION), np.float32)):
         has = pool.counts & (pool.words[:, 0] > 0)
         places = list(zip(pool.segment[has].tolist(), pool.row[has].tolist(), strict=True))
         entries = columns.entries(places)

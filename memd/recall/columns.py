@@ -102,6 +102,8 @@ class Pool(NamedTuple):
     row: Rows
     vectors: Floats
     """Unit vectors, (m, dimension); zeros where there is none, or one of another model."""
+    centred: Floats
+    """The same without the topic's mean; see `TopicColumns.centred`."""
     words: Floats
     """BM25, (m, p)."""
     competes: Bits
@@ -321,10 +323,6 @@ class TopicColumns:
             self._sources.append(GrowingSource(self._still_pending(wanted), (), visible))
         self._columns = [one.columns for one in self._sources if one.columns is not None]
         self._total = sum(one.count for one in self._columns)
-        self._found: list[list[Rows]] = []
-        """Labels, of each source."""
-        self._read: dict[ChunkSource, tuple[Rows, Floats]] = {}
-        """Labels, ascending, whose vectors were read."""
 
     def _still_pending(self, wanted: Selection) -> SegmentView:
         """The chunks that wait, without those stored meanwhile and those not wanted."""
@@ -349,10 +347,9 @@ class TopicColumns:
         return sum(int(np.count_nonzero(one.competes)) for one in self._sources)
 
     @cached_property
-    def mean(self) -> Floats | None:
-        """The topic's mean vector, weighed by how many chunks it is of; None without any: who talks there, and what
-        about, says nothing about one of its chunks. Vectors of another model are no part of it; of a sealed segment
-        with such there is no index."""
+    def _mean(self) -> Floats | None:
+        """The topic's mean vector, weighed by how many chunks it is of; None without any. Vectors of another model are
+        no part of it; of a sealed segment with such there is no index."""
         means = [
             (one.columns.mean_sum, one.columns.mean_count)
             for one in self._sources
@@ -363,6 +360,16 @@ class TopicColumns:
         ]
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
+
+    def centred(self, vectors: Floats) -> Floats:
+        """Vectors without the topic's mean, of unit length again: who talks there, and what about, says nothing about
+        one of its chunks. Zeros stay zeros."""
+        mean = self._mean
+        if mean is None or len(mean) != vectors.shape[1]:
+            return vectors
+        apart = vectors - mean
+        apart *= (vectors.any(axis=1) / np.maximum(np.linalg.norm(apart, axis=1), 1e-3))[:, None]
+        return apart
 
     @cached_property
     def _keys(self) -> list[Keys]:
@@ -414,22 +421,20 @@ class TopicColumns:
         words = {word.capitalize() for word in _WORD.findall(self._parts[part]) if not is_stopword(word.lower())}
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
-    def find(self, vectors: Floats) -> None:
-        """Find what competes by these vectors, (n, dimension), beside what was found before; at first also by words."""
-        if not self._found:
-            self._found = [source.worded(self.terms) for source in self._sources]
-        for source, labels in zip(self._sources, self._found, strict=True):
-            labels += source.nearest(vectors)
-
-    def pools(self, dimension: int) -> list[Pool]:
-        """The columns of all that was found."""
-        found = zip(self._sources, self._found, strict=True)
-        nothing = np.empty(0, np.intp)
-        return [self._pool(source, np.concatenate([nothing, *some]), dimension) for source, some in found]
+    def pools(self, vectors: Floats) -> list[Pool]:
+        """The columns of all that words find, or the vectors of the parts, (p, dimension), of which zeros find nothing.
+        """
+        nothing, known = np.empty(0, np.intp), vectors[vectors.any(axis=1)]
+        found = [[nothing, *source.worded(self.terms), *source.nearest(known)] for source in self._sources]
+        dimension = vectors.shape[1]
+        return [
+            self._pool(source, np.concatenate(some), dimension)
+            for source, some in zip(self._sources, found, strict=True)
+        ]
 
     def _pool(self, source: ChunkSource, labels: Rows, dimension: int) -> Pool:
         labels = source.beside(labels)
-        vectors, (segment, row) = self._vectors(source, labels), source.places(labels)
+        vectors, (segment, row) = source.vectors(labels), source.places(labels)
         tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(
             np.intp
         )
@@ -444,6 +449,7 @@ class TopicColumns:
             segment,
             row,
             vectors,
+            self.centred(vectors),
             source.words(self.terms, labels),
             source.competes[labels],
             source.counts[labels],
@@ -451,19 +457,6 @@ class TopicColumns:
             tokens,
             source.follows(labels),
         )
-
-    def _vectors(self, source: ChunkSource, labels: Rows) -> Floats:
-        """The vectors of labels, of which most were found, and read, before the model had read the question."""
-        if source not in self._read:
-            found = source.vectors(labels)
-        else:
-            read, vectors = self._read[source]
-            at = np.minimum(read.searchsorted(labels), max(0, len(read) - 1))
-            is_new = read[at] != labels if len(read) else np.ones(len(labels), np.bool_)
-            found = np.empty((len(labels), vectors.shape[1]), np.float32)
-            found[~is_new], found[is_new] = vectors[at[~is_new]], source.vectors(labels[is_new])
-        self._read[source] = labels, found
-        return found
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
         """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""

@@ -44,7 +44,7 @@ STEP_WEIGHT = 0.5
 block before what the user asked for."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
-SECOND_SHARE = 0.2
+SECOND_SHARE = 0.4
 """Of a chunk's score for the part that it answers second best, beside the best: of two that answer one part as well, as
 near copies do, the one that has the other part too goes first."""
 ECHOES_MAX = 16
@@ -117,21 +117,22 @@ class Field:
         """Whether a part has an identifier that some chunk has: a witness by itself."""
         few = min(max(1, sum(topic.competing for topic in topics)), MANY_CHUNKS)
         self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / few)
-        self._find(vectors, vectors)
+        self._asked = vectors.copy()
+        self._find()
 
     def read_again(self, numbers: Sequence[int], vectors: Floats) -> None:
-        """Take other vectors of some parts; what is found by them competes too."""
-        replaced = self._asked.copy()
-        replaced[list(numbers)] = vectors
-        self._find(replaced, vectors)
+        """Take the model's vectors of some parts; those for which the table had one find nothing else by them."""
+        was_known = self._asked[list(numbers)].any(axis=1).all()
+        self._asked[list(numbers)] = vectors
+        if was_known:
+            self._place()
+        else:
+            self._find()
 
-    def _find(self, asked: Floats, new: Floats) -> None:
-        self._asked = asked
-        for name in ("_near", "uuids", "said_at"):
+    def _find(self) -> None:
+        for name in ("uuids", "said_at"):
             self.__dict__.pop(name, None)
-        for topic in self._topics:
-            topic.find(new[new.any(axis=1)])
-        found = [(topic, topic.pools(asked.shape[1])) for topic in self._topics]
+        found = [(topic, topic.pools(self._asked)) for topic in self._topics]
         self._pools = [pool for _, pools in found for pool in pools]
         self._owners = [topic for topic, pools in found for _ in pools]
         self._starts = np.cumsum([0, *(len(pool.row) for pool in self._pools)])
@@ -142,39 +143,24 @@ class Field:
         self.tokens: Rows = self._stacked("tokens")
         self._follows: Bits = self._stacked("follows")
         self._vectors: Floats = self._stacked("vectors")
+        self._centred: Floats = self._stacked("centred")
         self._place()
         if len(self._topics) > 1:
             self._leave_to_own()
 
     def _place(self) -> None:
         """The cosines of all chunks to all parts, as they are and without the topic's mean, (m, p)."""
-        asked, vectors = self._asked, self._vectors
-        self.raw = vectors @ asked.T
-        self._means = np.zeros((len(self._owners), vectors.shape[1]), np.float32)
-        for place, owner in enumerate(self._owners):
-            if (mean := owner.mean) is not None and len(mean) == vectors.shape[1]:
-                self._means[place] = mean
-        # |v - m| and (v - m) (q - m) from v m, q m and v q: no second matrix is made.
-        sizes = self._starts[1:] - self._starts[:-1]
-        self._pool_of = np.repeat(np.arange(len(sizes)), sizes)
-        square = np.einsum("sd,sd->s", self._means, self._means)
-        to_mean = np.concatenate(
-            [vectors[s:e] @ mean for mean, (_, _, s, e) in zip(self._means, self._slices(), strict=True)]
-        )
-        length = np.einsum("md,md->m", vectors, vectors)
-        length = np.where(length > 0, np.maximum(length - 2 * to_mean + square[self._pool_of], 1e-6), np.inf)
-        self._length = np.sqrt(length)[:, None]
-        of_parts = self._means @ asked.T
-        known = asked.any(axis=1)
-        apart = np.where(known, 1 - 2 * of_parts + square[:, None], np.inf)
-        centred = self.raw - to_mean[:, None] + (square[:, None] - of_parts)[self._pool_of]
-        self.centred: Floats = centred / (self._length * np.sqrt(np.maximum(apart, 1e-6))[self._pool_of])
+        self.__dict__.pop("_near", None)
+        asked, slope, offset = self._asked, *self._scale
+        self.raw = self._vectors @ asked.T
+        pools = zip(self._owners, self._pools, strict=True)
+        self.centred: Floats = np.concatenate([pool.centred @ owner.centred(asked).T for owner, pool in pools])
         waiting = np.concatenate([pool.segment == PENDING_SEGMENT for pool in self._pools])
         if waiting.any():
             self.raw[waiting] = np.minimum(self.raw[waiting] / TABLE_COSINE, 1)
             self.centred[waiting] = np.minimum(self.centred[waiting] / TABLE_COSINE, 1)
         if self._scale != (1.0, 0.0):
-            self.raw = np.where(known, np.minimum(self.raw * self._scale[0] + self._scale[1], 1), 0)
+            self.raw = np.where(asked.any(axis=1), np.minimum(self.raw * slope + offset, 1), 0)
         np.maximum(self.centred, 0, out=self.centred)
 
     def is_clear(self) -> NDArray[np.bool_]:
@@ -263,10 +249,8 @@ class Field:
         weights = np.take_along_axis(own, best, axis=0) * (np.take_along_axis(offered, best, axis=0) > 0)
         most = weights.max(axis=0, initial=0)
         weights = weights / np.maximum(weights.sum(axis=0), 1e-9)
-        apart = (self._vectors[best] - self._means[self._pool_of[best]]) / self._length[best]
-        middle = np.einsum("kp,kpd->pd", weights, apart)
-        like = self._vectors @ middle.T - (self._means @ middle.T)[self._pool_of]
-        like = np.maximum(like / self._length, 0)
+        middle = np.einsum("kp,kpd->pd", weights, self._centred[best])
+        like = np.maximum(self._centred @ middle.T, 0)
         return np.asarray(like * (most / np.maximum(like.max(axis=0, initial=0), 1e-6)), np.float32)
 
     def _beside(self) -> tuple[Rows, Rows]:
