@@ -368,7 +368,8 @@ class TopicColumns:
         if mean is None or len(mean) != vectors.shape[1]:
             return vectors
         apart = vectors - mean
-        apart *= (vectors.any(axis=1) / np.maximum(np.linalg.norm(apart, axis=1), 1e-3))[:, None]
+        sizes, before = np.einsum("md,md->m", apart, apart), np.einsum("md,md->m", vectors, vectors)
+        apart *= np.where(before > 0, 1 / np.sqrt(np.maximum(sizes, 1e-6)), np.float32(0))[:, None]
         return apart
 
     @cached_property
