@@ -100,8 +100,7 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     past = TopicAsOf(told.log, moments[10])
     columns = TopicColumns(past, ["chunk"], NOTHING_PENDING, EVERYTHING, (), ())
     found: list[int] = []
-    columns.find(np.zeros((0, DIMENSION), np.float32))
-    for one in columns.pools(DIMENSION):
+    for one in columns.pools(np.zeros((1, DIMENSION), np.float32)):
         has = one.counts & (one.words[:, 0] > 0)
         found += one.source.column("canonical_id", one.labels[has]).tolist()
     assert sorted(found) == sorted(

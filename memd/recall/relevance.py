@@ -44,7 +44,7 @@ STEP_WEIGHT = 0.5
 block before what the user asked for."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
-SECOND_SHARE = 0.4
+SECOND_SHARE = 0.2
 """Of a chunk's score for the part that it answers second best, beside the best: of two that answer one part as well, as
 near copies do, the one that has the other part too goes first."""
 ECHOES_MAX = 16
