@@ -423,7 +423,7 @@ class TopicColumns:
         return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
 
     def pools(self, vectors: Floats) -> list[Pool]:
-        """The columns of all that words find, or the vectors of the parts, (p, dimension), of which zeros find nothing."""
+        """The columns of what words find, or the vectors of the parts, (p, dimension); one of zeros finds nothing."""
         nothing, known = np.empty(0, np.intp), vectors[vectors.any(axis=1)]
         found = [[nothing, *source.worded(self.terms), *source.nearest(known)] for source in self._sources]
         dimension = vectors.shape[1]
