@@ -362,9 +362,7 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
     facts = server.facts
     if server.is_up:
         window = f"window {facts.window:,} tokens" if facts.window else "window unknown yet"
-        listed = next(iter(server.models)) if len(server.models) == 1 else counted(len(server.models), "model")
-        model = facts.model or (listed if server.models else "model as each request names it")
-        line = f"  upstream               {server.url}  ({model}, {window})"
+        line = f"  upstream               {server.url}  ({facts.model or 'the model that a request names'}, {window})"
         notes = [] if facts.window else [window_unknown(facts)]
         notes += [NO_TEMPLATE] if facts.lacks_template else []
         return [line, *(f"                         {note}" for note in notes)]
