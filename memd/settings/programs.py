@@ -18,6 +18,7 @@ Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip",
 _STANDS_FOR = {
     "TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>",
     "REST": r"[\s\S]*",
+    "OPENS_LINE": r"<(?<![^\n]<)",
 }
 """Words in a pattern of the table, which says what they mean."""
 
