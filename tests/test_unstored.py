@@ -16,6 +16,8 @@ from archiver_stage import DIMENSION, Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from effort import scaled, steps
 from histories import receive, said, talk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import memd.recall.retrieve
@@ -30,6 +32,7 @@ from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
+from memd.store.pending import ROWS_AT_ONCE, PendingChunk, PendingSegment
 from memd.store.store import TopicLog
 
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
@@ -113,6 +116,56 @@ async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_reque
         await asyncio.gather(*others)
         (found,) = await recalled(stage, "Where is the spare lamp of the lighthouse?", opening.result().log)
         assert LAMP[1][2:] in found.entry.displayed
+
+
+async def test_searches_do_not_wait_for_all_of_a_long_message_that_comes_into_their_columns(topic: Topic) -> None:
+    sentences = " ".join(f"The berth {n} at the northern pier belongs to boat {n * 7}." for n in range(4_000))
+    conversation = talk(topic.buffer, f"u:{sentences}", "a:Noted.")
+    topic.unstored()
+    cutting = threading.Thread(target=topic.cutter.cut, args=(list(each_part(conversation)),))
+    cutting.start()
+    seen, unstored = 0, topic.unstored()
+    while not seen:
+        seen = len(unstored.chunks(until=0.0))
+    cutting.join()
+    assert seen < len(unstored.chunks(until=0.0))
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_segment_that_is_made_anew_holds_what_the_former_one_holds_whatever_changes_meanwhile(
+    data: st.DataObject,
+) -> None:
+    chunks = [pending(number) for number in range(4 * ROWS_AT_ONCE)]
+    held = [*chunks]
+    segment = PendingSegment(0)
+    segment.hold(chunks)
+
+    def change(most: int) -> None:
+        nonlocal segment
+        leave = data.draw(st.integers(0, min(most, len(held) - 1)))
+        for _ in range(leave):
+            segment = segment.release([held.pop(data.draw(st.integers(0, len(held) - 1)))])
+        more = data.draw(st.lists(st.sampled_from(chunks), max_size=3, unique_by=id))
+        segment.hold(more)
+        held.extend(more)
+
+    change(3 * ROWS_AT_ONCE)
+    made = []
+    for one in segment.renewals():
+        made.append(one)
+        change(5)
+    new = made[-1]
+    assert {one.entry.uuid for one in new.view()} == {one.entry.uuid for one in held}
+    for chunk in held[:-1]:
+        assert new.release([chunk]) is new, "somebody has it still"
+    assert not new.release(held[-1:]).count
+
+
+def pending(number: int) -> PendingChunk:
+    draft = Draft(uuid=number.to_bytes(16), content=f"Chunk {number}.", vector=b"", created_at=1, roles=("user",))
+    entry = draft.as_entry(public_id=f"{number:04x}", canonical_id=number + 1, group_left=0)
+    return PendingChunk(draft, entry, np.zeros(0, np.float32))
 
 
 async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(

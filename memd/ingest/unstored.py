@@ -29,7 +29,7 @@ from memd.entries import Draft, Entry
 from memd.ingest.pipeline import Cutter, may_return, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
-from memd.store.pending import PendingChunk, PendingSegment, PendingView, UnstoredText
+from memd.store.pending import ROWS_AT_ONCE, PendingChunk, PendingSegment, PendingView, UnstoredText
 from memd.store.store import TopicLog
 
 Key = tuple[bytes, ...]
@@ -47,6 +47,8 @@ BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
 """A shorter text takes the embedding model as long as one of so many."""
+_REST_SECONDS = 0.001
+"""Between two times that the lock is taken: without a rest it is taken again before whoever waits for it wakes."""
 _SPARE_PARTS = 64
 """Parts that are kept although nobody asks for them now: a fork or a retry may."""
 
@@ -237,7 +239,7 @@ class PartCutter:
         self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
         """Parts that wait no more and parts that wait from now on: the event loop says so and waits for no lock."""
         self._table_lock = threading.Lock()
-        """Held while what follows is changed."""
+        """Held while what follows is changed, for 10 ms at most: every search wants it."""
         self._known: dict[Key, CutPart] = {}
         self._having: dict[bytes, dict[Key, None]] = {}
         """By the digest of a message: the parts that have it, or came from it."""
@@ -252,6 +254,8 @@ class PartCutter:
         they are asked for."""
         self._segment = self._new_segment()
         """The chunks of all that wait and are cut."""
+        self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
+        """Of parts that wait and come into it just now: the chunks that are in it."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
 
@@ -369,14 +373,22 @@ class PartCutter:
                 elif self._uncut.pop(part.key, None) is None:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
+                else:
+                    self._segment = self._segment.release(self._coming.pop(part.key, ()))
 
     def _wait(self, part: Part, *, is_listed: bool) -> None:
         """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
         cut = self._known.get(part.key)
-        if cut is not None and (cut.part.messages != part.messages or part.key in self._stale):
+        if cut is not None and (
+            cut.part.messages != part.messages
+            or part.key in self._stale
+            or (not is_listed and self._segment.lacking(cut.chunks) > ROWS_AT_ONCE)  # not with the lock
+        ):
             self._drop(part.key)
             cut = None
         if cut is None:
+            if self._uncut.get(part.key, part).messages != part.messages:
+                self._segment = self._segment.release(self._coming.pop(part.key, ()))
             self._uncut[part.key] = part
         elif not is_listed:
             self._segment.hold(cut.chunks)
@@ -389,18 +401,49 @@ class PartCutter:
             self._drop(next(iter(self._spare)))
 
     def _keep(self, part: Part, cut: CutPart) -> None:
+        """Take over what was cut. If it waits, its chunks come into the segment some at a time, so that whoever wants
+        the lock waits for some of them and not for all."""
+        while not self._keep_more(part, cut):
+            time.sleep(_REST_SECONDS)
+
+    def _keep_more(self, part: Part, cut: CutPart) -> bool:
+        """Take over more of what was cut; True if there is no more to do."""
+        key = part.key
         with self._table_lock:
             self._take_listing()
-            if self._uncut.get(part.key, part).messages != part.messages:
-                return  # text of it was erased meanwhile
-            self._known[part.key] = cut
-            self._stale.discard(part.key)
-            for digest in {*part.key, *cut.digests} - {b""}:
-                self._having.setdefault(digest, {})[part.key] = None
-            if self._uncut.pop(part.key, None) is None:
-                self._set_aside(part.key)
-            else:
-                self._segment.hold(cut.chunks)
+            waiting = self._uncut.get(key)
+            if waiting is not None:
+                if waiting.messages != part.messages:
+                    return True  # text of it was erased meanwhile
+                held = self._coming.pop(key, ())
+                some = cut.chunks[len(held) : len(held) + ROWS_AT_ONCE]
+                self._segment.hold(some)
+                if len(held) + len(some) < len(cut.chunks):
+                    self._coming[key] = held + some
+                    return False
+                del self._uncut[key]
+            self._known[key] = cut
+            self._stale.discard(key)
+            for digest in {*key, *cut.digests} - {b""}:
+                self._having.setdefault(digest, {})[key] = None
+            if waiting is None:
+                self._set_aside(key)
+            return True
+
+    def _renew_segment(self) -> None:
+        """Make the segment anew if most of its rows are nobody's, some rows at a time."""
+        with self._table_lock:
+            old = new = self._segment
+            steps = old.renewals() if old.is_mostly_dead else iter(())
+        while True:
+            with self._table_lock:
+                if self._segment is not old:
+                    return  # nothing waits any more
+                if (more := next(steps, None)) is None:
+                    self._segment = new
+                    return
+                new = more
+            time.sleep(_REST_SECONDS)
 
     def _forget(self, keys: Iterable[Key]) -> None:
         with self._table_lock:
@@ -477,6 +520,7 @@ class PartCutter:
             named: the uuids of chunks that go before all others; then none of the others are in the batch.
             step: see `cut`.
         """
+        self._renew_segment()
         knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
         digests: dict[bytes, None] = {}
         complete, room = 0, BATCH_CHARACTERS

@@ -24,6 +24,8 @@ PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet."""
 ROWS_MIN = 64
 """A segment of fewer is not made anew, however many of its chunks are gone."""
+ROWS_AT_ONCE = 64
+"""Rows that are added under a lock, in 10 ms at most: a message of megabytes has thousands."""
 
 
 class PendingChunk(msgspec.Struct, frozen=True):
@@ -82,16 +84,33 @@ class PendingSegment(GrowingSegment):
         self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += holders
 
     def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
-        """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where most
-        rows of this one are nobody's."""
+        """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where no row
+        of this one is somebody's."""
         self._holders[[self.rows_of(chunk.entry.uuid)[0] for chunk in chunks]] -= 1
-        left = np.flatnonzero(self._holders[: self.count])
-        if 2 * len(left) > self.count or (self.count < ROWS_MIN and len(left)):
-            return self
-        new = PendingSegment(self.header.dimension)
-        for row, holders in zip(left.tolist(), self._holders[left].tolist(), strict=True):
-            new.hold([self._chunks[row]], holders)
-        return new
+        return self if self._holders[: self.count].any() else PendingSegment(self.header.dimension)
+
+    def lacking(self, chunks: Iterable[PendingChunk]) -> int:
+        """How many of these chunks have no row."""
+        return sum(not self.rows_of(chunk.entry.uuid) for chunk in chunks)
+
+    @property
+    def is_mostly_dead(self) -> bool:
+        """Whether it is to be made anew, because most of its rows are nobody's."""
+        return self.count >= ROWS_MIN and bool(2 * np.count_nonzero(self._holders[: self.count]) <= self.count)
+
+    def renewals(self) -> Iterator[PendingSegment]:
+        """Make another one of the rows that are somebody's, some at a step: yields it, after the last step in the state
+        of this one, which may change between two steps."""
+        new, copied = PendingSegment(self.header.dimension), list[int]()
+        while True:
+            left = self._holders[: self.count] > 0
+            left[copied] = False
+            if not (rows := np.flatnonzero(left)[:ROWS_AT_ONCE].tolist()):
+                break
+            new.hold([self._chunks[row] for row in rows])
+            copied += rows
+            yield new
+        new._holders[: new.count] = self._holders[copied]
 
     def view(self) -> PendingView:
         """The chunks that wait now."""
