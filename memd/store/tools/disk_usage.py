@@ -13,14 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from memd.errors import StoreError
 from memd.store.disk import LocalDisk
-from memd.store.index.meta import read_segment_meta
-from memd.store.layout import TopicLayout, is_derived, segments_before, topic_ids_in
+from memd.store.layout import TopicLayout, is_derived, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, superseded
 from memd.store.log.format import Header
-from memd.store.log.recovery import read_log_file
-from memd.store.tools.export import active_bytes, rows_of
+from memd.store.tools.export import log_columns
 
 
 class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +51,8 @@ def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
 
 
 def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
-    data = active_bytes(files, layout)
-    active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
-    number = active.header.segment_id if active is not None and active.header is not None else None
-    numbers = segments_before(files, layout, data, number)
-    parts = [_segment_part(files, layout, segment_id) for segment_id in numbers]
-    if active is not None:
-        parts.append((active.header, rows_of(active, active.whole_count)))
+    found = list(log_columns(files, layout))
+    parts = [(header, rows) for _, header, rows in found]
     records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])
     live = ~superseded(records)
     log_bytes = derived_bytes = 0
@@ -77,7 +69,7 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
         topic_id=layout.topic_id,
         chunks=int(np.count_nonzero(live)),
         entries=len(records),
-        segments=len(numbers),
+        segments=sum(paths[0] != layout.active for paths, _, _ in found),
         log_bytes=log_bytes,
         derived_bytes=derived_bytes,
         chunks_by_model=_by_model(parts, live),
@@ -94,13 +86,3 @@ def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dic
         if header is not None and count:
             counts[header.fingerprint] += count
     return dict(counts)
-
-
-def _segment_part(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header | None, Records]:
-    try:
-        header, meta = read_segment_meta(files, layout, segment_id)
-        return header, meta.columns
-    except StoreError:
-        path = layout.bin(segment_id)
-        log_file = read_log_file(files.read(path), name=str(path), dimension=None)
-        return log_file.header, rows_of(log_file, len(log_file.entries))

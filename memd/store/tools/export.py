@@ -15,6 +15,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,11 +36,13 @@ from memd.entries import (
     checked_topic_id,
     text_with_roles,
 )
-from memd.errors import StoreError, UnknownTopic
+from memd.errors import CorruptFile, StoreError, UnknownTopic
 from memd.store.disk import LocalDisk
+from memd.store.index.meta import read_segment_meta
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, UInts, rows_from, superseded, uuid_halves
-from memd.store.log.recovery import LogFile, read_log_file
+from memd.store.log.format import Header
+from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import read_entry
 from memd.wording import no_topic
 
@@ -117,7 +120,9 @@ def exported_entries(
         row = position - int(starts[int(owners[position])])
         live = not bool(topic.dead[row])
         if live or not live_only:
-            yield topic.topic_id, _without_others(topic.read(row), known), live
+            with suppress(CorruptFile):  # `memd verify` tells it
+                entry = topic.read(row)
+                yield topic.topic_id, _without_others(entry, known), live
 
 
 def _without_others(entry: Entry, known: UInts | None) -> Entry:
@@ -138,7 +143,8 @@ class _TopicEntries:
         self._paths: list[list[Path]] = []
         self._ends: list[int] = []
         rows = [np.empty(0, dtype=ROW)]
-        for paths, found in _log_files(files, layout):
+        for paths, header, found in log_columns(files, layout):
+            check_topic(files, layout.directory, header, paths[0])
             self._paths.append(paths)
             rows.append(found)
             self._ends.append(sum(map(len, rows)))
@@ -150,19 +156,23 @@ class _TopicEntries:
         return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
 
 
-def _log_files(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Path], Records]]:
-    """The log files of a topic, each with the other name it may get, and their columns; oldest first."""
+def log_columns(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Path], Header | None, Records]]:
+    """Yield the log files of a topic, oldest first: each with the other name it may get, its header (None: damaged) and
+    the columns of its entries; of a sealed one as its `.meta` has them."""
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
-    check_topic(files, layout.directory, active.header if active is not None else None, layout.active)
-    for path in map(layout.bin, segments_before(files, layout, data, number)):
-        log_file = read_log_file(files.read(path), name=str(path), dimension=None)
-        check_topic(files, layout.directory, log_file.header, path)
-        yield [path], rows_of(log_file, len(log_file.entries))
+    for segment_id in segments_before(files, layout, data, number):
+        path = layout.bin(segment_id)
+        try:
+            header, meta = read_segment_meta(files, layout, segment_id)
+            yield [path], header, meta.columns
+        except StoreError:
+            log_file = read_log_file(files.read(path), name=str(path), dimension=None)
+            yield [path], log_file.header, rows_from(log_file.entries, log_file.spans)
     if active is not None:
-        paths = [layout.active] if number is None else [layout.active, layout.bin(number)]
-        yield paths, rows_of(active, active.whole_count)
+        paths, count = [layout.active, *([] if number is None else [layout.bin(number)])], active.whole_count
+        yield paths, active.header, rows_from(active.entries[:count], active.spans[:count])
 
 
 def active_bytes(files: LocalDisk, layout: TopicLayout) -> bytes | None:
@@ -177,11 +187,6 @@ def active_bytes(files: LocalDisk, layout: TopicLayout) -> bytes | None:
         if files.size(layout.active) is None:  # just rotated, or nothing was ever appended
             return None
         return files.read(layout.active)  # created between the two looks, or damaged
-
-
-def rows_of(log_file: LogFile, count: int) -> Records:
-    """Return the columns of the first `count` entries of a log file."""
-    return rows_from(log_file.entries[:count], log_file.spans[:count])
 
 
 class _Form(msgspec.Struct, frozen=True):
