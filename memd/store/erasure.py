@@ -36,7 +36,6 @@ from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, make_folder, replace_file, write_beside
-from memd.store.index.meta import own_index_file
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
@@ -413,7 +412,7 @@ def indexes_without(
     others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
     made = []
     for one in others:
-        index = SealedIndex(files, own_index_file(layout, one), [one])
+        index = SealedIndex(files, layout, [one])
         with suppress(StoreError):  # the first search drops it, and says so
             index.load(before.views[one.segment_id].dead)
         made.append(index)

@@ -18,13 +18,12 @@ from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, Stor
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, Wiper, write_beside
 from memd.store.index.meta import (
-    IndexFile,
     choose_merged,
     encode_meta,
-    own_index_file,
     read_segment_meta,
     sealed_segment,
 )
+from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import TopicLayout, check_topic
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -58,8 +57,8 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
 
     segments: dict[int, GrowingSegment | SealedSegment] = {}
     """By number, ascending; the active one included."""
-    index_files: list[IndexFile] = []
-    """The indexes to search: together they cover each searchable sealed segment once."""
+    indexes: list[SealedIndex] = []
+    """Those to search: together they cover each searchable sealed segment once."""
     active: GrowingSegment | None = None
     """None until something is appended."""
     findings: list[Finding] = []
@@ -160,7 +159,7 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
                 claim.publish({layout.meta(segment_id): renewed})
         segment = sealed_segment(files, layout, header, meta)
         if model.wrote(header):
-            opened.index_files.append(own_index_file(layout, segment))
+            opened.indexes.append(SealedIndex(files, layout, [segment]))
     except ShortLogFile as error:
         opened.findings.append(Finding("damaged", name, str(error)))
         _open_unsealed(claim, model, segment_id, opened, [error.gap])
@@ -187,12 +186,14 @@ def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, p
 
 def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
     """Replace indexes by the merged ones that cover them; remove the merged indexes that are useless."""
-    own = {file.segment_ids[0]: file for file in opened.index_files}
-    searchable = {number: s for number, s in opened.segments.items() if number in own and isinstance(s, SealedSegment)}
-    merged, useless = choose_merged(claim.files, claim.layout, searchable)
+    files, layout = claim.files, claim.layout
+    own = {index.segment_ids[0]: index for index in opened.indexes}
+    merged, useless = choose_merged(files, layout, {number: index.segments[0] for number, index in own.items()})
     claim.publish({}, useless)
-    covered = {number for file in merged for number in file.segment_ids}
-    opened.index_files = [*merged, *(file for number, file in own.items() if number not in covered)]
+    for meta in merged:
+        segments = [own.pop(number).segments[0] for number in meta.segment_ids]
+        own[meta.segment_ids[0]] = SealedIndex(files, layout, segments, checksum=meta.checksum)
+    opened.indexes = list(own.values())
 
 
 def _open_unsealed(

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
 from memd.selection import Selection
-from memd.store.disk import LocalDisk
-from memd.store.index.meta import IndexFile
 from memd.store.index.sealed_index import MergedPart, SealedIndex
 from memd.store.index.vectors import cosines
 from memd.store.lexical.postings import query_keys
@@ -512,10 +510,7 @@ def _by_segment(places: Iterable[Place]) -> dict[int, list[int]]:
 
 
 def first_snapshot(
-    files: LocalDisk,
-    topic_id: str,
-    segments: Mapping[int, GrowingSegment | SealedSegment],
-    index_files: Sequence[IndexFile],
+    topic_id: str, segments: Mapping[int, GrowingSegment | SealedSegment], indexes: Iterable[SealedIndex]
 ) -> Snapshot:
     """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
     rows = [segment.rows for segment in segments.values()]
@@ -524,11 +519,8 @@ def first_snapshot(
     for segment_id, segment in segments.items():
         dead, bits = bits[: len(segment.rows)], bits[len(segment.rows) :]
         views[segment_id] = _view(segment, dead)
-    indexes = []
-    for file in index_files:
-        covered = [segment for number in file.segment_ids if isinstance(segment := segments[number], SealedSegment)]
-        indexes.append(IndexView(SealedIndex(files, file, covered), dead_labels(views, file.segment_ids)))
-    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(indexes))
+    views_of = [IndexView(index, dead_labels(views, index.segment_ids)) for index in indexes]
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(views_of))
 
 
 def after_append(

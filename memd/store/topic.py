@@ -28,7 +28,7 @@ from memd.store.erasure import (
     was_erased,
     without_text,
 )
-from memd.store.index.meta import columns_from_log, encode_words, own_index_file, read_words
+from memd.store.index.meta import columns_from_log, encode_words, read_words
 from memd.store.index.sealed_index import SealedIndex, due_merge, merged_files, write_merged, write_sealed
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.log.columns import Rows, digest_word
@@ -128,7 +128,7 @@ class TopicLog:
         self.is_incomplete = bool(opened.missing)
         """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
         self._active = opened.active
-        self._snapshot = first_snapshot(self._files, self.topic_id, opened.segments, opened.index_files)
+        self._snapshot = first_snapshot(self.topic_id, opened.segments, opened.indexes)
         self.forbidden = read_forbidden(self._files, layout)
         """The text that is never to be stored again; replaced, never changed."""
         self._reserved: dict[bytes, str] = {}
@@ -261,8 +261,7 @@ class TopicLog:
             uuid_index = uuid_index_of(segments.values())
             searched = None
             if growing.searchable:
-                file = own_index_file(self._layout, sealed)
-                searched = SealedIndex(self._files, file, [sealed], growing.matrix)
+                searched = SealedIndex(self._files, self._layout, [sealed], matrix=growing.matrix)
                 self._complete_growing(growing)
                 self._publish_words(searched, [growing.columns.sealed()])
             with self._state:
@@ -556,7 +555,7 @@ class TopicLog:
                 return  # another thread dropped it, or a merge replaced it
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
             self.claim.publish({}, merged_files(self._layout, [index]))
-            own = [SealedIndex(self._files, own_index_file(self._layout, one), [one]) for one in index.segments]
+            own = [SealedIndex(self._files, self._layout, [one]) for one in index.segments]
             self._snapshot = after_indexing(self._snapshot, own, {})
 
 

@@ -102,16 +102,6 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
         return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
 
 
-class IndexFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that can be searched: a merged index, or the log of a segment by itself, whose vectors are scanned."""
-
-    path: Path
-    segment_ids: tuple[int, ...]
-    """Ascending."""
-    checksum: FileChecksum = FileChecksum(0, 0)
-    """Of a merged index."""
-
-
 AnyMeta = TypeVar("AnyMeta", SegmentMeta, MergedMeta)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -178,14 +168,9 @@ def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: 
     return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc)
 
 
-def own_index_file(layout: TopicLayout, segment: SealedSegment) -> IndexFile:
-    """Return what is searched of this segment alone."""
-    return IndexFile(path=layout.bin(segment.segment_id), segment_ids=(segment.segment_id,))
-
-
 def choose_merged(
     files: LocalDisk, layout: TopicLayout, segments: Mapping[int, SealedSegment]
-) -> tuple[list[IndexFile], list[Path]]:
+) -> tuple[list[MergedMeta], list[Path]]:
     """Choose the merged indexes to search, so that no segment is covered twice.
 
     Args:
@@ -194,7 +179,7 @@ def choose_merged(
     Returns:
         The chosen indexes, and the files of all others, which are useless.
     """
-    chosen: list[IndexFile] = []
+    chosen: list[MergedMeta] = []
     useless: list[Path] = []
     covered: set[int] = set()
     for first, last in sorted(layout.merges(files), key=lambda pair: pair[0] - pair[1]):  # the widest first
@@ -203,13 +188,7 @@ def choose_merged(
             useless += layout.merged(first, last)
             continue
         covered |= set(meta.segment_ids)
-        chosen.append(
-            IndexFile(
-                path=layout.merged_index(first, last),
-                segment_ids=meta.segment_ids,
-                checksum=meta.checksum,
-            )
-        )
+        chosen.append(meta)
     return chosen, useless
 
 

@@ -29,7 +29,7 @@ from memd.entries import Status
 from memd.errors import StoreError
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
-from memd.store.index.meta import IndexFile, MergedMeta, SegmentMeta, encode_meta, sealed_segment
+from memd.store.index.meta import MergedMeta, SegmentMeta, encode_meta, sealed_segment
 from memd.store.index.vectors import (
     CompactIndex,
     VisibleLists,
@@ -74,15 +74,21 @@ class SealedIndex:
     def __init__(
         self,
         files: LocalDisk,
-        file: IndexFile,
+        layout: TopicLayout,
         segments: Sequence[SealedSegment],
+        *,
+        checksum: FileChecksum | None = None,
         matrix: Floats | None = None,
     ) -> None:
-        """`segments` are those that `file` covers; `matrix`: as below."""
-        self.file = file
+        """`segments` are those that it covers; `checksum`: of a merged one's file; `matrix`: as below."""
         self.segments = tuple(segments)
-        self._files = files
-        self._numbers = np.array(file.segment_ids, dtype=np.intp)
+        self.segment_ids = tuple(segment.segment_id for segment in segments)
+        """The segments covered, ascending."""
+        first, last = self.segment_ids[0], self.segment_ids[-1]
+        self.path = layout.bin(first) if checksum is None else layout.merged_index(first, last)
+        """Of its file: of a segment by itself that of the log."""
+        self._files, self._checksum = files, checksum
+        self._numbers = np.array(self.segment_ids, dtype=np.intp)
         self._starts = np.cumsum([0, *(len(segment.rows) for segment in segments)])
         self._loading = threading.Lock()
         """Taken before the lock of a topic's state, the other one after it."""
@@ -97,16 +103,6 @@ class SealedIndex:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def path(self) -> Path:
-        """Of the index's file."""
-        return self.file.path
-
-    @property
-    def segment_ids(self) -> tuple[int, ...]:
-        """The segments covered, ascending."""
-        return self.file.segment_ids
 
     @property
     def is_loaded(self) -> bool:
@@ -136,13 +132,12 @@ class SealedIndex:
             StoreError: it cannot be read.
         """
         with self._loading:
-            size, file = len(self), self.file
             if self.is_loaded:
                 return []
-            if len(self.segments) == 1:
+            if self._checksum is None:
                 self.matrix, problems = self.segments[0].matrix()
                 return problems
-            index = CompactIndex.load(self._files, file.path, file.checksum, size=size)
+            index = CompactIndex.load(self._files, self.path, self._checksum, size=len(self))
             extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~dead & ~index.held))
             self._merged = _Merged(index, dead, extras, matrix)
             return problems
@@ -335,8 +330,7 @@ def write_merged(
         described = write_beside(claim.files, vouching, encode_meta(segments[0].header, meta))
     # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
     claim.publish({path: written, vouching: described}, trims=[vouching])
-    file = IndexFile(path=path, segment_ids=segment_ids, checksum=meta.checksum)
-    merged = SealedIndex(claim.files, file, segments)
+    merged = SealedIndex(claim.files, claim.layout, segments, checksum=checksum)
     merged.load(dead)  # mapped: what was built is let go
     return merged
 
