@@ -36,7 +36,6 @@ from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, make_folder, replace_file, write_beside
-from memd.store.index.sealed_index import SealedIndex
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import (
@@ -402,18 +401,3 @@ def was_erased(snapshot: Snapshot, uuid: bytes) -> bool:
     return snapshot.has_erased and any(
         snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid)
     )
-
-
-def indexes_without(
-    files: LocalDisk, layout: TopicLayout, before: Snapshot, numbers: Collection[int]
-) -> list[SealedIndex]:
-    """Return the indexes that take the place of the merged ones over these segments, for the others that they cover."""
-    merged = [view.index for view in before.indexes if set(view.index.segment_ids) & set(numbers)]
-    others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
-    made = []
-    for one in others:
-        index = SealedIndex(files, layout, [one])
-        with suppress(StoreError):  # the first search drops it, and says so
-            index.load(before.views[one.segment_id].dead)
-        made.append(index)
-    return made

@@ -22,7 +22,6 @@ from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
 from memd.store.erasure import (
     ForbiddenText,
     holds,
-    indexes_without,
     publish_forbidden,
     read_forbidden,
     was_erased,
@@ -450,7 +449,9 @@ class TopicLog:
             segment = reread_segment(self.claim, self._shared.model, number).segments[number]
             assert isinstance(segment, GrowingSegment), "its index is gone"
             segments[number] = segment
-        indexes = indexes_without(self._files, self._layout, before, numbers)
+        merged = [view.index for view in before.indexes if not set(numbers).isdisjoint(view.index.segment_ids)]
+        others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
+        indexes = [SealedIndex(self._files, self._layout, [one]) for one in others]
         uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
         with self._state:
             self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
