@@ -237,6 +237,44 @@ def test_the_same_log_gives_the_same_answers_however_its_columns_came_about(tmp_
     assert read == merged == made_anew
 
 
+def sealed_twice(directory: Path) -> None:
+    """A topic of two sealed segments, the identifiers in the first."""
+    store = filled(directory, segment_entries_max=9)
+    store.topic("talk").append([said(f"later {number}", f"Later {number}.") for number in range(9)])
+    seal_all(store.topic("talk"))
+    store.close()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_words_are_found_at_once_after_a_merge_of_what_nobody_had_asked(tmp_path: Path, is_asked: bool) -> None:
+    """Most topics are merged after an import, before their first question: it found by meaning alone."""
+    sealed_twice(tmp_path)
+    store = open_store(None, tmp_path, segment_entries_max=9)
+    topic = store.topic("talk")
+    if is_asked:
+        topic.load()
+    topic.merge([1, 2])
+    topic.load()
+    assert len(topic.snapshot().indexes) == 1 and not topic.wordless
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    store.close()
+
+
+def test_the_words_of_a_merged_index_without_a_file_of_them_are_those_of_its_segments(tmp_path: Path) -> None:
+    sealed_twice(tmp_path)
+    store = open_store(None, tmp_path, segment_entries_max=9)
+    store.topic("talk").load()
+    store.topic("talk").merge([1, 2])
+    store.close()
+    [words] = (tmp_path / "talk" / "segments").glob("merged_*.words")
+    words.unlink()
+    store = open_store(None, tmp_path, segment_entries_max=9)
+    topic = store.topic("talk")
+    topic.load()
+    assert not topic.wordless and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    store.close()
+
+
 def _garbled(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

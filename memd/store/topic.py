@@ -278,10 +278,7 @@ class TopicLog:
         while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
             for view in missing:
                 index = view.index
-                first, last = index.segment_ids[0], index.segment_ids[-1]
-                index.columns = index.columns or read_words(
-                    self._files, self._layout.words(first, last), index.segments
-                )
+                index.columns = self._words_of(index)
                 try:
                     problems = index.load(view.dead)
                 except StoreError as error:
@@ -314,11 +311,7 @@ class TopicLog:
                 self._complete_growing(view.segment)
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
-                parts = [
-                    read_words(self._files, self._layout.words(one.segment_id, one.segment_id), [one])
-                    or columns_from_log(one, self.counted)
-                    for one in index.segments
-                ]
+                parts = [self._read_words([one]) or columns_from_log(one, self.counted) for one in index.segments]
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
                     if any(view.index is index for view in self._snapshot.indexes):
                         self._publish_words(index, parts)
@@ -332,6 +325,22 @@ class TopicLog:
                     if entry is not None and entry.content:
                         counted = self.counted(entry)
                         segment.columns.complete(row, counted)
+
+    def _words_of(self, index: SealedIndex) -> SealedColumns | None:
+        """The columns of an index: in memory, of its own file, or joined from those of its segments; None: some must be
+        made."""
+        if index.columns is not None:
+            return index.columns
+        found = self._read_words(index.segments)
+        if found is None and len(index.segments) > 1:
+            parts = [self._read_words([one]) for one in index.segments]
+            if all(parts):
+                found = SealedColumns.joined([one for one in parts if one is not None])
+        return found
+
+    def _read_words(self, segments: Sequence[SealedSegment]) -> SealedColumns | None:
+        path = self._layout.words(segments[0].segment_id, segments[-1].segment_id)
+        return read_words(self._files, path, segments)
 
     def _publish_words(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
         first, last = index.segment_ids[0], index.segment_ids[-1]
@@ -388,7 +397,7 @@ class TopicLog:
                 built_at=self._shared.clock.now_us(),
                 give_way=give_way,
             )
-            columns = [index.columns for index in replaced]
+            columns = [self._words_of(one) for one in replaced]
             if all(columns):
                 self._publish_words(index, [one for one in columns if one is not None])
             with self._state:
