@@ -25,7 +25,6 @@ from memd.errors import (
     NotFound,
     UnknownTopic,
 )
-from memd.principals import TOKEN_HEADER
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
@@ -46,12 +45,6 @@ RETRY_SECONDS = 5
 """The wait that a client is told for which there is no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
 """Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
-
-
-TOKEN_IN_ADDRESS = (
-    "memd: a token does not belong in an address, which logs, histories and proxies keep; show it as `Authorization: "
-    f"Bearer TOKEN` or in the header {TOKEN_HEADER}, and replace this one if it is in use"
-)
 
 
 class ProvableConnection(web.RequestHandler):
@@ -90,13 +83,6 @@ def refusal_of(error: MemdError) -> tuple[int, str]:
     if isinstance(error, BadQuestion | BadTopicId | BadDocument | BadSource):
         return 400, "invalid_request_error"
     return 503, "unavailable"
-
-
-def token_refusal(api: Api = CHAT) -> web.Response:
-    """Return the answer to a request that shows no token that is known."""
-    known = f"auth.token, or one of `memd token add`, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
-    message = f"memd: no token was shown, or one that memd does not know or that was taken back; show {known}"
-    return error_response(401, message, "authentication_error", api)
 
 
 class TooManyBodies(MemdError):

@@ -23,9 +23,9 @@ from recording_upstream import RecordingUpstream
 from typescript_client import TypeScriptClient
 from yarl import URL
 
+from memd.access import WrongTokens
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.oauth.ledger import GrantFile, Ledger
-from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import StoreError
 from memd.principals import Principal, Principals, digest_of
 
@@ -113,8 +113,8 @@ async def routes() -> AsyncIterator[Routes]:
     ann = Principal("ann", ("team-*",), frozenset({"read", "write"}))
     principals = Principals({digest_of(ANN): ann})
     ledger = Ledger(GrantFile(files, Path("/data/memd.grants")), principals.known)
-    wrong_tokens, recorder = WrongTokens(lambda *call: told.append(call)), TokenRecorder()
-    endpoint = OAuthEndpoint(ledger, principals, wrong_tokens, idle_seconds=60, recorded=recorder.record)
+    wrong_tokens, recorder = WrongTokens(principals, lambda *call: told.append(call)), TokenRecorder()
+    endpoint = OAuthEndpoint(ledger, wrong_tokens, idle_seconds=60, recorded=recorder.record)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", endpoint.answer)
     async with TestClient(TestServer(application)) as client:

@@ -15,9 +15,9 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from daemon_in_process import House, house_in, secret_of
 
+from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
-from memd.admin.wrong_tokens import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.principals import OWNER, RIGHTS, Principals, digest_of
 from memd.settings import model as settings
 
@@ -296,15 +296,15 @@ class Door:
 
     def __init__(self) -> None:
         self.now = 1_000.0
-        self.wrong = WrongTokens(lambda *_: None, clock=lambda: self.now)
-        self.principals = Principals({digest_of(SHORT): OWNER, digest_of(LONG): OWNER})
+        principals = Principals({digest_of(SHORT): OWNER, digest_of(LONG): OWNER})
+        self.wrong = WrongTokens(principals, lambda *_: None, clock=lambda: self.now)
 
     def __call__(self, secret: str, address: str = "10.0.0.7", path: str = "/memd/health") -> tuple[int, str | None]:
         headers = {"X-Memory-Token": secret} if secret else {}
         transport = unittest.mock.Mock()
         transport.get_extra_info.return_value = (address, 1)
         request = make_mocked_request("GET", path, headers, transport=transport)
-        answer = self.wrong.refusal(request, self.principals)
+        answer = self.wrong.refusal(request)
         return (200, None) if answer is None else (answer.status, answer.headers.get("Retry-After"))
 
 
@@ -324,7 +324,7 @@ def test_wrong_tokens_of_one_address_are_limited_and_a_long_right_one_is_not_loc
 
 @pytest.mark.thorough
 def test_the_memory_of_addresses_is_bounded_and_a_network_of_ipv6_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memd.admin.wrong_tokens.LIMITED_MAX", 300)
+    monkeypatch.setattr("memd.access.LIMITED_MAX", 300)
     door = Door()
     for number in range(ATTEMPTS_MAX + 1):
         last = door("guess", f"2001:db8::{number:x}")

@@ -12,7 +12,8 @@ from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 
-from memd.admin.wrong_tokens import ADDRESSES_MAX, REST, WrongTokens
+from memd.access import ADDRESSES_MAX, REST, WrongTokens
+from memd.principals import Principals
 
 CHAT = b"/v1/chat/completions"
 BODY_BYTES_MAX = 1 << 20
@@ -253,7 +254,7 @@ def test_whoever_tries_tokens_leaves_one_line_and_none_of_the_tokens(make_daemon
 
 def test_the_attempts_of_each_minute_are_counted_by_address(caplog: pytest.LogCaptureFixture) -> None:
     due: list[tuple[Callable[[str], None], str]] = []
-    wrong = WrongTokens(lambda _, call, address: due.append((call, address)))
+    wrong = WrongTokens(Principals(), lambda _, call, address: due.append((call, address)))
 
     def a_minute_later() -> list[tuple[str, int]]:
         caplog.clear()

@@ -18,7 +18,15 @@ import msgspec
 from aiohttp import web
 from multidict import MultiMapping
 
-from memd.access import forwarding_header, is_from_another_page, is_let_in_still, is_own, principal_of, same_host
+from memd.access import (
+    WrongTokens,
+    forwarding_header,
+    is_from_another_page,
+    is_let_in_still,
+    is_own,
+    principal_of,
+    same_host,
+)
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, usage, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
@@ -27,7 +35,6 @@ from memd.admin.parts import DaemonParts
 from memd.admin.queries import FORBIDDEN, Extent, decode_query
 from memd.admin.routing import Route, WholeAnswer, document, get, route_of, routes_of
 from memd.admin.tokens import PROOF
-from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.http import error_response, key_of, prove, read_body, refusal_of
 from memd.principals import OWNER
@@ -92,9 +99,9 @@ class OwnRoutes:
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
         if self._wrong_tokens.catch_up is not None and not is_open:
-            await self._wrong_tokens.make_sure(request, self._principals)
+            await self._wrong_tokens.make_sure(request)
         acts = request.path == MCP and self._oauth.lets_in(request)
-        if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request, self._principals)):
+        if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request)):
             return self._oauth.leading(request, unknown)
         if refusal := self._refusal(request):
             return refusal

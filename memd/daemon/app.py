@@ -32,9 +32,9 @@ import uvloop
 from aiohttp import HttpVersion11, web
 
 from memd import __version__
+from memd.access import WrongTokens
 from memd.admin.auditing import Auditor
 from memd.admin.token_watch import AuthSource, TokenWatch
-from memd.admin.wrong_tokens import WrongTokens
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.parts import Daemon, make_parts, own_routes_of, router_of
@@ -219,7 +219,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     ]
     daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)
-    wrong_tokens = WrongTokens(loop.call_later, daemon.auditor.note_wrong_tokens)
+    wrong_tokens = WrongTokens(daemon.principals, loop.call_later, daemon.auditor.note_wrong_tokens)
     own_routes = own_routes_of(daemon, wrong_tokens)
     tending += await _share_rights(daemon, wrong_tokens)
     router = router_of(daemon, own_routes, wrong_tokens)

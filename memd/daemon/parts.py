@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 
 from memd import __version__
+from memd.access import WrongTokens
 from memd.admin.auditing import Auditor, note_turn, own_erasure
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
@@ -25,7 +26,6 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routes import OwnRoutes
 from memd.admin.status import UpstreamHealth
 from memd.admin.token_watch import TokenWatch
-from memd.admin.wrong_tokens import WrongTokens
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter
 from memd.daemon.routing import Router
@@ -195,7 +195,7 @@ def router_of(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) 
     )
     capture_bytes_max, priority = config.limits.capture_bytes_max, daemon.encoder.priority
     turns = TurnRunner(steps, daemon.topics, daemon.upstream, capture_bytes_max, priority, daemon.tasks)
-    return Router(daemon, own_routes, wrong_tokens, daemon.upstream, daemon.reader, turns)
+    return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns)
 
 
 def _gauges(daemon: Daemon) -> Iterator[Gauge]:
@@ -272,8 +272,8 @@ def _ledger(config: Config, store: Store, watch: TokenWatch) -> Ledger:
 
 def own_routes_of(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
     """Build what answers at memd's own address."""
-    principals, idle_seconds = daemon.principals, daemon.config.limits.idle_seconds
-    oauth = OAuthEndpoint(daemon.ledger, principals, wrong_tokens, idle_seconds, daemon.auditor.record_token)
+    idle_seconds = daemon.config.limits.idle_seconds
+    oauth = OAuthEndpoint(daemon.ledger, wrong_tokens, idle_seconds, daemon.auditor.record_token)
     return OwnRoutes(daemon, wrong_tokens, oauth, McpEndpoint(daemon, oauth.leading_on).answer)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Awaitable, Callable
 from functools import partial
 from urllib.parse import unquote
 
@@ -14,11 +15,9 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from memd.access import is_from_foreign_page
+from memd.access import WrongTokens, is_from_foreign_page
 from memd.admin import page
 from memd.admin.parts import DaemonParts
-from memd.admin.routes import OwnRoutes
-from memd.admin.wrong_tokens import WrongTokens
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.http import (
@@ -32,7 +31,7 @@ from memd.http import (
 )
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
-from memd.proxy.relay import forwarded_headers, pass_through, target_of
+from memd.proxy.relay import forwarded_headers, pass_through
 from memd.proxy.tunnel import tunnel, wants_websocket
 from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
@@ -47,6 +46,8 @@ from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
 
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 _V1_TOO_OFTEN = re.compile(r"(?:/v1)+(?=/v1(?:[/?]|$))")
 """The beginning of a path whose client adds `/v1` to a base URL that ends in it, as Anthropic's SDKs do to OpenAI's."""
@@ -78,7 +79,7 @@ class Router:
     def __init__(
         self,
         parts: DaemonParts,
-        own_routes: OwnRoutes,
+        own: Callable[[web.Request, str], Awaitable[web.StreamResponse]],
         wrong_tokens: WrongTokens,
         pool: UpstreamPool,
         reader: RequestReader,
@@ -86,12 +87,12 @@ class Router:
     ) -> None:
         """
         Args:
-            own_routes: answers or leads on what is under `/memd/`.
+            own: answers or leads on what is under `/memd/`; takes the target too.
             wrong_tokens: refuses requests without a token that is known.
         """
         self._principals, self._auditor, self._topics = parts.principals, parts.auditor, parts.topics
         self._limits = limits = parts.config.limits
-        self._own_routes = own_routes
+        self._own = own
         self._wrong_tokens = wrong_tokens
         self._pool = pool
         self._reader = reader
@@ -104,9 +105,9 @@ class Router:
             return _tunnel_refusal(request)
         if request.raw_path == "*":  # whether it is there
             return web.Response(status=204, headers={"Allow": METHODS})
-        target = target_of(request)
-        if page.is_page(request) or target.startswith(page.PREFIX):
-            return await self._own_routes.answer_at_model(request, target)
+        target = _target_of(request)
+        if f"{_path(target)}/".startswith(page.PREFIX):
+            return await self._own(request, target)
         if not self._principals.is_open and is_preflight(request):
             return preflight_answer(request)
         response = await self._answer(request, target)
@@ -122,9 +123,8 @@ class Router:
         is_tried = self._wrong_tokens.wait_seconds(request.remote) > 0
         if not is_tried and (inquiry := self._topics.ask([path_topic or DEFAULT_TOPIC_ID])) is not None:
             request[INQUIRY] = inquiry
-            await self._wrong_tokens.make_sure(request, self._principals, inquiry)
-        refusal = self._wrong_tokens.refusal(request, self._principals, lambda: shape)
-        if refusal is not None:
+            await self._wrong_tokens.make_sure(request, inquiry)
+        if refusal := self._wrong_tokens.refusal(request, lambda: shape):
             return refusal
         prove(request)
         if self._principals.is_open and self._pool.shows_credentials(request.headers) and is_from_foreign_page(request):
@@ -241,6 +241,14 @@ def _tunnel_refusal(request: web.Request) -> web.Response:
     response.headers["Allow"] = METHODS
     response.force_close()  # what follows is no HTTP
     return response
+
+
+def _target_of(request: web.BaseRequest) -> str:
+    """Path and query of a request, as its client wrote them."""
+    target = request.raw_path
+    if not target.startswith("/"):
+        target = _ORIGIN.sub("", target, count=1)
+    return target if target.startswith("/") else f"/{target}"
 
 
 def _path(target: str) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -172,18 +171,8 @@ READ_WHOLE_BYTES_MAX = 4 << 20
 slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
 the upstream has closed a pooled connection."""
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """Headers that aiohttp adds to a response that lacks them."""
-
-
-def target_of(request: web.BaseRequest) -> str:
-    """Path and query of a request, as its client wrote them."""
-    target = request.raw_path
-    if not target.startswith("/"):
-        target = _ORIGIN.sub("", target, count=1)
-    return target if target.startswith("/") else f"/{target}"
 
 
 def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.access import is_from_another_page, let_in_as, principal_of, shown_secrets
+from memd.access import WrongTokens, is_from_another_page, let_in_as, principal_of, shown_secrets
 from memd.admin.oauth import consent
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
@@ -37,10 +37,9 @@ from memd.admin.oauth.protocol import (
 from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body
 from memd.admin.routing import get, post
-from memd.admin.wrong_tokens import WrongTokens
 from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.http import error_response, read_body
-from memd.principals import Principal, Principals, Right, digest_of
+from memd.principals import Principal, Right, digest_of
 from memd.settings.url import is_this_machine
 
 BODY_BYTES_MAX = 32_768
@@ -65,7 +64,6 @@ class OAuthEndpoint:
     def __init__(
         self,
         ledger: Ledger,
-        principals: Principals,
         wrong_tokens: WrongTokens,
         idle_seconds: float,
         recorded: Recorded,
@@ -73,12 +71,10 @@ class OAuthEndpoint:
         """
         Args:
             recorded: writes into the audit that a program was let in, or is no more, before anybody hears of it.
-            principals: who may use memd; theirs are the tokens that people type in.
             idle_seconds: how long a client may take for the next part of a body.
         """
         self._ledger = ledger
-        self._principals = principals
-        self._wrong_tokens = wrong_tokens
+        self._wrong_tokens, self._principals = wrong_tokens, wrong_tokens.principals
         self._idle_seconds = idle_seconds
         self._recorded = recorded
         self._led_on: set[tuple[str, Right]] = set()
@@ -195,7 +191,7 @@ class OAuthEndpoint:
         token = filled.get("token", [""])[0].strip()
         if self._wrong_tokens.catch_up is not None:
             await self._wrong_tokens.catch_up(None)
-        whole = self._wrong_tokens.look_up(request.remote, token, self._principals)
+        whole = self._wrong_tokens.look_up(request.remote, token)
         if problem := _problem_with(whole, rights, topics.split()):
             asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)
             return _page(asked_again, 403 if whole is None else 422)
