@@ -14,7 +14,7 @@ from memd.messages import Message
 from memd.wire.chat import CHAT, ChatCapture
 from memd.wire.reply import CAPTURE_BYTES_MAX, READ_BYTES, ReplyStream
 from memd.wire.sideband import InjectedChunk, MemoryOut
-from memd.wire.sse import SseEvent
+from memd.wire.sse import SseEvent, SseParser
 
 OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
 MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
@@ -87,7 +87,7 @@ def test_a_stream_without_a_chunk_to_add_to_passes_unchanged(stream: bytes) -> N
 
 
 def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
-    stream = ReplyStream(ChatCapture(), OUT, event_bytes_max=50)
+    stream = ReplyStream(ChatCapture(), OUT, parser=SseParser(50))
     assert stream.feed(b"data: " + b"x" * 40) == b""
     assert stream.feed(b"x" * 20) == b"data: " + b"x" * 60
     assert stream.feed(b"y") == b"y"

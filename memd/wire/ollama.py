@@ -122,13 +122,6 @@ class LineParser(SseParser):
     The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
     """
 
-    def feed(self, data: bytes) -> list[SseEvent]:
-        """See `SseParser.feed`."""
-        found: list[SseEvent] = []
-        self._read_lines(data, 0, len(data), found)
-        self._fed += len(data)
-        return found
-
     def _end_line(self, end: int) -> SseEvent | None:
         whole = b"".join(self._line)
         self._line.clear()

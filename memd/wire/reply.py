@@ -4,8 +4,8 @@ Rule: a captured `Message` has the content digest of the same reply as the clien
 is how it is recognised then. Capturing never raises, whatever the upstream sends, and keeps at most `bytes_max`.
 
 No byte of a stream is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished
-event are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds
-`event_bytes_max`. What passes without a change is kept, and read in larger pieces when somebody asks, or there is too
+event are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds the
+parser's bound. What passes without a change is kept, and read in larger pieces when somebody asks, or there is too
 much of it: a client waits for nothing that is done with its answer.
 """
 
@@ -20,7 +20,7 @@ from memd.errors import MemdError
 from memd.messages import Message
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker
 from memd.wire.sideband import MemoryOut, encode_memory_out
-from memd.wire.sse import EVENT_BYTES_MAX, SseEvent, SseParser
+from memd.wire.sse import SseEvent, SseParser
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
 STRUCTURE_BYTES = 256
@@ -138,7 +138,6 @@ class ReplyStream:
         out: MemoryOut | None = None,
         *,
         parser: SseParser | None = None,
-        event_bytes_max: int = EVENT_BYTES_MAX,
         codings: Sequence[str] = (),
         bytes_max: int = CAPTURE_BYTES_MAX,
         unread_bytes_max: int = 0,
@@ -146,14 +145,14 @@ class ReplyStream:
         """
         Args:
             out: added to the stream, unless it has `codings`.
-            parser: by default that of server-sent events, with `event_bytes_max`.
+            parser: by default that of server-sent events.
             bytes_max: what is packed is read up to `UNPACKED_TIMES` as much.
             unread_bytes_max: what has passed is not read before there is more of it; 0: as it passes.
         """
         self.problem: MemdError | None = None
         """Why the reply could not be read any further."""
         self._capture = capture
-        self._parser = SseParser(event_bytes_max) if parser is None else parser
+        self._parser = SseParser() if parser is None else parser
         self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
         self._is_passing = out is None or bool(codings)
         self._codings, self._unpacked_bytes_max = codings, UNPACKED_TIMES * bytes_max

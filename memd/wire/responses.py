@@ -111,7 +111,7 @@ def parse_items(raw: Raw | bytes) -> Message:
         BadRequestBody: not JSON objects, or text in them is not valid Unicode.
     """
     if is_string(raw):
-        return parse_message(_encoded({"role": "user", "content": Raw(raw)}))
+        return parse_message(msgspec.json.encode({"role": "user", "content": Raw(raw)}))
     try:
         items = LIST.decode(b"[%b]" % bytes(raw))
     except UNREADABLE as error:
@@ -127,14 +127,14 @@ def parse_item(raw: Raw | bytes) -> Message:
     """
     item, kind = _decoded(raw)
     try:
-        return parse_message(_encoded(_as_chat(item, kind, bytes(raw))))
+        return parse_message(msgspec.json.encode(_as_chat(item, kind, bytes(raw))))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
 
 
 def _items(raw: Raw) -> Raw:
     """The items of a message: an `input` of a single string stands for one."""
-    return Raw(_encoded({"type": "message", "role": "user", "content": raw})) if is_string(raw) else raw
+    return Raw(msgspec.json.encode({"type": "message", "role": "user", "content": raw})) if is_string(raw) else raw
 
 
 def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
@@ -200,10 +200,6 @@ def _items_of(message: Message) -> Iterable[dict[str, Any]]:
 
 def _or_null(raw: Raw) -> Raw | None:
     return raw if bytes(raw) else None
-
-
-def _encoded(value: Any) -> bytes:
-    return msgspec.json.encode(value)
 
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -422,7 +418,7 @@ class ResponsesApi(Api):
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`: as items, their JSON texts joined by commas."""
-        return Raw(b",".join(_encoded(item) for item in _items_of(message)))
+        return Raw(b",".join(msgspec.json.encode(item) for item in _items_of(message)))
 
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""

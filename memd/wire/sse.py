@@ -7,16 +7,12 @@ parser follows the WHATWG rules
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # a last event may repeat the whole prompt and reply (llama.cpp's __verbose)
 DONE = b"[DONE]"
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
-_EVENT, _DATA, _EVENT_END = b"event: ", b"data: ", b"\n\n"
 
 
 class SseEvent(msgspec.Struct, frozen=True, gc=False):
@@ -54,66 +50,29 @@ class SseParser:
     def feed(self, data: bytes) -> list[SseEvent]:
         """Parse the next bytes of the stream, split anywhere; return the events that they complete, in order."""
         found: list[SseEvent] = []
-        start, size = 0, len(data)
-        is_simple = b"\r" not in data
-        while start < size:
-            is_amid_event = self._line or self._data or self._name or self._skipping or self._after_cr
-            if is_simple and not is_amid_event:
-                start = self._read_simple_events(data, start, found)
-            if start < size:
-                end = data.find(_EVENT_END, start)
-                end = size if end < 0 else end + len(_EVENT_END)
-                self._read_lines(data, start, end, found)
-                start = end
-        self._fed += size
-        return found
-
-    def _read_simple_events(self, data: bytes, start: int, found: list[SseEvent]) -> int:
-        """Read events of one `data` line after at most one `event` line, as model servers send them; return the end of
-        the last one. `_read_lines` would find the same in three times the time."""
-        first = start
-        while (end := data.find(_EVENT_END, start)) >= 0 and end - start <= self.event_bytes_max:
-            name, data_from = b"", start
-            if data.startswith(_EVENT, start):
-                data_from = data.find(b"\n", start, end) + 1
-                name = data[start + len(_EVENT) : data_from - 1]
-            if not data.startswith(_DATA, data_from) or data.find(b"\n", data_from, end) >= 0:
+        at = self._fed
+        for piece in data.splitlines(keepends=True):
+            text = piece.rstrip(b"\r\n")
+            end = at + len(text)
+            at += len(piece)
+            if not self._skipping and end - self.held_from > self.event_bytes_max:
+                self._skipping = True
+                self.skipped += 1
+                self._line.clear()
+                self._data.clear()
+            if text and not self._skipping:
+                self._line.append(text)
+            if end == at:  # the line goes on
+                self._after_cr = False
                 break
-            found.append(SseEvent(data[data_from + len(_DATA) : end], name, self._fed + end))
-            start = end + len(_EVENT_END)
-        if start > first:
-            self._open_line(self._fed + start)
-        return start
-
-    def _read_lines(self, data: bytes, start: int, end: int, found: list[SseEvent]) -> None:
-        """Read `data[start:end]` line by line, whatever it contains."""
-        if self._after_cr:
-            start += data.startswith(b"\n", start)
-            self._open_line(self._fed + start)
-        for match in _LINE_END.finditer(data, start, end):
-            self._add(data[start : match.start()], self._fed + match.start())
-            event = self._end_line(self._fed + match.start())
-            if event is not None:
+            if not (self._after_cr and piece == b"\n") and (event := self._end_line(end)) is not None:
                 found.append(event)
-            start = match.end()
-            self._open_line(self._fed + start)
-        self._add(data[start:end], self._fed + end)
-        self._after_cr = data.endswith(b"\r", 0, end)
-
-    def _open_line(self, offset: int) -> None:
-        self._line_from = offset
-        if not self._data:
-            self.held_from = offset
-
-    def _add(self, piece: bytes, end: int) -> None:
-        """Append to the open line, unless its event has become too long."""
-        if not self._skipping and end - self.held_from > self.event_bytes_max:
-            self._skipping = True
-            self.skipped += 1
-            self._line.clear()
-            self._data.clear()
-        if piece and not self._skipping:
-            self._line.append(piece)
+            self._after_cr = piece[-1:] == b"\r"
+            self._line_from = at
+            if not self._data:
+                self.held_from = at
+        self._fed = at
+        return found
 
     def _end_line(self, end: int) -> SseEvent | None:
         """Process the line that ends at offset `end`; an empty one dispatches the event."""
