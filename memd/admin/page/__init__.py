@@ -7,9 +7,7 @@ gets its data from the other routes, with the token. Nothing in it may be loaded
 from __future__ import annotations
 
 import functools
-import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 from aiohttp import web
 
@@ -34,38 +32,25 @@ HEADERS = {
 }
 
 
-class _PageFile(NamedTuple):
-    body: bytes
-    content_type: str
-    etag: str
-
-
 def is_page(request: web.Request) -> bool:
     """Whether a request asks for the page or one of its files."""
-    asked = request.path == PREFIX.rstrip("/") or request.path in _files()
-    return asked and request.method in ("GET", "HEAD")
+    return request.method in ("GET", "HEAD") and request.path in (PREFIX.rstrip("/"), *_files())
 
 
-def page(request: web.Request) -> web.Response:
+def page(request: web.Request) -> web.StreamResponse:
     """Return the file of the page that a request asks for."""
     if request.path not in _files():
         return web.Response(status=308, headers={"Location": PREFIX})  # its files are named relative to the folder
-    found = _files()[request.path]
-    headers = {**HEADERS, "ETag": found.etag}
-    if found.etag in request.headers.get("If-None-Match", ""):
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=found.body, headers={**headers, "Content-Type": found.content_type})
+    path = _files()[request.path]
+    return web.FileResponse(path, headers={**HEADERS, "Content-Type": _TYPES[path.suffix]})
 
 
 @functools.cache
-def _files() -> dict[str, _PageFile]:
+def _files() -> dict[str, Path]:
     """The files, by path.
 
     Raises:
         OSError: the package was installed without its data files.
     """
-    found = {}
-    for path in (one for one in sorted(_HERE.iterdir()) if one.suffix in _TYPES):
-        body, asked = path.read_bytes(), PREFIX if path.name == INDEX else PREFIX + path.name
-        found[asked] = _PageFile(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-    return found
+    found = sorted(one for one in _HERE.iterdir() if one.suffix in _TYPES)
+    return {PREFIX if path.name == INDEX else PREFIX + path.name: path for path in found}
