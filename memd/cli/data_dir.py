@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -329,9 +329,8 @@ def on(config: Config) -> int:
     master = master_key(config.encryption)
     from memd.store.encryption.converting import encrypt as convert
 
-    with command_act(config, "settings", None, f"encryption with the key {master.id}"):
-        report = convert(config.data_dir, master, LocalDisk(), _tell)
-    _say(config.data_dir, f"{config.data_dir}: is encrypted with the key {master.id}", report)
+    done = f"is encrypted with the key {master.id}"
+    _convert(config, f"encryption with the key {master.id}", done, partial(convert, config.data_dir, master))
     click.echo(f"{_OLD_BLOCKS} {_KEEP}")
     return 0
 
@@ -344,9 +343,8 @@ def decrypt(config: Config) -> int:
     master = master_key(config.encryption)
     from memd.store.encryption.converting import decrypt as convert
 
-    with command_act(config, "settings", None, "no encryption any more"):
-        report = convert(config.data_dir, master, LocalDisk(), _tell)
-    _say(config.data_dir, f"{config.data_dir}: is in plain text; take the key out of the settings", report)
+    done = "is in plain text; take the key out of the settings"
+    _convert(config, "no encryption any more", done, partial(convert, config.data_dir, master))
     return 0
 
 
@@ -375,9 +373,9 @@ def rekey(
     other = master_key(given)
     from memd.store.encryption.converting import rekey as convert
 
-    with command_act(config, "settings", None, f"encryption with the key {other.id}"):
-        report = convert(config.data_dir, master, other, LocalDisk(), _tell, data=data)
-    _say(config.data_dir, f"{config.data_dir}: has the key {other.id} now; name it in the settings", report)
+    done = f"has the key {other.id} now; name it in the settings"
+    change = partial(convert, config.data_dir, master, other, data=data)
+    _convert(config, f"encryption with the key {other.id}", done, change)
     if data:
         click.echo(_OLD_BLOCKS)
     else:
@@ -388,13 +386,13 @@ def rekey(
 key = click.Group("key", {"new": new}, help="Make master keys for encryption: `memd encrypt key`.")
 
 
-def _tell(topic_id: str) -> None:
-    click.echo(f"{topic_id} …", err=True)
-
-
-def _say(folder: Path, outcome: str, report: ConversionReport) -> None:
+def _convert(config: Config, act: str, outcome: str, change: Callable[..., ConversionReport]) -> None:
+    """Change the encryption of a data directory, and say what came of it."""
+    folder = config.data_dir
+    with command_act(config, "settings", None, act):
+        report = change(LocalDisk(), lambda topic_id: click.echo(f"{topic_id} …", err=True))
     written = f" ({counted(report.topics, 'topic')}, {counted(report.bytes_written, 'byte')})"
-    click.echo(outcome + (written if report.bytes_written else ""))
+    click.echo(f"{folder}: {outcome}" + (written if report.bytes_written else ""))
     former = (str(path.relative_to(folder)).removeprefix(f"{CONVERSION_NAME}/old-") for path in report.kept_elsewhere)
     tell_not_overwritten(list(former), "a backup shares them or the disk does not let one")
 
