@@ -185,29 +185,6 @@ class Receipts:
         if self._events.has_listeners:
             self._events.publish("turn", summary(receipt))  # only now: a listener may ask for it at once
 
-    async def find(self, turn_id: str, who: Principal) -> Receipt | None:
-        """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic."""
-        return await asyncio.to_thread(self._find, turn_id, who)
-
-    async def latest(
-        self,
-        count: int,
-        who: Principal,
-        *,
-        topic_id: str | None = None,
-        before: str | None = None,
-        uuid: str | None = None,
-        with_steps: bool = True,
-    ) -> list[tuple[Receipt, list[int]]]:
-        """Return the latest requests that `who` may read, newest first.
-
-        Args:
-            before: only those older than this turn.
-            uuid: only those that put this chunk into the prompt.
-            with_steps: also the later steps of turns; else each turn comes with the times of its steps, latest first.
-        """
-        return await asyncio.to_thread(self._latest, count, who, topic_id, before, uuid, with_steps)
-
     @asynccontextmanager
     async def blanked(self, data_dir: Path, concern: Concern, wiper: Wiper) -> AsyncIterator[None]:
         """Take the texts out of the receipts that an erasure concerns; their figures stay. While the block runs, the
@@ -253,30 +230,43 @@ class Receipts:
         short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])
         ring.append(msgspec.json.encode(short))
 
-    async def lines(self, who: Principal) -> list[bytes]:
-        """Return all that is kept as it stands in the files, newest first; a line may be torn.
+    def lines(self, who: Principal) -> Iterable[bytes]:
+        """Yield all that is kept as it stands in the files, newest first; a line may be torn. Called in a thread.
 
         Of topics that `who` may not read there is nothing in it, neither turns nor what other turns were shown of them.
         """
-        return await asyncio.to_thread(lambda: list(self._lines(who)))
-
-    def _lines(self, who: Principal) -> Iterable[bytes]:
         lines = [] if self._ring is None else self._ring.lines()
         return lines if who.may_everywhere("read") else _readable(lines, who)
 
-    def _find(self, turn_id: str, who: Principal) -> Receipt | None:
+    def find(self, turn_id: str, who: Principal) -> Receipt | None:
+        """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic; called in a
+        thread."""
         mark = f'"turn_id":"{turn_id}"'.encode()
         return next(
-            (found for line in self._lines(who) if mark in line and (found := receipt_in(line)) is not None), None
+            (found for line in self.lines(who) if mark in line and (found := receipt_in(line)) is not None), None
         )
 
-    def _latest(
-        self, count: int, who: Principal, topic_id: str | None, before: str | None, uuid: str | None, with_steps: bool
+    def latest(
+        self,
+        count: int,
+        who: Principal,
+        *,
+        topic_id: str | None = None,
+        before: str | None = None,
+        uuid: str | None = None,
+        with_steps: bool = True,
     ) -> list[tuple[Receipt, list[int]]]:
+        """Return the latest requests that `who` may read, newest first; called in a thread.
+
+        Args:
+            before: only those older than this turn.
+            uuid: only those that put this chunk into the prompt.
+            with_steps: also the later steps of turns; else each turn comes with the times of its steps, latest first.
+        """
         found: list[tuple[Receipt, list[int]]] = []
         steps: dict[tuple[str, str], list[int]] = defaultdict(list)
         is_reached = before is None
-        for line in self._lines(who):
+        for line in self.lines(who):
             receipt = receipt_in(line) if uuid is None or uuid.encode() in line else None
             if receipt is None:
                 continue

@@ -12,7 +12,7 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.admin.turns import conversation_of
+from memd.admin.turns import ConversationsQuery, conversation_of
 from memd.errors import BadQuestion, NotFound
 from memd.receipts import Receipt
 
@@ -26,7 +26,7 @@ def line(turn_id: str, at: int, conversation: str, position: int, asked: str, **
 
 
 def asked(lines: list[bytes], conversation: str) -> list[str]:
-    return [turn.asked for turn in conversation_of(lines[::-1], (), conversation, 0, 50).turns]
+    return [turn.asked for turn in conversation_of(lines[::-1], conversation, ConversationsQuery()).turns]
 
 
 def test_a_conversation_has_its_turns_oldest_first_and_the_first_words_as_its_title() -> None:
@@ -36,14 +36,16 @@ def test_a_conversation_has_its_turns_oldest_first_and_the_first_words_as_its_ti
         line("3", 30, "a", 2, "And the saw?", is_step=True),
         b'{"turn_id":"4","at":40,"topic_id":"work","conversation":"a"',  # torn by a crash
     ]
-    told = conversation_of(lines[::-1], (), "a", 0, 50)
+    told = conversation_of(lines[::-1], "a", ConversationsQuery())
     assert (told.title, told.is_whole, told.of) == ("How do I oil the lathe?", True, 2)
     assert [(turn.asked, turn.reply) for turn in told.turns] == [
         ("How do I oil\n the lathe?", "To How do I oil\n the lathe?"),
         ("And the saw?", "To And the saw?"),
     ]
-    assert [turn.turn_id for turn in conversation_of(lines[::-1], (), "a", 1, 1).turns] == ["3"]
-    assert not conversation_of([lines[2]], (), "a", 0, 50).is_whole
+    assert [turn.turn_id for turn in conversation_of(lines[::-1], "a", ConversationsQuery(skip=1, limit=1)).turns] == [
+        "3"
+    ]
+    assert not conversation_of([lines[2]], "a", ConversationsQuery()).is_whole
 
 
 def test_a_branch_begins_with_what_it_shares_and_not_with_what_it_replaced() -> None:
@@ -59,13 +61,13 @@ def test_a_branch_begins_with_what_it_shares_and_not_with_what_it_replaced() -> 
     assert asked(lines, "b") == ["one", "two, edited", "three"]
     assert asked(lines, "c") == ["one", "two, edited", "three"]
     assert asked(lines, "d") == ["one", "two, edited", "three", "four"]
-    assert conversation_of(lines[::-1], (), "c", 0, 50).branches == ("a", "b", "d")
+    assert conversation_of(lines[::-1], "c", ConversationsQuery()).branches == ("a", "b", "d")
 
 
 def test_chats_that_began_with_the_same_words_are_two() -> None:
     lines = [line("1", 10, "a", 0, "hi"), line("2", 20, "b", 0, "hi", branched=("a", 1)), line("3", 30, "b", 2, "you")]
     assert asked(lines, "b") == ["hi", "you"]
-    assert conversation_of(lines[::-1], (), "a", 0, 50).branches == ()
+    assert conversation_of(lines[::-1], "a", ConversationsQuery()).branches == ()
 
 
 def test_branches_that_name_each_other_as_their_beginning_end() -> None:
@@ -76,10 +78,10 @@ def test_branches_that_name_each_other_as_their_beginning_end() -> None:
 def test_an_unknown_conversation_and_one_of_several_topics_are_refused() -> None:
     lines = [line("1", 10, "a", 0, "one"), line("2", 20, "a", 0, "two", topic_id="home")]
     with pytest.raises(NotFound, match="there is no conversation 'x'"):
-        conversation_of(lines, (), "x", 0, 50)
+        conversation_of(lines, "x", ConversationsQuery())
     with pytest.raises(BadQuestion, match="name the topic"):
-        conversation_of(lines, (), "a", 0, 50)
-    assert conversation_of(lines, ["home"], "a", 0, 50).title == "two"
+        conversation_of(lines, "a", ConversationsQuery())
+    assert conversation_of(lines, "a", ConversationsQuery(topic=("home",))).title == "two"
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from memd.embedding.embedder import Embedder, EmbedMany
 from memd.entries import Draft, Status
 from memd.ingest.imports import parts as import_parts
 from memd.ingest.imports.parts import Sending
+from memd.principals import OWNER
 from memd.recall.corrections import plan_undo
 from memd.store.disk import LocalDisk
 from memd.store.store import Store
@@ -191,7 +192,7 @@ def told_history(folder: Path, embedder: Embedder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for topic_id in store.topic_ids():
         snapshot = store.topic(topic_id).snapshot()
-        events = log_page([snapshot], before=None, limit=1000).events
+        events = log_page([snapshot], OWNER, None, 1000).events
         stories = {event.uuid: story(snapshot, bytes.fromhex(event.uuid)).replaced_by for event in events}
         found[topic_id] = [
             (one.event, one.uuid, one.content, one.reason, one.live, one.multiplier, stories[one.uuid])

@@ -46,8 +46,8 @@ async def test_the_event_loop_decodes_no_receipts(tmp_path: Path) -> None:
     ring.append(msgspec.json.encode(one))
     with ThreadPoolExecutor(1) as writer:
         receipts = Receipts(ring, writer, NO_REDACTION, Events())
-        assert await receipts.find("7", OWNER) == one
-        assert await receipts.latest(1, OWNER, topic_id="work") == [(one, [])]
-        assert await receipts.latest(1, OWNER, with_steps=False) == [(one, [])]
+        assert receipts.find("7", OWNER) == one
+        assert receipts.latest(1, OWNER, topic_id="work") == [(one, [])]
+        assert receipts.latest(1, OWNER, with_steps=False) == [(one, [])]
         receipts.close()
     assert ring.readers and threading.get_ident() not in ring.readers

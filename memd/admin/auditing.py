@@ -339,9 +339,9 @@ class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
 async def audit(parts: DaemonParts, query: AuditQuery) -> AuditAnswer:
     """Who read, wrote, corrected, erased and exported what, and whether the record of it is whole."""
     head = await parts.auditor.written()
-    lines = await parts.receipts.lines(OWNER)
     known = [KnownHead(head, "the running daemon")] if head is not None else []
-    answer = await asyncio.to_thread(audit_of, parts.store.files, parts.config.data_dir, lines, query, known)
+    files, data_dir = parts.store.files, parts.config.data_dir
+    answer = await asyncio.to_thread(lambda: audit_of(files, data_dir, parts.receipts.lines(OWNER), query, known))
     acts = tuple(msgspec.structs.replace(act, daemon=parts.name) for act in answer.acts)
     return msgspec.structs.replace(answer, acts=acts) if parts.name else answer
 

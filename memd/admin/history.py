@@ -145,21 +145,19 @@ def _all_known(_: bytes) -> bool:
 
 def log_page(
     snapshots: Sequence[Snapshot],
-    *,
+    who: Principal,
     before: int | None,
     limit: int,
     states: Literal["every", "last", "live"] = "every",
     wanted: Selection = EVERYTHING,
-    known: Known = _all_known,
 ) -> LogPage:
-    """Return the latest entries of these topics, newest first.
+    """Return the latest entries of these topics, newest first, as `who` may read them.
 
     Args:
         states: every entry; or of each chunk the present state alone; or that only of those that were not taken out.
     """
     merged = heapq.merge(*(_ids(one, before, wanted) for one in snapshots), key=lambda found: -found[0])
-    events: list[LogEvent] = []
-    read = 0
+    known, events, read = known_to(who, snapshots), list[LogEvent](), 0
     for canonical_id, snapshot, place in merged:
         if len(events) == limit or read == LOOKED_THROUGH_MAX:
             return LogPage(events=tuple(events), next=canonical_id + 1)
@@ -177,10 +175,10 @@ def log_page(
 
 
 def read_in_order(
-    snapshots: Sequence[Snapshot], wanted: Selection, skip: int, limit: int, known: Known = _all_known
+    snapshots: Sequence[Snapshot], who: Principal, wanted: Selection, skip: int, limit: int
 ) -> Transcript:
     """Return the live chunks of a choice in the order in which they were said, without the first `skip`."""
-    parts = []
+    known, parts = known_to(who, snapshots), []
     for number, snapshot in enumerate(snapshots):
         for segment_id, view in chosen(snapshot, wanted).views.items():
             rows = np.flatnonzero(~view.dead)

@@ -136,25 +136,15 @@ async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> Sear
 @get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
 async def log_page(parts: DaemonParts, query: LogQuery, who: Principal) -> history.LogPage:
     """The latest entries of the log."""
-
-    def read(found: list[Snapshot]) -> history.LogPage:
-        known = history.known_to(who, found)
-        return history.log_page(found, before=query.before, limit=query.limit, known=known)
-
-    return await parts.read(query.topic, who, read)
+    return await parts.read(query.topic, who, lambda found: history.log_page(found, who, query.before, query.limit))
 
 
 @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
 async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> ChunksPage:
     """The present state of chunks."""
     states: Literal["last", "live"] = "last" if query.all else "live"
-    wanted = query.wanted
-
-    def read(found: list[Snapshot]) -> history.LogPage:
-        known, before, limit = history.known_to(who, found), query.before, query.limit
-        return history.log_page(found, before=before, limit=limit, states=states, wanted=wanted, known=known)
-
-    page = await parts.read(query.topic, who, read)
+    chosen = query.before, query.limit, states, query.wanted
+    page = await parts.read(query.topic, who, lambda found: history.log_page(found, who, *chosen))
     return ChunksPage(page.events, page.next)
 
 
@@ -184,7 +174,7 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
             return history.story(*history.named(topics, chunk_id), known)
 
         story = await asyncio.to_thread(read)
-    turns = await parts.receipts.latest(CHUNK_TURNS_MAX, who, uuid=story.uuid)
+    turns = await asyncio.to_thread(parts.receipts.latest, CHUNK_TURNS_MAX, who, uuid=story.uuid)
     return msgspec.structs.replace(story, turns=tuple(one.turn_id for one, _ in turns))
 
 

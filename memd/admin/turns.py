@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -101,9 +102,8 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
     if query.topic is not None:
         who.check("read", query.topic)
     turns = []
-    found = await parts.receipts.latest(
-        query.limit, who, topic_id=query.topic, before=query.before, with_steps=query.steps
-    )
+    chosen = partial(parts.receipts.latest, topic_id=query.topic, before=query.before, with_steps=query.steps)
+    found = await asyncio.to_thread(chosen, query.limit, who)
     for receipt, at in found:
         steps = {} if query.steps else {"steps": len(at), "steps_until": max(at, default=0)}
         turns.append(summary(receipt) | steps)
@@ -113,13 +113,13 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")
 async def receipts(parts: DaemonParts, who: Principal) -> WholeAnswer:
     """All receipts that this daemon keeps, a JSON line each, the newest first."""
-    return WholeAnswer(b"\n".join(await parts.receipts.lines(who)), "application/jsonl")
+    return WholeAnswer(await asyncio.to_thread(lambda: b"\n".join(parts.receipts.lines(who))), "application/jsonl")
 
 
 @get("/memd/turns/{id}", "read", act="read", touches=lambda turn: _candidates_in(turn, turn.candidates))
 async def turn(parts: DaemonParts, turn_id: str, who: Principal) -> Receipt:
     """One turn's receipt."""
-    receipt = await parts.receipts.find(turn_id, who) if turn_id.isalnum() else None
+    receipt = await asyncio.to_thread(parts.receipts.find, turn_id, who) if turn_id.isalnum() else None
     if receipt is None:
         why = "it is not written yet, too old, receipts.enabled is false, or the id is wrong or not whole"
         raise NotFound(f"there is no receipt of turn {turn_id[:60]!r}: {why}")
@@ -257,10 +257,9 @@ _turn_decoder = msgspec.json.Decoder(_Turn)
 async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Principal) -> ConversationsPage:
     """Conversations with their first words, the one used last first: recent ones from receipts, older and imported
     ones from the log."""
-    lines = await parts.receipts.lines(who)
 
     def page(snapshots: Sequence[Snapshot]) -> ConversationsPage:
-        strands, reach = _strands(lines, query.topic), dict[str, int]()
+        strands, reach = _strands(parts.receipts.lines(who), query.topic), dict[str, int]()
         for (topic_id, _), strand in strands.items():  # the oldest first
             reach.setdefault(topic_id, strand.turns[0].at)
         found: list[tuple[ConversationBrief, tuple[Snapshot, Place] | None]] = [(one, None) for one in _recent(strands)]
@@ -293,8 +292,7 @@ async def conversation(
     """One conversation from its beginning, with what the model was shown and said in each turn."""
     for name in query.topic:
         who.check("read", name)
-    lines = await parts.receipts.lines(who)
-    return await asyncio.to_thread(conversation_of, lines, query.topic, conversation_id, query.skip, query.limit)
+    return await asyncio.to_thread(lambda: conversation_of(parts.receipts.lines(who), conversation_id, query))
 
 
 @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
@@ -302,27 +300,18 @@ async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal)
     """The live chunks of a choice in the order in which they were said, oldest first."""
     if query.contains or query.author:  # would read all of them, for every page
         raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
-
-    def read(found: Sequence[Snapshot]) -> history.Transcript:
-        return history.read_in_order(found, query.wanted, query.skip, query.limit, history.known_to(who, found))
-
+    read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=query.skip, limit=query.limit)
     return await parts.read(query.topic, who, read)
 
 
-def conversation_of(
-    lines: Sequence[bytes], topics: Collection[str], conversation_id: str, skip: int, limit: int
-) -> ConversationTurns:
+def conversation_of(lines: Iterable[bytes], conversation_id: str, query: ConversationsQuery) -> ConversationTurns:
     """Put a conversation together from receipts.
-
-    Args:
-        topics: look only in these; empty: in all.
-        skip: how many of its first requests to leave out.
 
     Raises:
         NotFound: no receipt tells of it.
         BadQuestion: several topics have one with this id.
     """
-    strands = _strands(lines, topics)
+    strands = _strands(lines, query.topic)
     named = [key for key in strands if key[1] == conversation_id]
     if not named:
         why = "its receipts are gone, receipts.enabled is false, or the id is wrong; the log may have it (memd log)"
@@ -332,7 +321,7 @@ def conversation_of(
     [(topic_id, _)] = named
     turns, root = _chain(strands, topic_id, conversation_id), strands[named[0]].root
     told = []
-    for turn in turns[skip : skip + limit]:
+    for turn in turns[query.skip : query.skip + query.limit]:
         receipt = msgspec.json.decode(turn.line, type=Receipt)
         injected = [one for one in receipt.candidates if one.verdict == INJECTED]
         names = set(ConversationTurn.__struct_fields__) - {"injected", "instructing"}

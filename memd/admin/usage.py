@@ -112,8 +112,7 @@ async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> Usage
     """The tokens of requests by day, topic and model."""
     for name in query.topic:
         who.check("read", name)
-    lines = await parts.receipts.lines(who)
-    return await asyncio.to_thread(usage_of, lines, query)
+    return await asyncio.to_thread(lambda: usage_of(parts.receipts.lines(who), query))
 
 
 def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
@@ -185,7 +184,7 @@ Grown = Mapping[int, tuple[int, int]]
 async def figures(parts: DaemonParts, query: FiguresQuery, who: Principal) -> FiguresOverTime:
     """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
     grown = await parts.read(query.topic, who, _grown)
-    return await asyncio.to_thread(figures_of, await parts.receipts.lines(who), grown, query)
+    return await asyncio.to_thread(lambda: figures_of(parts.receipts.lines(who), grown, query))
 
 
 def _grown(snapshots: Sequence[Snapshot]) -> Grown:

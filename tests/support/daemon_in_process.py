@@ -74,8 +74,8 @@ class Client:
 
     async def receipt(self) -> dict[str, Any]:
         """The latest turn's."""
-        [(latest, _)] = await self.daemon.receipts.latest(1, OWNER)
-        found = await self.daemon.receipts.find(latest.turn_id, OWNER)
+        [(latest, _)] = self.daemon.receipts.latest(1, OWNER)
+        found = self.daemon.receipts.find(latest.turn_id, OWNER)
         assert found is not None
         return {name: getattr(found, name) for name in found.__struct_fields__}
 
