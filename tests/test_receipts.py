@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
+import pytest
+from daemon_in_process import house_in
 
-from memd.ingest.redaction.redactor import NO_REDACTION
-from memd.principals import OWNER
-from memd.receipts import Receipt, Receipts
-from memd.store.disk import LocalDisk
+import memd.receipts
+from memd.receipts import Receipt
 from memd.store.receipts import ReceiptRing
-from memd.telemetry.events import Events
 
 
-class WatchedLines(list[bytes]):
-    """Lines that know in which threads they were read."""
+async def test_the_event_loop_decodes_no_receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: set[int] = set()
+    lines, receipt_in = ReceiptRing.lines, memd.receipts.receipt_in
 
-    def __init__(self, lines: list[bytes], readers: set[int]) -> None:
-        super().__init__(lines)
-        self._readers = readers
+    def watched_lines(ring: ReceiptRing) -> list[bytes]:
+        readers.add(threading.get_ident())
+        return lines(ring)
 
-    def __iter__(self) -> Iterator[bytes]:
-        self._readers.add(threading.get_ident())
-        return super().__iter__()
+    def watched(line: bytes) -> Receipt | None:
+        readers.add(threading.get_ident())
+        return receipt_in(line)
 
-
-class WatchedRing(ReceiptRing):
-    """A ring whose lines are watched."""
-
-    def __init__(self, data_dir: Path) -> None:
-        super().__init__(LocalDisk(), data_dir, 1 << 20)
-        self.readers: set[int] = set()
-
-    def lines(self) -> list[bytes]:
-        return WatchedLines(super().lines(), self.readers)
-
-
-async def test_the_event_loop_decodes_no_receipts(tmp_path: Path) -> None:
-    ring = WatchedRing(tmp_path)
-    one = Receipt(turn_id="7", at=1, topic_id="work", api="chat", mode="full", model="tiny")
-    ring.append(msgspec.json.encode(one))
-    with ThreadPoolExecutor(1) as writer:
-        receipts = Receipts(ring, writer, NO_REDACTION, Events())
-        assert receipts.find("7", OWNER) == one
-        assert receipts.latest(1, OWNER, topic_id="work") == [(one, [])]
-        assert receipts.latest(1, OWNER, with_steps=False) == [(one, [])]
-        receipts.close()
-    assert ring.readers and threading.get_ident() not in ring.readers
+    async with house_in(tmp_path) as house:
+        await house.chat("chief", "The lamp is on the brass plate.")
+        await house.settled()
+        monkeypatch.setattr(ReceiptRing, "lines", watched_lines)
+        monkeypatch.setattr(memd.receipts, "receipt_in", watched)
+        _, page = await house.ask("chief", "/memd/turns")
+        [turn] = page["turns"]
+        _, page = await house.ask("chief", "/memd/conversations")
+        conversation = f"/memd/conversations/{page['conversations'][0]['conversation']}"
+        for path in ("/memd/receipts", f"/memd/turns/{turn['turn_id']}", conversation, "/memd/usage", "/memd/figures"):
+            readers.clear()
+            assert (await house.ask("chief", path))[0] == 200
+            assert readers and threading.get_ident() not in readers, path
+        readers.clear()
+        assert (await house.ask("house", "/memd/audit"))[0] == 200
+        assert readers and threading.get_ident() not in readers

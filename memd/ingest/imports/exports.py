@@ -21,11 +21,9 @@ from memd.errors import BadImport, BadRequestBody
 from memd.ingest.imports.threads import Answer, Dating, Node, Thread, named, said, thread_of, with_attachments
 from memd.messages import Message, ToolCall
 from memd.wire.chat import parse_message
-from memd.wire.lenient_json import UNREADABLE, is_list, text_or_empty
+from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, is_list, text_or_empty
 
 Members = Mapping[str, Raw]
-_members_decoder = msgspec.json.Decoder(dict[str, Raw])
-_list_decoder = msgspec.json.Decoder(list[Raw])
 
 
 class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +85,7 @@ def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
         BadImport, UNREADABLE: it is none, or cannot be read.
         EmptyImport: it has no text.
     """
-    members = _members_decoder.decode(item)
+    members = OBJECT.decode(item)
     listed = next(_raws(members, export.messages), None)
     if listed is None:
         raise BadImport(f"it has no messages: there is no {export.messages.replace('|', ', nor ')} in it")
@@ -95,10 +93,7 @@ def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
     if begun is None and export.frame in members:
         begun = dating.told_time(members[export.frame])
     elements: Iterable[tuple[str, Raw]]
-    if is_list(listed):
-        elements = (("", raw) for raw in _list_decoder.decode(listed))
-    else:
-        elements = _members_decoder.decode(listed).items()
+    elements = (("", raw) for raw in LIST.decode(listed)) if is_list(listed) else OBJECT.decode(listed).items()
     own_id, leaf = text_or_empty(_value(members, export.id)), text_or_empty(_value(members, export.leaf))
     return thread_of_elements(export, elements, dating, own_id, leaf or None, begun)
 
@@ -126,11 +121,11 @@ def thread_of_elements(
         place += 1
         node = Node(name or str(place), None)
         try:
-            members = _members_decoder.decode(raw)
+            members = OBJECT.decode(raw)
             node.parent = above or _id(members, export.parent) or (None if name else before)
             node.id = name or _id(members, export.own_id) or node.id
             for children in _raws(members, export.children):
-                waiting += [("", child, node.id) for child in reversed(_list_decoder.decode(children))]
+                waiting += [("", child, node.id) for child in reversed(LIST.decode(children))]
             message = members.get(export.message, Raw(b"null")) if export.message else raw
             if bytes(message) != b"null":
                 node.messages = _messages(export, message, dating)
@@ -146,7 +141,7 @@ def thread_of_elements(
 
 
 def _messages(export: Export, raw: Raw, dating: Dating) -> list[Message]:
-    members = _members_decoder.decode(raw)
+    members = OBJECT.decode(raw)
     at = dating.told_time(raw)
     role = _role(export, _value(members, export.role))
     if (read := _READ.get(export.name)) is not None:
@@ -223,7 +218,7 @@ def _raws(members: Members, paths: str) -> Iterator[Raw]:
         inner: Members = members
         for name in outer:
             is_object = bytes(inner.get(name, b"")).lstrip()[:1] == b"{"
-            inner = _members_decoder.decode(inner[name]) if is_object else {}
+            inner = OBJECT.decode(inner[name]) if is_object else {}
         if bytes(inner.get(last, b"null")) != b"null":
             yield inner[last]
 
@@ -256,7 +251,7 @@ _ATTRIBUTE = re.compile(r'(\w{1,40})="([^"]*)"')
 
 
 def _of_chatgpt(raw: Raw, role: str) -> list[Message]:
-    members = _members_decoder.decode(raw)
+    members = OBJECT.decode(raw)
     content, hidden = _value(members, "content"), _value(members, "metadata.is_visually_hidden_from_conversation")
     if not role or not isinstance(content, dict):
         raise BadImport("it has no author, or no content")
@@ -283,10 +278,10 @@ def _part_of_chatgpt(part: Any) -> str:
 
 
 def _of_sharegpt(raw: Raw, role: str) -> list[Message]:
-    members = _members_decoder.decode(raw)
+    members = OBJECT.decode(raw)
     value = text_or_empty(_value(members, "value"))
     if role == "call" and value.strip():
-        call = _members_decoder.decode(value)
+        call = OBJECT.decode(value)
         arguments = bytes(call.get("arguments", b"{}")).decode()
         return [Message("assistant", "", (ToolCall("", _id(call, "name"), arguments),))]
     return said(role, value) if role else []

@@ -33,14 +33,13 @@ from memd.ingest.imports.sessions import (
     aider_threads,
 )
 from memd.ingest.imports.threads import Dating, Thread
-from memd.wire.lenient_json import UNREADABLE
+from memd.wire.lenient_json import OBJECT, UNREADABLE
 
 BAD_LINES_MAX = 20
 """Of a file without a good one: then it is a file of something else."""
 AIDER, MEMD = "aider", "memd"
 _IN_PYTHON_ONLY = re.compile(rb'("(?:[^"\\]|\\.)*+")|-?(?:NaN|Infinity)', re.DOTALL)
 """Strings, which stay, and numbers that are none in JSON."""
-_members_decoder = msgspec.json.Decoder(dict[str, Raw])
 
 
 SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
@@ -143,10 +142,10 @@ def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
         raise BadImport(item.problem)
     try:
         try:
-            return item, _members_decoder.decode(item.data)
+            return item, OBJECT.decode(item.data)
         except msgspec.MsgspecError:
             item = msgspec.structs.replace(item, data=_IN_PYTHON_ONLY.sub(lambda found: found[1] or b"null", item.data))
-            return item, _members_decoder.decode(item.data)
+            return item, OBJECT.decode(item.data)
     except RecursionError:
         raise BadImport("it is nested too deep to be read; export it flat (LibreChat: not recursive)") from None
     except UNREADABLE as error:
@@ -247,7 +246,7 @@ def format_in(path: Path, dating: Dating) -> str | None:
 
 def _begun_format(beginning: bytes) -> str | None:
     try:
-        members = _members_decoder.decode(closed(beginning))
+        members = OBJECT.decode(closed(beginning))
     except UNREADABLE:
         return None
     if (export := _export_of(members)) is not None:

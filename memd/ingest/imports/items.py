@@ -16,7 +16,7 @@ from itertools import chain
 import msgspec
 from msgspec import Raw
 
-from memd.wire.lenient_json import UNREADABLE, is_list
+from memd.wire.lenient_json import LIST, UNREADABLE, is_list
 
 ITEM_BYTES_MAX = 64 << 20
 """Of one value. The longest conversations of years have some ten megabytes."""
@@ -27,7 +27,6 @@ _SIGN = re.compile(rb'["\[\]{},]')
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
 """The rest of a string, and whether its end is there."""
 _lines_decoder = msgspec.json.Decoder(Raw)
-_list_decoder = msgspec.json.Decoder(list[Raw])
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -81,7 +80,7 @@ def _lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
 
 def _elements(line: bytes) -> list[Raw] | None:
     try:
-        return _list_decoder.decode(line)
+        return LIST.decode(line)
     except UNREADABLE:
         return None
 

@@ -19,7 +19,7 @@ from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.threads import Dating, Node, Thread, said, straight, thread_of
 from memd.messages import Message
 from memd.wire.anthropic import parse_message, pieces_of
-from memd.wire.lenient_json import UNREADABLE, is_list, is_string, text_or_empty
+from memd.wire.lenient_json import LIST, TEXT, UNREADABLE, is_list, is_string, text_or_empty
 from memd.wire.responses import grouped, parse_items
 
 _OWN_WORDS = ("<command-name>", "<command-message>", "<local-command-", "<bash-input>", "<bash-stdout>")
@@ -62,8 +62,6 @@ class _Element(Node):
 
 _session_decoder = msgspec.json.Decoder(_SessionLine)
 _sent_decoder = msgspec.json.Decoder(_SentMessage)
-_string_decoder = msgspec.json.Decoder(str)
-_list_decoder = msgspec.json.Decoder(list[Raw])
 
 
 class ClaudeCodeSession:
@@ -120,13 +118,13 @@ class ClaudeCodeSession:
         """Whether Claude Code wrote a message by itself."""
         if event.is_meta or event.is_compact_summary or event.is_api_error_message or sent.model == "<synthetic>":
             return True
-        return is_string(sent.content) and _string_decoder.decode(sent.content).lstrip().startswith(_OWN_WORDS)
+        return is_string(sent.content) and TEXT.decode(sent.content).lstrip().startswith(_OWN_WORDS)
 
     def _placed(self, event: _SessionLine, sent: _SentMessage, parent: str | None) -> str:
         """Put a line's blocks where they belong; return the element's key."""
         at = self._dating.first_time([event.timestamp])
         if is_list(sent.content):
-            blocks = [Raw(bytes(block)) for block in _list_decoder.decode(sent.content)]
+            blocks = [Raw(bytes(block)) for block in LIST.decode(sent.content)]
         else:
             blocks = [Raw(msgspec.json.encode({"type": "text", "text": sent.content}))]
         own_id = text_or_empty(event.uuid) or f"line {len(self._elements)}"
@@ -219,7 +217,7 @@ class CodexSession:
         problems: list[str] = []
         times = iter(self._times)
         for group in grouped(self._items):
-            at, *_ = islice(times, len(_list_decoder.decode(b"[%b]" % bytes(group))))
+            at, *_ = islice(times, len(LIST.decode(b"[%b]" % bytes(group))))
             try:
                 messages.append(msgspec.structs.replace(parse_items(group), said_at=UNSET if at is None else at))
             except (*UNREADABLE, BadRequestBody) as error:

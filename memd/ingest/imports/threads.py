@@ -25,6 +25,7 @@ from msgspec import UNSET, UnsetType
 
 from memd.errors import BadImport, EmptyImport
 from memd.messages import Message, ToolCall
+from memd.wire.lenient_json import OBJECT
 
 _NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
 """The members that are looked at, the best first."""
@@ -35,7 +36,6 @@ _SCALES_US = (1e6, 1e3, 1, 1e-3)
 """Microseconds to one second, millisecond, microsecond, nanosecond."""
 _SECONDS_MAX = 1e11
 _DATE_DIGITS = len("20251103")
-_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Dating:
@@ -50,7 +50,7 @@ class Dating:
     def told_time(self, value: msgspec.Raw | bytes) -> int | None:
         """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
         try:
-            members = _decoder.decode(value)
+            members = OBJECT.decode(value)
         except msgspec.MsgspecError:  # no object
             return None
         return self.first_time(msgspec.json.decode(members[name]) for name in _NAMES if name in members)
