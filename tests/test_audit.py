@@ -303,6 +303,15 @@ async def test_two_who_write_at_once_write_each_act_once(auditor: Auditor, tmp_p
     assert [one.count for one in read(tmp_path)] == [1]
 
 
+async def test_whoever_asks_waits_for_what_is_being_written(auditor: Auditor, tmp_path: Path) -> None:
+    auditor.note(act(1))
+    writing = asyncio.create_task(auditor.flush())
+    await asyncio.sleep(0)  # the thread has the act
+    head = await auditor.written()
+    assert head is not None and [one.count for one in read(tmp_path)] == [1]
+    assert await writing
+
+
 async def test_an_audit_that_began_goes_on_though_the_last_token_is_gone(disk: FullDisk, tmp_path: Path) -> None:
     principals = Principals()
     auditor = Auditor(AuditBook(disk, tmp_path), principals, "auto")

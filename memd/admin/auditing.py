@@ -166,10 +166,8 @@ class Auditor:
     async def flush(self) -> bool:
         """Write what was noted; whether that worked."""
         self._has_some.clear()
-        if not self._waiting and not self._lost:
-            return True
         try:
-            await self._append([])
+            await self._append([])  # behind what somebody else writes just now
         except StoreError as error:
             if not self._has_failed:
                 log.error("the audit cannot be written and is tried again", extra={"error": error})
