@@ -10,18 +10,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from postgres_server import PostgresServer
 
-from memd.cli.check.data import told_of
+from memd.cli.check.data import DatabaseServer, told_of
 from memd.cli.check.report import outcomes
 from memd.cli.check.result import CheckResult
 from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog
 
 pytestmark = pytest.mark.process
 _numbers = itertools.count(1)
-GOOD: dict[str, Any] = dict(  # noqa: C408  # its names are those of arguments
+GOOD = DatabaseServer(
     number=17,
     version="17.2",
     is_standby=False,
@@ -80,7 +81,7 @@ def checked(settings: dict[str, Any], folder: Path) -> list[tuple[str, str, str]
     ],
 )
 def test_each_trouble_of_a_server_is_said(change: dict[str, Any], mark: str, said: str) -> None:
-    found = of_cluster(told_of(**GOOD | change))
+    found = of_cluster(told_of(msgspec.structs.replace(GOOD, **change)))
     assert any(one == mark and said in words for _, one, words in found), found
 
 

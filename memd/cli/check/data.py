@@ -287,13 +287,38 @@ def cluster(config: Config) -> Iterator[CheckResult]:
     try:
         with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
             place = kept.place
-        yield from told_of(**_server(config.cluster.database, place))
+        yield from told_of(_server(config.cluster.database, place))
     except MemdError as error:
         yield failed_with(DATABASE, error)
 
 
-def _server(database: str, place: str) -> dict[str, Any]:
-    """The database server as it tells of itself: the arguments of `told_of`."""
+class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A database server as it tells of itself."""
+
+    number: int
+    """Of its version."""
+    version: str
+    is_standby: bool
+    is_read_only: bool
+    may_write: bool
+    """All that memd needs; where there are no tables, make them."""
+    schema: int | None
+    """Of memd's tables; None: there are none yet."""
+    is_pooled: bool
+    """Somebody stands between, as PgBouncer: the server does not have the connection that this process has."""
+    round_trip_ms: float
+    clock_ahead: float
+    """Seconds by which its clock is ahead of this machine's."""
+    synchronous_commit: str
+    standby_names: str
+    standbys: int | None
+    """Synchronous ones that are connected; None: this user may not see."""
+    encoding: str
+    fsync: bool
+    full_page_writes: bool
+
+
+def _server(database: str, place: str) -> DatabaseServer:
     import psycopg
     from psycopg.rows import dict_row
 
@@ -304,7 +329,7 @@ def _server(database: str, place: str) -> dict[str, Any]:
             row = connection.cursor(row_factory=dict_row).execute(_SETTINGS).fetchone()
             middle = (began + time.time()) / 2
             assert row is not None, "one row"
-            has_tables = row.pop("has_tables")
+            clock, has_tables = row.pop("clock"), row.pop("has_tables")
             found = connection.execute("SELECT version FROM memd_shared").fetchone() if has_tables else None
             standbys = connection.execute(_STANDBYS).fetchone()
             asked = time.perf_counter()
@@ -312,84 +337,62 @@ def _server(database: str, place: str) -> dict[str, Any]:
             round_trip_ms = (time.perf_counter() - asked) * 1e3
     except psycopg.Error as error:
         raise StoreError(f"{place}: {words_of(error)}; {remedy_of(error)}") from None
-    row["clock_ahead"] = row.pop("clock") - middle
-    row["schema"] = None if found is None else found[0]
-    row["standbys"] = None if standbys is None or standbys[1] else standbys[0]
-    row |= {"round_trip_ms": round_trip_ms, "is_pooled": is_pooled}
-    return dict(row)
+    return DatabaseServer(
+        **row,
+        clock_ahead=clock - middle,
+        schema=None if found is None else found[0],
+        standbys=None if standbys is None or standbys[1] else standbys[0],
+        round_trip_ms=round_trip_ms,
+        is_pooled=is_pooled,
+    )
 
 
-def told_of(
-    *,
-    number: int,
-    version: str,
-    is_standby: bool,
-    is_read_only: bool,
-    may_write: bool,
-    schema: int | None,
-    is_pooled: bool,
-    round_trip_ms: float,
-    clock_ahead: float,
-    synchronous_commit: str,
-    standby_names: str,
-    standbys: int | None,
-    encoding: str,
-    fsync: bool,
-    full_page_writes: bool,
-) -> Iterator[CheckResult]:
-    """Say what is good and bad about the server.
-
-    Args:
-        may_write: all that memd needs; where there are no tables, make them.
-        schema: of memd's tables; None: there are none yet.
-        is_pooled: somebody stands between, as PgBouncer: the server does not have the connection that this process has.
-        clock_ahead: seconds by which its clock is ahead of this machine's.
-        standbys: synchronous ones that are connected; None: this user may not see.
-    """
-    said = f"PostgreSQL {version}"
-    if number < OLDEST:
+def told_of(server: DatabaseServer) -> Iterator[CheckResult]:
+    """Say what is good and bad about the server."""
+    said = f"PostgreSQL {server.version}"
+    if server.number < OLDEST:
         yield failed(DATABASE, said, f"memd needs PostgreSQL {OLDEST} or later")
-    if is_standby or is_read_only:
+    if server.is_standby or server.is_read_only:
         remedy = "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write"
-        reads = "a standby" if is_standby else "read-only"
+        reads = "a standby" if server.is_standby else "read-only"
         yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", remedy)
-    if not may_write and schema is None:
+    if not server.may_write and server.schema is None:
         told = "has no tables of memd's, and this user may not make any"
         yield failed(DATABASE, told, "grant it CREATE on its schema")
-    elif not may_write:
+    elif not server.may_write:
         told = "this user may not write memd's tables"
         yield failed(DATABASE, told, "grant it SELECT, INSERT, UPDATE and DELETE on memd_topic and memd_log")
-    elif schema not in (None, SCHEMA_VERSION):
-        told = f"has schema {schema}, and this memd knows schema {SCHEMA_VERSION}"
+    elif server.schema not in (None, SCHEMA_VERSION):
+        told = f"has schema {server.schema}, and this memd knows schema {SCHEMA_VERSION}"
         yield failed(DATABASE, told, "run the same version of memd everywhere")
     else:
-        has = "has no tables yet, memd serve makes them" if schema is None else f"schema {schema}"
-        pooled = ", through a pooler of connections" if is_pooled else ""
-        yield ok(DATABASE, f"{said}, {has}, answers in {round_trip_ms:.1f} ms{pooled}")
-    if encoding != "UTF8":
-        yield warning(DATABASE, f"its encoding is {encoding}", "make it with ENCODING 'UTF8': names are text")
-    if round_trip_ms > ROUND_TRIP_MS:
-        told = f"answers in {round_trip_ms:.0f} ms, and every chat waits for one answer"
+        has = "has no tables yet, memd serve makes them" if server.schema is None else f"schema {server.schema}"
+        pooled = ", through a pooler of connections" if server.is_pooled else ""
+        yield ok(DATABASE, f"{said}, {has}, answers in {server.round_trip_ms:.1f} ms{pooled}")
+    if server.encoding != "UTF8":
+        yield warning(DATABASE, f"its encoding is {server.encoding}", "make it with ENCODING 'UTF8': names are text")
+    if server.round_trip_ms > ROUND_TRIP_MS:
+        told = f"answers in {server.round_trip_ms:.0f} ms, and every chat waits for one answer"
         yield warning(DATABASE, told, "run memd near the database, in the same zone")
-    if not (fsync and full_page_writes):
-        off = "full_page_writes" if fsync else "fsync"
+    if not (server.fsync and server.full_page_writes):
+        off = "full_page_writes" if server.fsync else "fsync"
         told = f"{off} is off: a power cut may destroy the database"
         yield failed(DATABASE, told, f"set {off} = on, and restart PostgreSQL")
     lost, on = "may lose what was acknowledged", "set synchronous_commit = on for this user or database"
-    if synchronous_commit == "off":
+    if server.synchronous_commit == "off":
         yield failed(DATABASE, "synchronous_commit is off: a crash of the server loses what was acknowledged", on)
-    elif not standby_names:
+    elif not server.standby_names:
         remedy = "set synchronous_standby_names; where a managed service copies the disk instead, this is no loss"
         yield warning(DATABASE, f"has no synchronous standby: a failover {lost}", remedy)
-    elif synchronous_commit == "local":
+    elif server.synchronous_commit == "local":
         yield warning(DATABASE, f"synchronous_commit is local, so no commit waits for a standby: a failover {lost}", on)
-    elif standbys == 0:
-        told = f"no synchronous standby of {standby_names!r} is connected: each write waits for one"
+    elif server.standbys == 0:
+        told = f"no synchronous standby of {server.standby_names!r} is connected: each write waits for one"
         yield warning(DATABASE, told, "start a standby; until then requests are answered with degraded:store")
     else:
-        yield ok(DATABASE, f"commits wait for a synchronous standby ({standby_names})")
-    if abs(clock_ahead) > CLOCKS_SECONDS:
-        side = "ahead of" if clock_ahead > 0 else "behind"
-        told = f"its clock is {abs(clock_ahead):.1f} s {side} this machine's"
+        yield ok(DATABASE, f"commits wait for a synchronous standby ({server.standby_names})")
+    if abs(server.clock_ahead) > CLOCKS_SECONDS:
+        side = "ahead of" if server.clock_ahead > 0 else "behind"
+        told = f"its clock is {abs(server.clock_ahead):.1f} s {side} this machine's"
         remedy = "let both follow NTP; nothing is lost by it, but times that are shown depend on who stored"
         yield warning(DATABASE, told, remedy)
