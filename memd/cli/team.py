@@ -187,7 +187,7 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
             raise ConfigError(problem)
         return after
 
-    with _token_list(config) as listed:
+    with _lists(config) as (listed, _):
         checked(listed.read())  # what cannot be done leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
@@ -198,7 +198,7 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
 
 
 def _kept(config: Config) -> Tokens:
-    with _token_list(config) as listed:
+    with _lists(config) as (listed, _):
         return listed.read()
 
 
@@ -248,7 +248,7 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
     with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
         if daemon is not None:
             return daemon.ask(endpoint.grants).grants
-    with _grant_list(config) as kept:
+    with _lists(config) as (_, kept):
         return tuple(one.given for one in kept.read().grants if time.time() < one.until)
 
 
@@ -270,37 +270,20 @@ def _end_grant(config: Config, grant_id: str) -> None:
 
 
 def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
-    with _grant_list(config) as kept:
-        kept.change(lambda state: state.without(is_over))
+    with _lists(config) as (_, grants):
+        grants.change(lambda state: state.without(is_over))
 
 
 @contextmanager
-def _shared_book(config: Config, name: str) -> Iterator[SharedBook]:
-    """A book of the cluster; raises StoreError where the database cannot be used."""
-    with closing(shared_log(config)) as kept:
-        kept.connect()
-        yield SharedBook(kept, name)
-
-
-@contextmanager
-def _token_list(config: Config) -> Iterator[TokenList]:
-    """The list of `memd token`; raises StoreError where the database cannot be used."""
+def _lists(config: Config) -> Iterator[tuple[TokenList, GrantList]]:
+    """The lists of `memd token` and of grants; raises StoreError where the database cannot be used."""
     if config.cluster.is_on:
-        with _shared_book(config, "tokens") as book:
-            yield SharedTokens(book)
+        with closing(shared_log(config)) as kept:
+            kept.connect()
+            yield SharedTokens(SharedBook(kept, "tokens")), SharedGrants(SharedBook(kept, "grants"))
     else:
         check_no_cluster(LocalDisk(), config.data_dir)
-        yield TokenList(LocalDisk(), config.data_dir)
-
-
-@contextmanager
-def _grant_list(config: Config) -> Iterator[GrantList]:
-    """The list of grants; raises StoreError where the database cannot be used."""
-    if config.cluster.is_on:
-        with _shared_book(config, "grants") as book:
-            yield SharedGrants(book)
-    else:
-        yield GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
+        yield TokenList(LocalDisk(), config.data_dir), GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
 
 
 IDS_SHOWN, ID_DIGITS = 3, 8
