@@ -42,6 +42,7 @@ from store import drafts
 from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
+from memd.conversation.events import Closed
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.app import running
 from memd.daemon.parts import Daemon
@@ -182,7 +183,7 @@ class Load:
         counts = [self._daemon.counter.message(*pair) for pair in zip(messages, digests, strict=True)]
         held = self._topic.buffer.receive(messages, digests, counts, session=None, now=time.time()).conversation
         assert await self._daemon.archiver.store(self._topic, held, len(held)), "the disk takes it"
-        self._topic.buffer.close(held)
+        self._topic.buffer.record(Closed(held.id))
         self.tokens += sum(self._daemon.counter.count(message.text) for message in messages)
 
 

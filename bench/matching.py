@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from memd.conversation.events import encode_event
+from memd.conversation.events import Closed, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.matching import match
 from memd.messages import Message, ToolCall
@@ -106,7 +106,7 @@ def measure_matching() -> Iterator[str]:
             whole.append(time.perf_counter() - found)
             buffer.take_unsaved()
             if len(buffer.conversations()) > CONVERSATIONS:  # as if the archiver had closed it
-                buffer.close(buffer.conversations()[-1])
+                buffer.record(Closed(buffer.conversations()[-1].id))
         yield f"{name:28} {_times(finding)}   {_times(whole)}"
 
 
@@ -132,7 +132,7 @@ def measure_journal() -> str:
         buffer.reply(arrival, call, 20, float(step))
         history += [call, result]
         for branch in buffer.conversations()[:-1]:
-            buffer.close(branch)
+            buffer.record(Closed(branch.id))
     live = sum(len(encode_event(event)) + 8 for event in buffer.take_unsaved())
     short = sum(len(encode_event(event)) + 8 for event in buffer.retelling()())
     return f"{said:,} bytes said, {live:,} journalled ({live / said:.2f} times), {short:,} after rewriting"

@@ -11,6 +11,7 @@ from daemon_process import DaemonProcess, user
 from histories import block, new_buffer, receive, replayed
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
+from memd.conversation.events import Placed
 from memd.conversation.hot_buffer import PLACED_KEPT
 from memd.messages import NO_BLOCK
 
@@ -90,10 +91,10 @@ def test_the_blocks_of_a_topic_are_known_after_a_restart_and_in_the_end_the_olde
     buffer = new_buffer()
     conversation = receive(buffer, "u:1").conversation
     for number in range(PLACED_KEPT):
-        buffer.place(conversation, b"%016d" % (number % 3), block(str(number)))
-    buffer.place(conversation, bytes(16), NO_BLOCK)
+        buffer.record(Placed(conversation.id, b"%016d" % (number % 3), block(str(number))))
+    buffer.record(Placed(conversation.id, bytes(16), NO_BLOCK))
     for one in (buffer, replayed(buffer.take_unsaved()), replayed(buffer.retelling()())):
         assert "[memory] 0" in one.placed and f"[memory] {PLACED_KEPT - 1}" in one.placed
         assert "" not in one.placed and "[memory] other" not in one.placed
-    buffer.place(conversation, b"%016d" % 0, block("another"))
+    buffer.record(Placed(conversation.id, b"%016d" % 0, block("another")))
     assert "[memory] 0" not in buffer.placed and "[memory] another" in buffer.placed

@@ -28,7 +28,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Line, TurnKey
-from memd.conversation.events import BufferEvent, Marked, decode_event, encode_event
+from memd.conversation.events import (
+    BufferEvent,
+    Closed,
+    Departed,
+    Forgotten,
+    Injected,
+    Marked,
+    Placed,
+    decode_event,
+    encode_event,
+)
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.unstored import ListedParts, Part, each_part, owed_parts
 from memd.messages import BlockChunk, chain_all
@@ -55,7 +65,7 @@ def test_where_a_client_moves_its_files_to_the_end_what_the_model_has_not_answer
     begun = ("u:rename it", "a:first edit", "r:edit failed")
     before = talk(buffer, *begun, "a:second edit", "p:no edits", "a:", "r:files", "a:", "r:edit failed", "a:third edit")
     buffer.mark(before, stored=len(before))
-    buffer.depart(before, range(1, 9), {})
+    buffer.record(Departed(before.id, list(range(1, 9)), {}))
     asked = (
         *begun,
         "a:second edit",
@@ -237,7 +247,7 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     buffer = new_buffer()
     conversation = talk(buffer, *LONG)
     for end in (1, 3, 5):
-        buffer.place(conversation, digest_at(LONG[:end]), block(str(end)))
+        buffer.record(Placed(conversation.id, digest_at(LONG[:end]), block(str(end))))
     left_out(buffer, conversation, 2)
     buffer.mark(conversation, stored=6)
     branch = receive(buffer, *LONG[:4], "u:edited").conversation
@@ -251,7 +261,7 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
 @pytest.mark.parametrize("history", [("u:new",), LONG, (*LONG, "u:7"), LONG[:3], (*LONG[:4], "u:edited")], ids=repr)
 def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[str, ...]) -> None:
     buffer = new_buffer()
-    buffer.place(talk(buffer, *LONG), digest_at(LONG[:1]), block("1"))
+    buffer.record(Placed(talk(buffer, *LONG).id, digest_at(LONG[:1]), block("1")))
     buffer.take_unsaved()
     seen = glance(buffer, *history)
     seen.conversation.blocks[digest_at(history)] = block("new")
@@ -296,7 +306,7 @@ def shown(chunk_id: str, uuid: bytes, topic_id: str = "default") -> BlockChunk:
 def test_a_shown_chunk_is_found_by_the_id_that_was_shown_and_by_its_full_uuid() -> None:
     buffer, uuid = new_buffer(), bytes.fromhex("a3f9" + "00" * 14)
     chunk = shown("a3f9", uuid)
-    buffer.injected([chunk])
+    buffer.record(Injected([chunk]))
     dashed = "A3F90000-0000-0000-0000-000000000000"
     assert [buffer.resolve(one) for one in ("a3f9", "A3F9", uuid.hex(), dashed)] == [chunk] * 4
     assert [buffer.resolve(one) for one in ("a3f", "a3f90", "", "beef")] == [None] * 4
@@ -305,7 +315,7 @@ def test_a_shown_chunk_is_found_by_the_id_that_was_shown_and_by_its_full_uuid() 
 def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
     buffer = new_buffer()
     for number in range(WINDOW_TURNS + 1):
-        buffer.injected([shown(f"000{number}", bytes([number]) * 16)])
+        buffer.record(Injected([shown(f"000{number}", bytes([number]) * 16)]))
     assert buffer.resolve("0000") is None and buffer.resolve("0001") is not None
 
 
@@ -315,10 +325,10 @@ def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:
 def test_a_conversation_that_was_closed_stays_closed_and_takes_no_more() -> None:
     buffer = new_buffer()
     arrival = receive(buffer, "u:1")
-    buffer.close(arrival.conversation)
+    buffer.record(Closed(arrival.conversation.id))
     assert not buffer.is_open(arrival.conversation) and buffer.conversations() == []
     buffer.mark(arrival.conversation, stored=1)
-    buffer.place(arrival.conversation, digest_at(["u:1"]), block("1"))
+    buffer.record(Placed(arrival.conversation.id, digest_at(["u:1"]), block("1")))
     assert replayed(buffer.take_unsaved()).conversations() == []
 
 
@@ -458,7 +468,7 @@ class ClientsAndRestarts(RuleBasedStateMachine):
             self.buffer.mark(conversation, stored=chosen.end)
         self.buffer.mark(conversation, left_out=chosen.left_out)
         lines = {position: Line("[memd: …]", 9) for position in chosen.replaced}
-        self.buffer.depart(conversation, chosen.gone, lines)
+        self.buffer.record(Departed(conversation.id, list(chosen.gone), lines))
         assert not any(conversation.is_visible(position) for position in chosen.gone)
         assert conversation.left_out >= chosen.left_out and conversation.lines.items() >= lines.items()
 
@@ -472,15 +482,15 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         if not conversation.abandoned:
             self.buffer.mark(conversation, stored=end)
         if closing:
-            self.buffer.close(conversation)
+            self.buffer.record(Closed(conversation.id))
 
     @rule(data=st.data(), name=st.sampled_from(["b", "c"]))
     def a_block_is_placed(self, data: st.DataObject, name: str) -> None:
         conversation = self._any(data)
         position = None if conversation is None else conversation.last_user_position()
         if conversation is not None and position is not None and conversation.is_visible(position):
-            self.buffer.place(conversation, conversation.messages[position].digest, block(name))
-            self.buffer.injected(block(name).chunks)
+            self.buffer.record(Placed(conversation.id, conversation.messages[position].digest, block(name)))
+            self.buffer.record(Injected(list(block(name).chunks)))
 
     @rule(data=st.data())
     def the_oldest_block_is_removed(self, data: st.DataObject) -> None:
@@ -582,7 +592,7 @@ def test_the_journal_of_a_history_that_is_rewritten_at_every_step_does_not_grow_
             history[-7] = f"t:[cleared]#{step - 3}"
         receive(buffer, *history)
         for branch in buffer.conversations()[:-1]:
-            buffer.close(branch)
+            buffer.record(Closed(branch.id))
     live = sum(len(encode_event(event)) for event in buffer.take_unsaved())
     assert live <= 3 * bytes_said
     assert sum(len(encode_event(event)) for event in buffer.retelling()()) <= 3 * bytes_said
@@ -632,7 +642,7 @@ def test_what_was_erased_is_not_taken_in_again_in_a_chat_that_still_has_it(
     buffer = new_buffer()
     conversation = talk(buffer, *GOES_ON)
     buffer.mark(conversation, stored=6, left_out=left_out)
-    buffer.forget([digest_at(ERASED[:1])], [])
+    buffer.record(Forgotten([digest_at(ERASED[:1])], []))
     send(buffer, conversation)
     for one in (buffer, replayed(buffer.retelling()())):
         kept = [text for conversation in one.conversations() for text in texts(conversation)]

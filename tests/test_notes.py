@@ -18,6 +18,7 @@ from msgspec import UNSET
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
+from memd.conversation.events import Noted
 from memd.entries import Draft, Section, Status
 from memd.errors import BadNote, StoreError
 from memd.ingest.notes import take_note
@@ -178,7 +179,7 @@ async def test_what_was_corrected_before_a_crash_is_not_stored_again(stage: Stag
     await take_note(topic, Note(DEPLOY), stage.archiver)
     (note,) = topic.buffer.notes.items()
     await stored(topic)
-    topic.buffer.take_note(*note)  # as after a crash between the log and the journal
+    topic.buffer.record(Noted(*note))  # as after a crash between the log and the journal
     (entry,) = live_entries(topic)
     gone = Draft(
         uuid=entry.uuid, vector=b"", content="", created_at=1, status=Status.DEPRECATED, origin_id=entry.origin_id

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.conversation.conversation import Conversation
+from memd.conversation.events import Closed
 from memd.ingest.topics import Topic
 
 MONDAY = "u:The server is started anew on Monday.", "a:Noted."
@@ -93,7 +94,7 @@ async def test_a_history_that_is_sent_again_is_stored_once_whatever_came_in_the_
     await store(stage, topic, MONDAY, session="first")
     for turns in ((HELLO,), (HELLO, MONDAY), (HELLO, MONDAY, TUESDAY)):
         sent = await store(stage, topic, *turns, session="second")
-    topic.buffer.close(sent)
+    topic.buffer.record(Closed(sent.id))
     assert shown(topic) == told(MONDAY, HELLO, TUESDAY)
     again = Stage(stage.config, stage.files.after_power_cut("lost"))
     for place in (stage, again):

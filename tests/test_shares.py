@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.conversation import Conversation
+from memd.conversation.events import Injected
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import BlockChunk
 from memd.receipts import Receipt
@@ -102,9 +103,9 @@ def test_what_others_were_shown_is_not_forgotten_for_somebody_who_asks_again_and
         uuid = number.to_bytes(16, "big")
         return [BlockChunk(uuid.hex()[-8:], uuid, "default", 1)]
 
-    buffer.injected(shown(1), "ann")
+    buffer.record(Injected(list(shown(1)), "ann"))
     for number in range(2, 100):
-        buffer.injected(shown(number), MALLORY)
+        buffer.record(Injected(list(shown(number)), MALLORY))
     assert buffer.resolve("00000001") is not None, "she may correct it still"
     assert buffer.resolve("00000002") is None
     again = new_buffer()

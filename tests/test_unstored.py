@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 import memd.recall.retrieve
 from memd.admin import history
 from memd.conversation.conversation import Conversation
+from memd.conversation.events import Forgotten, Injected
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Correction, Draft
 from memd.ingest.pipeline import Cutter
@@ -201,7 +202,8 @@ async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stor
 ) -> None:
     async def shown() -> Candidate:
         [found] = await recalled(stage, "Where is the spare lamp?", topic.log)
-        topic.buffer.injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)])
+        entry = found.entry
+        topic.buffer.record(Injected([BlockChunk(entry.public_id, entry.uuid, "talk", entry.origin_id)]))
         return found
 
     arrival = receive(topic.buffer, LAMP[0])
@@ -264,7 +266,7 @@ async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_store
 ) -> None:
     answered = talk(topic.buffer, *LOOP[:3], "a:I have looked.")
     found = max(await recalled(stage, "KINGFISHER9", topic.log), key=lambda one: one.parts.score)
-    topic.buffer.injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)])
+    topic.buffer.record(Injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)]))
     conversation = receive(topic.buffer, *LOOP).conversation
     topic.unstored().chunks()
     assert conversation is not answered and answered.abandoned
@@ -329,7 +331,7 @@ async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_th
     conversation = talk(source.buffer, *FERRY, *LAMP, *MAIL)
     found = max(await recalled(stage, "Where is the spare lamp?", source.log), key=lambda one: one.parts.score)
     entry = found.entry
-    topic.buffer.injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)])
+    topic.buffer.record(Injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)]))
     update = Correction((entry.public_id,), "Update", "it was moved", "The spare lamp is in the boat.")
     assert await corrector_of(stage)._apply(topic, [update], bytes(16), topic.buffer.resolve) == ()
     assert await stage.archiver.store(source, conversation, len(conversation))
@@ -516,7 +518,7 @@ async def test_what_is_erased_while_it_is_cut_is_not_found(topic: Topic, monkeyp
     monkeypatch.setattr(Cutter, "cut", cut_slowly)
     search = asyncio.create_task(asyncio.to_thread(topic.unstored().chunks))
     await asyncio.to_thread(is_cutting.wait, 60)
-    topic.buffer.forget([item.identity for item in conversation.messages], ())
+    topic.buffer.record(Forgotten([item.identity for item in conversation.messages], []))
     assert list(topic.unstored().chunks(until=0)) == []
     may_go_on.set()
     await search

@@ -175,19 +175,7 @@ BufferEvent = (
     Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed | Noted | NoteStored | Forgotten
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[BufferEvent] = msgspec.msgpack.Decoder(BufferEvent)
-
-
-def encode_event(event: BufferEvent) -> bytes:
-    """Encode an event as a journal payload."""
-    return _encoder.encode(event)
-
-
-def decode_event(payload: bytes) -> BufferEvent:
-    """Decode a journal payload.
-
-    Raises:
-        msgspec.DecodeError: it is no event.
-    """
-    return _decoder.decode(payload)
+encode_event = msgspec.msgpack.Encoder().encode
+"""The journal's payload for an event."""
+decode_event = msgspec.msgpack.Decoder[BufferEvent](BufferEvent).decode
+"""The event of a payload; raises msgspec.DecodeError: it is none."""

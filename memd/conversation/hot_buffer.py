@@ -1,6 +1,6 @@
 """The hot buffer of one topic: its open conversations, their blocks, and the ids that were recently injected.
 
-Rule: every change is an event that goes through `_record` and into the journal, so replaying the journal rebuilds the
+Rule: every change is an event that goes through `record` and into the journal, so replaying the journal rebuilds the
 same buffer and byte for byte the same prompts. This module knows no clock, no token budget and no disk.
 
 Two daemons may write into the buffer of one topic. Events of different conversations, and of one that only one side has
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation.compaction import lowered_marks
-from memd.conversation.conversation import Buffered, Conversation, Line, TurnKey, as_buffered
+from memd.conversation.conversation import Buffered, Conversation, TurnKey, as_buffered
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -58,7 +58,7 @@ from memd.conversation.matching import (
 )
 from memd.conversation.rewriting import retold, rewriting_to, shortened_answer
 from memd.entries import digits_of_id
-from memd.messages import Block, BlockChunk, Message, block_digest, stamped
+from memd.messages import BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
 from memd.shares import Held, surplus
 
@@ -155,14 +155,14 @@ class HotBuffer:
         parent, kept = found.conversation, kept_count(found, messages)
         known_as = stored_as() if len(messages) - found.known > LAST_EXCHANGE or found.runs else ()
         if parent is not None and (heard := heard_again(found, messages)):
-            self._record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
+            self.record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
         if parent is not None and found.runs:
             way = rewriting_to(
                 parent, found.runs, stamped(messages, said_at, author), content_digests, tokens, known_as
             )
             name = self._new_id()
-            self._record(Branched(name, parent.id, way, now, session or parent.session))
-            self._record(Abandoned(parent.id))
+            self.record(Branched(name, parent.id, way, now, session or parent.session))
+            self.record(Abandoned(parent.id))
             branch = self._conversations[name]
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
@@ -217,7 +217,7 @@ class HotBuffer:
         if position == len(conversation):
             if former is not None and self.is_open(former):
                 if former.messages[position].content_digest == message.content_digest:
-                    self.close(conversation)  # a retry with the same answer: nothing new
+                    self.record(Closed(conversation.id))  # a retry with the same answer: nothing new
                     return former
                 if not message.interrupted:
                     self._abandon(former, position, answered=True)
@@ -256,25 +256,19 @@ class HotBuffer:
         first = conversation.arrivals.get(key)
         if first is not None and 0 <= now - first <= freeze_seconds:
             return True
-        self._record(Arrived(conversation.id, key, now))
+        self.record(Arrived(conversation.id, key, now))
         return False
 
-    def place(self, conversation: Conversation, digest: bytes, block: Block) -> None:
-        """Place `block` before the user message with this digest, for as long as that message is visible."""
-        self._record(Placed(conversation.id, digest, block))
+    def record(self, event: BufferEvent) -> None:
+        """Change the buffer."""
+        self._apply(event)
+        self._unsaved.append(event)
 
     def remove_blocks(self, conversation: Conversation, digests: Sequence[bytes]) -> None:
         """Remove blocks from the prompt for good; digests without a block are ignored."""
         present = [digest for digest in digests if digest in conversation.blocks]
         if present:
-            self._record(Removed(conversation.id, present))
-
-    def injected(self, chunks: Sequence[BlockChunk], author: str = "") -> None:
-        """Record the chunks that one turn of a principal's showed: their ids may be corrected from now on.
-
-        Of more turns than are remembered, the oldest of whoever had the most is forgotten.
-        """
-        self._record(Injected(list(chunks), author))
+            self.record(Removed(conversation.id, present))
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
         """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
@@ -304,7 +298,7 @@ class HotBuffer:
             repeats: positions of what the log had already, see `Buffered.is_repeat`.
         """
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
-        self._record(Marked(conversation.id, *marks, list(instructions), list(repeats)))
+        self.record(Marked(conversation.id, *marks, list(instructions), list(repeats)))
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
         """Move all marks back to what the log has, which has lost some of what the journal vouches for.
@@ -314,31 +308,11 @@ class HotBuffer:
         for conversation in self.conversations():
             stored, left_out, lost = lowered_marks(conversation, is_in_log)
             if lost or (stored, left_out) != (conversation.stored, conversation.left_out):
-                self._record(Lowered(conversation.id, stored, left_out, lost))
-
-    def depart(self, conversation: Conversation, positions: Sequence[int], lines: Mapping[int, Line]) -> None:
-        """Take single messages out of the prompt, and put lines in place of others. They must be durable."""
-        self._record(Departed(conversation.id, list(positions), dict(lines)))
+                self.record(Lowered(conversation.id, stored, left_out, lost))
 
     def bring_back(self, conversation: Conversation, left_out: int, messages: Mapping[int, Message]) -> None:
         """Put everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
-        self._record(Returned(conversation.id, left_out, dict(messages)))
-
-    def take_note(self, note_id: bytes, note: Note) -> None:
-        """Take a note; it must be made durable before anybody is told so."""
-        self._record(Noted(note_id, note))
-
-    def settle_note(self, note_id: bytes) -> None:
-        """Drop a note that is in the log, or was never promised."""
-        self._record(NoteStored(note_id))
-
-    def forget(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
-        """Drop the text of erased messages, and the blocks that show one of these chunks."""
-        self._record(Forgotten(list(digests), list(uuids)))
-
-    def close(self, conversation: Conversation) -> None:
-        """Drop a conversation. Its messages must be stored or abandoned."""
-        self._record(Closed(conversation.id))
+        self.record(Returned(conversation.id, left_out, dict(messages)))
 
     def conversations(self) -> list[Conversation]:
         """All open conversations, least recently used first."""
@@ -446,7 +420,7 @@ class HotBuffer:
 
     def _open(self, session: str | None, now: float) -> Conversation:
         name = self._new_id()
-        self._record(Opened(name, session, now))
+        self.record(Opened(name, session, now))
         return self._conversations[name]
 
     def _fork(self, conversation: Conversation, position: int) -> Conversation:
@@ -454,7 +428,7 @@ class HotBuffer:
         if position == len(conversation):
             return conversation
         name = self._new_id()
-        self._record(Forked(name, conversation.id, position))
+        self.record(Forked(name, conversation.id, position))
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:
@@ -465,7 +439,7 @@ class HotBuffer:
         """
         if position >= SHARED_MIN or len(conversation) == position + 1:
             dropped_from = answer_start(conversation, position) if answered else None
-            self._record(Abandoned(conversation.id, dropped_from))
+            self.record(Abandoned(conversation.id, dropped_from))
 
     def _continue(
         self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
@@ -481,7 +455,7 @@ class HotBuffer:
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
         self._append(branch, [text], [whole.content_digest], [count], now)
-        self._record(Abandoned(conversation.id, start))
+        self.record(Abandoned(conversation.id, start))
         return branch
 
     def _append(
@@ -498,11 +472,7 @@ class HotBuffer:
         added = as_buffered(conversation, messages, content_digests, tokens, stored_as)
         for place, former in enumerate(again):
             added[place] = added[place].without_text if former.is_erased else added[place]
-        self._record(Appended(conversation.id, added, now))
-
-    def _record(self, event: BufferEvent) -> None:
-        self._apply(event)
-        self._unsaved.append(event)
+        self.record(Appended(conversation.id, added, now))
 
     def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, Injected):
@@ -645,7 +615,7 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
         known = {item.digest for item in target.messages}
         for digest, block in one.blocks.items():
             if digest in known and digest not in target.blocks:
-                buffer.place(target, digest, block)
+                buffer.record(Placed(target.id, digest, block))
         for key, at in one.arrivals.items():
             if key not in target.arrivals:
                 buffer.note_arrival(target, key, at, 0)

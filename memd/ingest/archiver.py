@@ -33,6 +33,7 @@ from memd.clock import Retries, steady_now
 from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
+from memd.conversation.events import Closed, Departed, NoteStored
 from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
@@ -326,7 +327,7 @@ class Archiver:
                 if is_stored is False:
                     failed.add(conversation)
                 if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
-                    topic.buffer.close(conversation)
+                    topic.buffer.record(Closed(conversation.id))
                 has_closed = has_closed or (closing and not topic.buffer.is_open(conversation))
         if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
@@ -345,7 +346,7 @@ class Archiver:
         is_first = opened is not None and all(place < opened for place in (*conversation.lines, *conversation.gone))
         topic.buffer.mark(conversation, left_out=chosen.left_out)
         if chosen.gone or chosen.replaced:
-            topic.buffer.depart(conversation, chosen.gone, self._lines(topic, conversation, chosen))
+            topic.buffer.record(Departed(conversation.id, list(chosen.gone), self._lines(topic, conversation, chosen)))
         if opened is not None and (compaction.finished_end(conversation) <= opened or chosen.takes_behind(opened)):
             digest = conversation.messages[opened].digest
             block = conversation.blocks.get(digest)
@@ -417,7 +418,7 @@ class Archiver:
                 if is_kept:
                     topic.buffer.mark(conversation, stored=end)
                 else:
-                    topic.buffer.close(conversation)
+                    topic.buffer.record(Closed(conversation.id))
         return batch.is_last or None
 
     async def _store_notes(self, topic: Topic) -> None:
@@ -488,7 +489,7 @@ class Archiver:
         assert batch is not None, "it was made"
         batch.done()
         for note_id in topic.buffer.notes.keys() & batch.digests.keys():
-            topic.buffer.settle_note(note_id)
+            topic.buffer.record(NoteStored(note_id))
         return batch
 
     async def _append(self, topic: Topic, make: Callable[[], Sequence[Draft]]) -> list[Entry]:

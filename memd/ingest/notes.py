@@ -14,6 +14,7 @@ import uuid
 import msgspec
 from msgspec import UNSET
 
+from memd.conversation.events import Noted, NoteStored
 from memd.errors import StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.topics import Topic
@@ -57,10 +58,10 @@ async def take_note(
         async with topic.noting:
             taken, is_new = await asyncio.to_thread(_as_told, topic, note_parts(topic.buffer), part)
             if is_new:
-                topic.buffer.take_note(note_id, note)
+                topic.buffer.record(Noted(note_id, note))
             if not await topic.make_durable():  # of a copy too: it may be in the journal alone
                 if is_new:
-                    topic.buffer.settle_note(note_id)
+                    topic.buffer.record(NoteStored(note_id))
                 raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")
         archiver.store_notes_later(topic)
     return taken

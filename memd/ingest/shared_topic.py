@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.events import Appended, BufferEvent, Noted
+from memd.conversation.events import Appended, BufferEvent, Forgotten, Noted
 from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
@@ -328,7 +328,7 @@ class SharedTopic(Topic):
         blocks = [block for one in self.buffer.conversations() for block in one.blocks.values()]
         shown = {chunk.uuid for block in blocks for chunk in block.chunks}
         if erased := {uuid for uuid in shown | self.buffer.injected_uuids() if was_erased(snapshot, uuid)}:
-            self.buffer.forget((), erased)
+            self.buffer.record(Forgotten([], list(erased)))
         self._pending, self._journaled, self._head = [], 0, hot.head
         self._rows_bytes = self._base_bytes = hot.size
         self._journal_behind = True

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from memd.conversation.conversation import Buffered
-from memd.conversation.events import BufferEvent, Placed, Removed, decode_event, encode_event
+from memd.conversation.events import BufferEvent, Forgotten, Placed, Removed, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Draft, Entry
 from memd.errors import Fenced, ForeignFile, MadeAnew, Rewritten, StoreError
@@ -302,7 +302,7 @@ class Topic:
         await self._rewrite(wiper)
 
     def _drop(self, digests: Collection[bytes], uuids: Collection[bytes], blocks: Collection[bytes]) -> None:
-        self.buffer.forget(digests, uuids)
+        self.buffer.record(Forgotten(list(digests), list(uuids)))
         for conversation in self.buffer.conversations() if blocks else ():
             self.buffer.remove_blocks(conversation, [*blocks])
         for digest in digests:

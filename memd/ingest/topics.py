@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from memd import __version__
+from memd.conversation.events import Forgotten
 from memd.conversation.hot_buffer import rebased
 from memd.embedding.loading import give_back_memory
 from memd.entries import checked_topic_id
@@ -251,7 +252,7 @@ class Topics:
                 else:
                     buffer.leave_unsaved(hot.own)
         if erased := erased_in(buffer, self._store.ledger):
-            buffer.forget((), erased)
+            buffer.record(Forgotten([], list(erased)))
             is_as_kept = False
         if has_lost := is_current and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)

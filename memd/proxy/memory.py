@@ -11,6 +11,7 @@ import logging
 
 import msgspec
 
+from memd.conversation.events import Injected, Placed
 from memd.conversation.tokens import TokenCounter
 from memd.errors import MemdError
 from memd.ingest.redaction.redactor import Redactor
@@ -157,7 +158,7 @@ class Memory:
             log.error("recall failed, the request goes on without memory", extra=received.log_fields(error))
             return msgspec.structs.replace(asked, trouble=degraded(error))
         if received.is_traced:
-            received.topic.buffer.place(prompt.conversation, turn, placed)
+            received.topic.buffer.record(Placed(prompt.conversation.id, turn, placed))
         else:
             prompt.conversation.blocks[turn] = placed
         return recalled
@@ -173,7 +174,7 @@ class Memory:
             status = degraded(topic.write_trouble)
         has_recalled = received.needs_block or recalled.question is not None
         if has_recalled and chunks and received.is_traced:
-            topic.buffer.injected(chunks, received.asked.who.author)
+            topic.buffer.record(Injected(list(chunks), received.asked.who.author))
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
         taken_out = (Signal(type="taken_out", chunk_id=chunk_id) for chunk_id in corrected.taken_out)
         return SettledPrompt(
@@ -254,7 +255,7 @@ def forget_blocks(received: Received) -> None:
     prompt = received.prompt
     remove_blocks(received, list(prompt.conversation.blocks))
     if received.is_traced and prompt.turn_digest is not None:
-        received.topic.buffer.place(prompt.conversation, prompt.turn_digest, NO_BLOCK)
+        received.topic.buffer.record(Placed(prompt.conversation.id, prompt.turn_digest, NO_BLOCK))
 
 
 def without_blocks(shown: SettledPrompt) -> SettledPrompt:

@@ -19,7 +19,7 @@ import numpy as np
 from drafts import open_journal
 from histories import new_buffer, receive, talk
 
-from memd.conversation.events import decode_event, encode_event
+from memd.conversation.events import Injected, Placed, decode_event, encode_event
 from memd.entries import Draft, Entry, Status
 from memd.messages import Block, BlockChunk
 from memd.store.disk import LocalDisk
@@ -139,8 +139,9 @@ def _write_journal(path: Path) -> None:
     one = talk(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", now=1000.0)
     arrival = receive(buffer, "u:Where is the pump?", "a:On the left.", "u:And the oil?", "a:Behind it.", "u:Thanks!")
     shown = BlockChunk(shown_id="abcd", uuid=bytes(range(16)), topic_id=TOPIC, origin_id=17)
-    buffer.place(arrival.conversation, one.messages[-1].digest, Block("[memory]\n[mem:abcd] the oil", 7, (shown,)))
-    buffer.injected([shown])
+    block = Block("[memory]\n[mem:abcd] the oil", 7, (shown,))
+    buffer.record(Placed(arrival.conversation.id, one.messages[-1].digest, block))
+    buffer.record(Injected([shown]))
     buffer.mark(one, stored=2)
     buffer.mark(one, left_out=2)
     talk(buffer, "u:Another talk", "a:Yes?", session="second", now=1001.0)
