@@ -18,13 +18,13 @@ import ipaddress
 import logging
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
+from memd.caching import Latest
 from memd.clock import steady_now
 from memd.http import error_response
 from memd.principals import OWNER, SECRET_PREFIX, TOKEN_HEADER, Principal, Principals
@@ -263,7 +263,7 @@ class WrongTokens:
         are none."""
         self._untold: dict[str, int] = {}
         """By address, since its last line; an address without one has not been seen for a minute."""
-        self._tried: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._tried: Latest[str, tuple[float, float]] = Latest(LIMITED_MAX)
         """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
 
     async def make_sure(self, request: web.BaseRequest, inquiry: Any = None) -> None:
@@ -322,9 +322,6 @@ class WrongTokens:
     def _count(self, remote: str | None) -> None:
         network = _network(remote)
         self._tried[network] = self._level(network) + 1, self._clock()
-        self._tried.move_to_end(network)
-        if len(self._tried) > LIMITED_MAX:
-            self._tried.popitem(last=False)
 
     def _level(self, network: str) -> float:
         level, at = self._tried.get(network, (0.0, 0.0))

@@ -1,6 +1,7 @@
-"""Caches that are bounded by the bytes that they hold, and say how many these are.
+"""Caches that are bounded by the bytes that they hold, and say how many these are; and what is bounded by its number.
 
-Rule: whatever is kept only to be quicker is kept here, so that `/memd/stats` can tell what memory is for.
+Rule: whatever takes megabytes and is kept only to be quicker is kept here, so that `/memd/stats` can tell what memory
+is for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,21 @@ ENTRY_BYTES = 240
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
+
+
+class Latest(OrderedDict[Key, Value]):
+    """A dictionary of the values that were set last, the newest at its end. Not thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: more are not kept."""
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
 class ByteCache(Generic[Key, Value]):

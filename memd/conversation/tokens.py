@@ -11,7 +11,6 @@ import binascii
 import math
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import overload
 
@@ -19,7 +18,7 @@ import numpy as np
 import tiktoken
 from msgspec import UNSET
 
-from memd.caching import ENTRY_BYTES, ByteCache, CachedFunction
+from memd.caching import ENTRY_BYTES, ByteCache, CachedFunction, Latest
 from memd.messages import Message
 
 MESSAGE_OVERHEAD = 4
@@ -197,7 +196,7 @@ class Drift:
     MODELS_MAX = 64  # clients choose model names freely
 
     def __init__(self) -> None:
-        self._factors: OrderedDict[str, float] = OrderedDict()
+        self._factors: Latest[str, float] = Latest(self.MODELS_MAX)
         self._lock = threading.Lock()
 
     def factor(self, model: str) -> float:
@@ -234,9 +233,6 @@ class Drift:
             )  # the initial 1.0 was not learned and has no weight
             weight = first_rise if ratio > factor else self.FALL
             self._factors[model] = factor + weight * (ratio - factor)
-            self._factors.move_to_end(model)
-            if len(self._factors) > self.MODELS_MAX:
-                self._factors.popitem(last=False)
 
 
 def _key(message: Message, content_digest: bytes) -> tuple[bytes, int, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.caching import Latest
 from memd.embedding.embedder import Embedder
 from memd.embedding.priority import Priority
 from memd.embedding.table import QuestionTable, table_of
@@ -50,7 +50,7 @@ class Encoder:
         ended = "memd ends; what is not stored yet is in the journal, and stored after the next start"
         self._background = self.priority.for_background(lambda: EmbeddingError(ended))
         self._trouble: EmbeddingError | None = None
-        self._questions: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._questions: Latest[str, NDArray[np.float32]] = Latest(QUESTIONS_MAX)
         self._questions_lock = threading.Lock()
         self._asking = ThreadPoolExecutor(4, "memd-embed")
         self._asked: dict[str, Future[NDArray[np.float32]]] = {}
@@ -128,8 +128,6 @@ class Encoder:
         if len(text) <= QUESTION_CHARACTERS_MAX:
             with self._questions_lock:
                 self._questions[text] = vectors
-                if len(self._questions) > QUESTIONS_MAX:
-                    self._questions.popitem(last=False)
         return vectors
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:

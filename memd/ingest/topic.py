@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from memd.caching import Latest
 from memd.conversation.conversation import Buffered
 from memd.conversation.events import BufferEvent, Forgotten, Placed, Removed, decode_event, encode_event
 from memd.conversation.hot_buffer import HotBuffer
@@ -88,7 +88,7 @@ class Topic:
         """Held while a note is taken: of two equal ones the second must see the first."""
         self.correcting = asyncio.Lock()
         """Held while chunks are corrected: of two corrections of one the second must see the first."""
-        self.chunk_ids: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self.chunk_ids: Latest[bytes, tuple[str, ...]] = Latest(CHUNK_IDS_MAX)
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
         self.being_stored: frozenset[bytes] = frozenset()
         """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
@@ -313,8 +313,6 @@ class Topic:
         for entry in entries:
             for digest in entry.digests:
                 self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
-        while len(self.chunk_ids) > CHUNK_IDS_MAX:
-            self.chunk_ids.popitem(last=False)
 
     def end(self) -> None:
         """Write nothing any more, in the writer thread: the topic is erased."""

@@ -19,7 +19,6 @@ import hashlib
 import logging
 import os.path
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
+from memd.caching import Latest
 from memd.proxy.upstream.connection import (
     Interim,
     UpstreamConnector,
@@ -36,7 +36,7 @@ from memd.proxy.upstream.connection import (
     reason_of,
     time_of_others,
 )
-from memd.proxy.upstream.windows import KnownWindows, ModelWindow, ask_windows, is_router, models_of
+from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, ask_windows, is_router, models_of
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
@@ -200,8 +200,6 @@ REFRESH_SECONDS = 30.0
 """Age at which the window and the template are probed again: the model behind an address may change."""
 RETRY_SECONDS = 3.0
 """Pause before an upstream that did not answer, is still loading its model, or told no window is probed again."""
-MODELS_MAX = 256
-"""Model names whose probes are remembered: clients choose them freely."""
 TOLD_BYTES_MAX = 16 << 20
 """Of an answer to a question of memd's own; a list of all the models of a large gateway has a megabyte."""
 LOADING = 503
@@ -271,7 +269,7 @@ class Upstream:
         self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._uncounted_until: dict[str, float] = {}  # by path
-        self._asked_at: OrderedDict[str, float] = OrderedDict()
+        self._asked_at: Latest[str, float] = Latest(MODELS_MAX)
         """By the model that was asked for; the empty name stands for all where one window holds for all."""
         self._asked_with = 0  # the hash of the credentials that the last probe carried
         self._is_settled = False  # whether the last probe was answered
@@ -492,9 +490,6 @@ class Upstream:
                 self._facts = msgspec.structs.replace(self._facts, shows_separate=shows)
         finally:
             self._asked_at[model] = time.monotonic()
-            self._asked_at.move_to_end(model)
-            if len(self._asked_at) > MODELS_MAX:
-                self._asked_at.popitem(last=False)
             self._asking = None
 
     async def _read_props(self, headers: CIMultiDict[str]) -> tuple[UpstreamFacts, dict[str, Any] | None]:

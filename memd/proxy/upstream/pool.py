@@ -20,7 +20,6 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,7 @@ import aiohttp
 import msgspec
 from multidict import CIMultiDict
 
+from memd.caching import Latest
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, chain_all, leading_count
 from memd.proxy.upstream.client import GATEWAYS, LOADING, Upstream, UpstreamFacts
 from memd.proxy.upstream.connection import Interim, attempt_of_task
@@ -87,7 +87,7 @@ class Affinity:
     """The servers, by their addresses, that have answered conversations last."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known: Latest[bytes, str] = Latest(KNOWN_MAX)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -107,9 +107,6 @@ class Affinity:
         has_moved = self.home(trail) not in (None, url)
         for key in (*trail.names[:1], *trail.digests[-1:]):
             self._known[key] = url
-            self._known.move_to_end(key)
-        while len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
         return has_moved
 
 

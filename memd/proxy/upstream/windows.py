@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from memd.caching import Latest
 from memd.proxy.upstream.refusals import LengthRefusal
 
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)\s*$", re.MULTILINE)
@@ -137,9 +137,8 @@ def _positive(value: object) -> int | None:
 Ask = Callable[[str, str, bytes | None], Awaitable[Any]]
 """Sends (method, path, JSON body) and returns the decoded JSON of an answer with status 200, else None."""
 
-_T = TypeVar("_T")
-
-MODELS_MAX = 256  # clients choose model names freely
+MODELS_MAX = 256
+"""Model names of which something is remembered: clients choose them freely."""
 SENT_SHARE = 0.9
 """A refusal that names no number: the window is taken to be this share of what was sent. A compaction halves the
 conversation, so a window that is much smaller is reached in a few requests."""
@@ -172,9 +171,9 @@ class KnownWindows:
         """`configured`: the setting `upstream.window`."""
         self._configured = configured
         self._told: dict[str, ModelWindow] = {}
-        self._refused: OrderedDict[str, ModelWindow] = OrderedDict()
-        self._accepted: OrderedDict[str, int] = OrderedDict()  # the longest prompt, in the model's tokens
-        self._doubted: OrderedDict[str, bool] = OrderedDict()  # models whose last refusal was not believed
+        self._refused: Latest[str, ModelWindow] = Latest(MODELS_MAX)
+        self._accepted: Latest[str, int] = Latest(MODELS_MAX)  # the longest prompt, in the model's tokens
+        self._doubted: Latest[str, bool] = Latest(MODELS_MAX)  # models whose last refusal was not believed
 
     def of(self, model: str) -> ModelWindow:
         """The window of a model: that of the settings, else what the server told; never more than it was refused at."""
@@ -203,7 +202,7 @@ class KnownWindows:
     def accepted(self, model: str, tokens: int) -> None:
         """The model took a prompt of so many of its tokens."""
         self._doubted.pop(model, None)
-        _keep(self._accepted, model, max(tokens, self._accepted.get(model, 0)))
+        self._accepted[model] = max(tokens, self._accepted.get(model, 0))
 
     def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
         """Learn from a refusal; False if it is not believed, and then nothing is learned.
@@ -220,12 +219,12 @@ class KnownWindows:
                 return False
             contradicts = tokens < self._floor(model, refusal) and not sent.agrees_with(refusal.prompt_tokens)
             if contradicts and model not in self._doubted:
-                _keep(self._doubted, model, True)
+                self._doubted[model] = True
                 return False
         self._doubted.pop(model, None)
         if tokens < self._accepted.get(model, 0):
             del self._accepted[model]
-        _keep(self._refused, model, ModelWindow(tokens, refusal.counts_reply, "a refusal"))
+        self._refused[model] = ModelWindow(tokens, refusal.counts_reply, "a refusal")
         return True
 
     def forget_refusals(self) -> None:
@@ -255,14 +254,6 @@ class KnownWindows:
         else:
             tokens //= 2  # no number: a short prompt is not refused for its length
         return max(tokens, self._accepted.get(model, 0))
-
-
-def _keep(known: OrderedDict[str, _T], model: str, value: _T) -> None:
-    """Keep it as the newest, and not too many."""
-    known[model] = value
-    known.move_to_end(model)
-    if len(known) > MODELS_MAX:
-        known.popitem(last=False)
 
 
 async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[str, ModelWindow]:
