@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -18,7 +19,15 @@ from daemon_process import DaemonProcess, clean_environment
 from recording_upstream import RecordingUpstream, Response
 
 from memd.demo.fake_model import UNKNOWN, FakeModel
-from memd.demo.play import CHANGED, QUESTION_IN_NEW_CHAT, QUESTIONS, ChatClient, NotShown, load_turns
+from memd.demo.play import (
+    CHANGED,
+    QUESTION_IN_NEW_CHAT,
+    QUESTIONS,
+    WINDOW_TOKENS,
+    ChatClient,
+    NotShown,
+    load_turns,
+)
 
 
 @pytest.mark.process
@@ -63,6 +72,14 @@ async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: Recordi
     async with aiohttp.ClientSession() as session:
         with pytest.raises(NotShown, match=r"\(500\).*this model has no chat template"):
             await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Which port is it?")
+
+
+async def test_a_model_that_never_ends_is_asked_for_an_answer_of_some_length(upstream: RecordingUpstream) -> None:
+    upstream.answer = lambda _: Response((b'data: {"choices": [{"delta": {"content": "In Bergen."}}]}\n\n',))
+    async with aiohttp.ClientSession() as session:
+        answer = await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Where is it?")
+    assert answer.text == "In Bergen."
+    assert json.loads(upstream.requests[-1].body)["max_tokens"] == WINDOW_TOKENS // 8
 
 
 async def test_the_stand_in_has_a_window_and_streams() -> None:

@@ -114,6 +114,8 @@ def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
 
 REFUSAL_CHARACTERS = 300
 """Of what a model server says when it refuses a request."""
+ANSWER_TOKENS_MAX = 512
+"""A base model never ends. As many as memd keeps free for an answer in a window of 4,096."""
 
 
 class NotShown(Exception):
@@ -156,7 +158,9 @@ class ChatClient:
         if corrections:
             memory_in["corrections"] = corrections
         body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
-        async with self._session.post(self._url, json=body, headers=headers) as response:
+        body |= {"max_tokens": ANSWER_TOKENS_MAX}
+        forever = aiohttp.ClientTimeout()  # a large model on a small machine takes its time, and Ctrl-C ends it
+        async with self._session.post(self._url, json=body, headers=headers, timeout=forever) as response:
             if not response.ok:
                 said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
                 raise NotShown(f"the model refuses {text!r} ({response.status}): {said}")
