@@ -6,6 +6,7 @@ a process is marked so: its fixtures mark it, or the test does, or it fails.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from llama_server import running_llama
 from loaded_once import load_once
 from pooled_servers import Server, two_servers
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream, chat_answer, recording_upstream
 
 from memd.settings.model import Config
 
@@ -48,6 +49,7 @@ hypothesis.settings.load_profile("quick")  # `make test` and `make fuzz` load th
 MARKER_OF_FIXTURE = {
     "make_daemon": "process",
     "memd": "process",
+    "kept_daemon": "process",
     "served": "process",
     "llama": "llama",
     "two_llamas": "llama",
@@ -244,7 +246,7 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def memd_settings() -> dict[str, object]:
-    """The settings of `memd`; a file that needs others has a fixture of this name."""
+    """The settings of `memd` and `kept_daemon`; a file that needs others has a fixture of this name."""
     return {}
 
 
@@ -256,6 +258,41 @@ def memd(
     daemon = DaemonProcess(tmp_path_factory.mktemp("memd"), raw.url, memd_settings).start()
     yield daemon
     daemon.discard()
+
+
+@pytest.fixture(scope="module")
+def kept_upstream() -> Iterator[RecordingUpstream]:
+    """As `upstream`, one for all tests of a file; each that uses `in_topic` finds it as new."""
+    with recording_upstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server_url(kept_upstream: RecordingUpstream) -> str:
+    """What `kept_daemon` is in front of; a file that needs another has a fixture of this name."""
+    return kept_upstream.url
+
+
+@pytest.fixture(scope="module")
+def kept_daemon(
+    tmp_path_factory: pytest.TempPathFactory, server_url: str, memd_settings: dict[str, Any]
+) -> Iterator[DaemonProcess]:
+    """A daemon, one for all tests of a file."""
+    daemon = DaemonProcess(tmp_path_factory.mktemp("kept"), server_url, memd_settings).start()
+    yield daemon
+    daemon.discard()
+
+
+@pytest.fixture
+def in_topic(kept_daemon: DaemonProcess, kept_upstream: RecordingUpstream) -> Iterator[DaemonProcess]:
+    """`kept_daemon` in a topic of the test's own."""
+    kept_upstream.requests.clear()
+    kept_upstream.answer = chat_answer
+    yield kept_daemon.in_topic(f"test-{next(_topics)}")
+    print(f"--- {kept_daemon!r}")  # pytest shows it when the test failed
+
+
+_topics = itertools.count(1)
 
 
 @pytest.fixture

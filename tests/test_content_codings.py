@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import re
 import sys
 import threading
 import zlib
@@ -67,10 +68,20 @@ def post(daemon: DaemonProcess, packed: bytes, coding: str, **headers: str) -> A
     return ask(f"{daemon.base_url}/v1/chat/completions", packed, headers={"Content-Encoding": coding, **headers})
 
 
+@pytest.fixture(scope="module")
+def memd_settings() -> dict[str, object]:
+    return {"limits": {"body_bytes_max": BODY_MAX, "bodies_bytes_max": BODIES_MAX}}
+
+
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def upstream(kept_upstream: RecordingUpstream) -> RecordingUpstream:
+    return kept_upstream
+
+
+@pytest.fixture
+def daemon(in_topic: DaemonProcess) -> DaemonProcess:
     """In front of an upstream that records what reaches it."""
-    return make_daemon(upstream.url, {"limits": {"body_bytes_max": BODY_MAX, "bodies_bytes_max": BODIES_MAX}}).start()
+    return in_topic
 
 
 @each_coding
@@ -101,9 +112,11 @@ def test_a_packed_request_is_remembered_and_forwarded_as_it_came_or_plain_where_
 def test_what_cannot_be_unpacked_passes_and_says_so(
     daemon: DaemonProcess, upstream: RecordingUpstream, packed: bytes, coding: str, why: str
 ) -> None:
-    assert post(daemon, packed, coding).headers["X-Memory-Status"] == "degraded:unreadable"
+    answer = post(daemon, packed, coding)
+    assert answer.headers["X-Memory-Status"] == "degraded:unreadable"
     assert (upstream.chats[-1].body, upstream.chats[-1].header("Content-Encoding")) == (packed, coding)
-    [line] = [line for line in daemon.log.read_text().splitlines() if "memd cannot read its body" in line]
+    turn, said = f"turn={answer.headers['X-Memory-Turn']} ", daemon.log.read_text().splitlines()
+    [line] = [line for line in said if "memd cannot read its body" in line and turn in line]
     assert why in line
 
 
@@ -168,11 +181,11 @@ def test_an_answer_that_cannot_be_unpacked_passes_and_the_log_says_so(
     upstream.answer = lambda _: Response((b"no gzip", b" at all"), headers=headers)
     answer = ask(f"{daemon.base_url}/v1/chat/completions", chat_of("Where is the boat?", stream=stream))
     assert answer.body == b"no gzip at all"
-    said = "an answer is not remembered: memd cannot read it"
-    wait_until(lambda: said in daemon.log.read_text(), daemon.log.read_text)  # it was read when its client had it
+    said = re.compile(f"an answer is not remembered: memd cannot read it.*turn={answer.headers['X-Memory-Turn']} ")
+    wait_until(lambda: bool(said.search(daemon.log.read_text())), daemon.log.read_text)  # read when its client had it
 
 
-def test_a_packed_refusal_for_length_is_understood(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_packed_refusal_for_length_is_understood(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     refused = gzip.compress(b'{"error": {"message": "maximum context length is 2500 tokens"}}')
 
     def answer(request: Request) -> Response:
@@ -182,6 +195,7 @@ def test_a_packed_refusal_for_length_is_understood(daemon: DaemonProcess, upstre
         return Response((refused,), status=400, headers=headers)
 
     upstream.answer = answer
+    daemon = make_daemon(upstream.url).start()  # one of its own, which then takes the window for smaller
     history = [{"role": role, "content": f"{n} word " * 90} for n in range(9) for role in ("user", "assistant")]
     answered = daemon.chat([*history, {"role": "user", "content": "And now?"}])
     assert answered.status == 200
@@ -191,10 +205,11 @@ def test_a_packed_refusal_for_length_is_understood(daemon: DaemonProcess, upstre
 def test_a_chunked_request_reaches_the_model_with_its_length(
     daemon: DaemonProcess, upstream: RecordingUpstream, mode: str
 ) -> None:
-    connection = http.client.HTTPConnection(urlsplit(daemon.base_url).netloc)
+    url = urlsplit(daemon.base_url)
+    connection = http.client.HTTPConnection(url.netloc)
     body = chat_of(FACT, stream=True)
     parts = iter([body[:10], body[10:]])
-    connection.request("POST", "/v1/chat/completions", parts, {"X-Memory-Mode": mode}, encode_chunked=True)
+    connection.request("POST", f"{url.path}/v1/chat/completions", parts, {"X-Memory-Mode": mode}, encode_chunked=True)
     answer = connection.getresponse()
     assert answer.status == 200 and answer.headers["X-Accel-Buffering"] == "no"
     answer.read()

@@ -15,6 +15,16 @@ KEY = "The deploy key lives in the drawer of desk nine."
 WHERE = "Where does the deploy key live?"
 
 
+@pytest.fixture(scope="module")
+def server_url(llama: str) -> str:
+    return llama
+
+
+@pytest.fixture
+def daemon(in_topic: DaemonProcess) -> DaemonProcess:
+    return in_topic
+
+
 def asked(daemon: DaemonProcess, text: str, **memory_in: Any) -> dict[str, Any]:
     """The MemoryOut of a new one-message chat."""
     answer = daemon.chat([user(text)], memory_in=memory_in)
@@ -32,10 +42,6 @@ def correction(action: str, *chunk_ids: str, **more: Any) -> dict[str, Any]:
     return {"chunk_ids": list(chunk_ids), "action": action, "reason": "the test says so", **more}
 
 
-def entries(daemon: DaemonProcess, topic_id: str = "default") -> list[dict[str, Any]]:
-    return [entry for entry in daemon.export() if entry["topic_id"] == topic_id]
-
-
 @pytest.fixture
 def key_id(daemon: DaemonProcess) -> str:
     """The id under which the fact was shown."""
@@ -47,7 +53,7 @@ def key_id(daemon: DaemonProcess) -> str:
 
 def test_helpful_and_unhelpful_move_the_multiplier_and_cancel_exactly(daemon: DaemonProcess, key_id: str) -> None:
     def multiplier() -> float:
-        [live] = [entry for entry in entries(daemon) if entry["id"] == key_id and entry["live"]]
+        [live] = [entry for entry in daemon.export() if entry["id"] == key_id and entry["live"]]
         return float(live["utility_multiplier"])
 
     asked(daemon, "One.", corrections=[correction("Helpful", key_id, key_id)])
@@ -67,7 +73,7 @@ def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_g
     daemon: DaemonProcess, key_id: str
 ) -> None:
     def live() -> dict[str, Any]:
-        return next(entry for entry in entries(daemon) if entry["id"] == key_id and entry["live"])
+        return next(entry for entry in daemon.export() if entry["id"] == key_id and entry["live"])
 
     asked(daemon, "Important.", corrections=[correction("Helpful", key_id, steps=10)])
     assert live()["utility_multiplier"] == 1.5**10 and live()["action_steps"] == 10
@@ -91,7 +97,9 @@ def test_a_number_of_steps_that_makes_no_sense_is_refused_and_named(
 ) -> None:
     answer = daemon.chat([user("Well?")], memory_in={"corrections": [wrong]})
     assert answer.headers["X-Memory-Status"] == "bad-memory-in"
-    assert "corrections[0].steps" in daemon.log.read_text() and because in daemon.log.read_text()
+    assert "corrections[0].steps" in answer.headers["X-Memory-Problem"]
+    turn, said = f"turn={answer.headers['X-Memory-Turn']} ", daemon.log.read_text().splitlines()
+    assert any("corrections[0].steps" in line and because in line for line in said if turn in line)
 
 
 def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:
@@ -105,7 +113,7 @@ def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: 
 def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daemon: DaemonProcess, key_id: str) -> None:
     asked(daemon, "Gone.", corrections=[correction("Update", key_id)])
     assert key_id not in ids(asked(daemon, WHERE + " Please."))
-    history = [entry for entry in entries(daemon) if entry["id"] == key_id]
+    history = [entry for entry in daemon.export() if entry["id"] == key_id]
     assert [(entry["status"], entry["live"]) for entry in history] == [("Active", False), ("Deprecated", False)]
     assert history[1]["action"] == "Update"
     assert history[1]["reason"] == "the test says so"
@@ -117,15 +125,19 @@ def test_an_id_that_was_never_shown_fails_and_the_others_of_the_correction_apply
 ) -> None:
     out = asked(daemon, "Mixed.", corrections=[correction("Helpful", "ffff", key_id)])
     assert out["signals"] == [{"type": "correction_failed", "chunk_id": "ffff"}]
-    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5]
+    assert [entry["utility_multiplier"] for entry in daemon.export() if entry["id"] == key_id] == [1.0, 1.5]
 
 
-def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(daemon: DaemonProcess, key_id: str) -> None:
-    [uuid] = [entry["uuid"] for entry in entries(daemon) if entry["id"] == key_id]
+def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(make_daemon: MakeDaemon, llama: str) -> None:
+    daemon = make_daemon(llama).start()
+    daemon.chat([user(KEY)])
+    daemon.wait_stored(KEY)
+    [key_id] = ids(asked(daemon, WHERE))
+    [uuid] = [entry["uuid"] for entry in daemon.export() if entry["id"] == key_id]
     daemon.restart()
     out = asked(daemon, "After.", corrections=[correction("Helpful", uuid), correction("Helpful", key_id)])
     assert "signals" not in out
-    assert [entry["utility_multiplier"] for entry in entries(daemon) if entry["id"] == key_id] == [1.0, 1.5, 2.25]
+    assert [entry["utility_multiplier"] for entry in daemon.export() if entry["id"] == key_id] == [1.0, 1.5, 2.25]
 
 
 def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
@@ -139,22 +151,25 @@ def test_a_budget_that_overflows_is_signalled(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"memory_in": {"topic_id": "t"}},
-        {"memory_in": json.dumps({"topic_id": "t"})},
-        {"metadata": {"memory_in": {"topic_id": "t"}}},
-        {"metadata": {"memory_in": json.dumps({"topic_id": "t"}), "user": "u"}},
-        {"metadata": {"memory_in": {"topic_id": "t"}}, "memory_in": {"topic_id": "ignored"}},
+        {"memory_in": {"topic_id": "TOPIC"}},
+        {"memory_in": json.dumps({"topic_id": "TOPIC"})},
+        {"metadata": {"memory_in": {"topic_id": "TOPIC"}}},
+        {"metadata": {"memory_in": json.dumps({"topic_id": "TOPIC"}), "user": "u"}},
+        {"metadata": {"memory_in": {"topic_id": "TOPIC"}}, "memory_in": {"topic_id": "ignored"}},
     ],
 )
-def test_memory_in_is_read_from_every_place_and_form(daemon: DaemonProcess, more: dict[str, Any]) -> None:
-    daemon.chat([user(KEY)], memory_in={"topic_id": "t"})
-    daemon.wait_stored(KEY)
-    answer = daemon.chat([user(WHERE)], **more)
+def test_memory_in_is_read_from_every_place_and_form(
+    kept_daemon: DaemonProcess, daemon: DaemonProcess, more: dict[str, Any]
+) -> None:
+    there = kept_daemon.in_topic(f"of-{daemon.topic_id}")
+    there.chat([user(KEY)])
+    there.wait_stored(KEY)
+    answer = daemon.chat([user(WHERE)], **json.loads(json.dumps(more).replace("TOPIC", str(there.topic_id))))
     assert answer.headers["X-Memory-Status"] == "injected"
     [chunk] = answer.json["memory_out"]["injected_chunks"]
-    assert chunk["topic_id"] == "t"
+    assert chunk["topic_id"] == there.topic_id
     assert answer.headers["X-Memory-Injected"] == chunk["id"]
-    stored = {entry["id"]: entry for entry in daemon.export()}
+    stored = {entry["id"]: entry for entry in there.export()}
     assert stored[chunk["id"]]["canonical_id"] == chunk["canonical_id"]
 
 

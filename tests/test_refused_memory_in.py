@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream
 
@@ -30,13 +29,17 @@ def shown_turn(daemon: DaemonProcess, turn: str) -> str:
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def upstream(kept_upstream: RecordingUpstream) -> RecordingUpstream:
+    return kept_upstream
+
+
+@pytest.fixture
+def daemon(in_topic: DaemonProcess) -> DaemonProcess:
     """With a fact in memory that was shown."""
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([user(FACT)])
-    daemon.wait_stored(FACT)
-    assert daemon.chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
-    return daemon
+    in_topic.chat([user(FACT)])
+    in_topic.wait_stored(FACT)
+    assert in_topic.chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
+    return in_topic
 
 
 @pytest.mark.parametrize("action", ["update", "UPDATE", " Update"])
@@ -105,9 +108,11 @@ def test_corrections_of_a_request_that_goes_on_without_memory_are_not_lost_silen
     assert told.headers["X-Memory-Status"] == "bad-topic"
     assert "'../..' is not a topic name" in told.headers["X-Memory-Problem"]
     assert "memory_out" not in told.json, "the client keeps its corrections for the next request"
-    other = daemon.chat([user("It moved.")], memory_in={"topic_id": "Default"} | update(shown))
+    other = daemon.chat([user("It moved.")], memory_in={"topic_id": str(daemon.topic_id).title()} | update(shown))
     assert other.headers["X-Memory-Status"] == "bad-memory-in"
-    assert "default" in other.json["memory_out"]["signals"][0]["reason"] and other.headers["X-Memory-Problem"]
+    assert (
+        f"'{daemon.topic_id}'" in other.json["memory_out"]["signals"][0]["reason"] and other.headers["X-Memory-Problem"]
+    )
     nothing = daemon.chat([user("It moved.")], {"X-Memory-Topic": "../.."}, memory_in={})
     assert "memory_out" not in nothing.json and "'../..'" in nothing.headers["X-Memory-Problem"]
 

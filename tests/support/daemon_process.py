@@ -6,6 +6,7 @@ reaches. What the daemon said is in `log` and is shown when something does not c
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -128,6 +129,8 @@ class DaemonProcess:
         """Where memd's own routes are."""
         self.environment: dict[str, str] = {}
         """Further variables for the processes that are started from now on."""
+        self.topic_id: str | None = None
+        """The one topic that `in_topic` shows; None: all."""
         self._process: subprocess.Popen[bytes] | forked_memd.Forked | None = None
 
     def __repr__(self) -> str:
@@ -225,6 +228,12 @@ class DaemonProcess:
 
     # -- what tests ask of it ------------------------------------------------------------------------------------
 
+    def in_topic(self, topic_id: str) -> DaemonProcess:
+        """This running daemon for a test that shares it: requests go to that topic, and no entry of another is seen."""
+        shown = copy.copy(self)
+        shown.topic_id, shown.base_url = topic_id, f"{self.base_url}/t/{topic_id}"
+        return shown
+
     def chat(self, messages: Sequence[Mapping[str, Any]], headers: Headers | None = None, **more: Any) -> Answer:
         """A chat completion, not streaming; `more` are further members of the body."""
         body = {"model": "tiny", "messages": list(messages), **more}
@@ -254,7 +263,7 @@ class DaemonProcess:
         deadline = time.monotonic() + STORED_SECONDS_MAX
         while settled and self._is_storing() and time.monotonic() < deadline:
             select.select([], [], [], STORED_POLL_SECONDS)
-        entries = export(self.data_dir, LocalDisk(), topic_id=None, live_only=False)
+        entries = export(self.data_dir, LocalDisk(), topic_id=None, live_only=False, is_wanted=self._shows)
         return [json.loads(msgspec.json.encode(entry)) for entry in entries]
 
     def _is_storing(self) -> bool:
@@ -263,7 +272,11 @@ class DaemonProcess:
             return False
         topics = ask(f"{self.own_url}/memd/topics")
         known = topics.json["topics"] if topics.status == 200 else []
-        return any(self._has_unstored(topic["topic_id"]) for topic in known if topic["is_open"])
+        shown = [one["topic_id"] for one in known if one["is_open"] and self._shows(one["topic_id"])]
+        return any(self._has_unstored(topic_id) for topic_id in shown)
+
+    def _shows(self, topic_id: str) -> bool:
+        return self.topic_id in (None, topic_id)
 
     def _has_unstored(self, topic_id: str) -> bool:
         told = ask(f"{self.own_url}/memd/buffer?topic={topic_id}")
