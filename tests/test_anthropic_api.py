@@ -27,6 +27,17 @@ ANSWER: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def server_url(llama: str) -> str:
+    return llama
+
+
+@pytest.fixture
+def daemon(in_topic: DaemonProcess) -> DaemonProcess:
+    """In front of the real llama.cpp."""
+    return in_topic
+
+
 def result(call_id: str, text: str) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": text}
 

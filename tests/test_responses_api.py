@@ -26,6 +26,17 @@ QUESTION = "What is the release word for the lighthouse lamp?"
 TOOLS = [TOOL]
 
 
+@pytest.fixture(scope="module")
+def server_url(llama: str) -> str:
+    return llama
+
+
+@pytest.fixture
+def daemon(in_topic: DaemonProcess) -> DaemonProcess:
+    """In front of the real llama.cpp."""
+    return in_topic
+
+
 def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None, **more: Any) -> Answer:
     """A response, not streaming; `more` are further members of the body."""
     return ask(f"{daemon.base_url}/v1/responses", {"model": "tiny", "input": given, **more}, headers=headers)
@@ -90,7 +101,10 @@ def test_memory_out_is_in_the_body_and_on_the_event_that_ends_the_stream(daemon:
     assert not any("memory_out" in event for event in others)
 
 
-def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(daemon: DaemonProcess) -> None:
+def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(
+    make_daemon: MakeDaemon, llama: str
+) -> None:
+    daemon = make_daemon(llama).start()
     history: list[Any] = [user(FACT)]
     for question in ("Is the lamp lit?", "Is the door shut?"):
         history += streamed(daemon, history)[-1]["response"]["output"]

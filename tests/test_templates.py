@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chat_templates import ALTERNATING, TEMPLATES
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, MakeDaemon
-from daemon_process import Answer, ask, user
+from daemon_process import Answer, DaemonProcess, ask, user
 from llama_server import replaceable_llama, running_llama
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 from separate_blocks import separating
@@ -153,17 +153,17 @@ def test_a_mistake_of_the_client_is_answered_as_the_upstream_answers_it_and_cost
     assert daemon.chat([question]).reply == SEEN
 
 
-@pytest.fixture
-def two_turns(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> list[list[dict[str, str]]]:
+@pytest.fixture(scope="module")
+def two_turns(kept_daemon: DaemonProcess, kept_upstream: RecordingUpstream) -> list[list[dict[str, str]]]:
     """What memd forwards of two turns that each recall something, behind a system message."""
-    daemon = make_daemon(upstream.url).start()
+    daemon = kept_daemon
     daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
     daemon.chat([user("The spare key hangs behind the barometer.")])
     daemon.chat([user("Something else.")])
     history = [{"role": "system", "content": "Be brief."}, user("Where does the deploy key live?")]
     answer = daemon.chat(history)
     daemon.chat([*history, {"role": "assistant", "content": answer.reply}, user("And where does the spare key hang?")])
-    return [json.loads(request.body)["messages"] for request in upstream.chats[-2:]]
+    return [json.loads(request.body)["messages"] for request in kept_upstream.chats[-2:]]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
 from page_browser import chromium
 from playwright.sync_api import Browser, Page
@@ -42,9 +41,14 @@ def web() -> Iterator[RawUpstream]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def server_url(web: RawUpstream) -> str:
+    return web.url
+
+
 @pytest.fixture
-def memd(make_daemon: MakeDaemon, web: RawUpstream) -> DaemonProcess:
-    return make_daemon(web.url).start()
+def memd(kept_daemon: DaemonProcess) -> DaemonProcess:
+    return kept_daemon
 
 
 @contextmanager
@@ -63,12 +67,12 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
 def test_a_page_of_another_site_has_nothing_looked_up(
     browser: Browser, memd: DaemonProcess, web: RawUpstream, how: str
 ) -> None:
-    asked = f"{memd.own_url}/memd/chunks?contains=5511"
+    asked, before = f"{memd.own_url}/memd/chunks?contains=5511", refused(memd)
     assert ask(asked).status == 200
     hostile = f"http://localhost:{urlsplit(web.url).port}/kittens"
     with opened(browser, hostile) as page:
         page.evaluate(LOADS[how], asked)
-        wait_until(lambda: refused(memd) >= 1, lambda: f"{refused(memd)} refused")
+        wait_until(lambda: refused(memd) > before, lambda: f"{refused(memd)} refused")
 
 
 def test_what_is_memd_s_own_is_marked_so_for_browsers(memd: DaemonProcess) -> None:
@@ -91,10 +95,11 @@ def test_a_browser_s_word_on_where_a_request_comes_from_counts(memd: DaemonProce
 def test_a_page_of_the_model_server_cannot_act_as_memd(
     browser: Browser, memd: DaemonProcess, path: str, at: str
 ) -> None:
+    before = refused(memd)
     with opened(browser, f"{memd.base_url}/kittens") as page:
         asked = f"{memd.own_url if at == 'own' else memd.base_url}{path}"
         assert page.evaluate(LOADS["fetch with cors"], asked) == "refused"
-        wait_until(lambda: refused(memd) >= 1, lambda: f"{refused(memd)} refused")
+        wait_until(lambda: refused(memd) > before, lambda: f"{refused(memd)} refused")
         body = "url => fetch(url, {method: 'POST', body: '{}', headers: {'Content-Type': 'application/json'}})"
         tried = page.evaluate(f"url => ({body})(url).then(() => 'answered', () => 'refused')", asked)
         assert tried == "refused"
