@@ -15,7 +15,7 @@ import pytest
 from archiver_stage import HashEmbedder
 from candidates import entry
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, wait_until
+from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from drafts import DIMENSION, unit_vector
 from hypothesis import given
 from hypothesis import strategies as st
@@ -549,6 +549,33 @@ async def test_an_update_takes_out_what_says_exactly_the_same_too_and_its_undo_g
     await log.undo(applied.entries[0].canonical_id)
     assert live(log) == {other.content, "the lamp is green"}
     assert [log.present(one).status for one in (first, again)] == [Status.ACTIVE] * 2
+
+
+@pytest.mark.parametrize("corrected", [0, 1])
+def test_an_update_takes_out_the_question_with_each_of_its_answers_and_its_undo_gives_all_back(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, corrected: int
+) -> None:
+    daemon = make_daemon(upstream.url, {"segment": {"max_entries": 4}}).start()
+    said = [user("The boat of Theodora lies at berth 17, where the stairs are broken.")]
+    for number in range(2):
+        upstream.answer = lambda request, number=number: chat_answer(request, f"Noted as number {number}.")
+        daemon.chat(said)
+        daemon.wait_stored(f"Noted as number {number}.")
+    daemon.chat([user("The ferry leaves at nine.")])
+    search = f"{daemon.own_url}/memd/search?topic=default&q=Where+lies+the+boat+of+Theodora"
+
+    def found() -> list[dict[str, Any]]:
+        return [one for one in ask(search).json["chunks"] if "berth 17" in one["content"]]
+
+    [named] = [one for one in found() if f"number {corrected}" in one["content"]]
+    update = {"action": "Update", "content": "The boat of Theodora lies at berth 18.", "reason": "moved"}
+    body = {"topic_id": "default", "chunk_ids": [named["id"]], **update}
+    assert ask(f"{daemon.own_url}/memd/corrections", body).status == 200
+    assert found() == []
+    daemon.wait_stored("The ferry leaves at nine.")
+    assert found() == []
+    assert daemon.run("undo", named["id"]).returncode == 0
+    assert len(found()) == 2
 
 
 # -- chains of Updates ------------------------------------------------------------------------------------------------

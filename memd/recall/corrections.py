@@ -19,7 +19,7 @@ from msgspec import UNSET
 from memd.entries import Correction, Draft, Entry, Status, Vector, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
-from memd.store.snapshot import Place, beside, live_copies, next_active
+from memd.store.snapshot import Place, answered_anew, beside, live_copies, next_active
 from memd.store.store import Snapshot
 
 STEPS = {"Helpful": 1, "Unhelpful": -1}
@@ -91,7 +91,8 @@ async def correct(
         return _present(*found, encoder)
 
     def copies(entry: Entry) -> Iterable[Entry]:
-        return live_copies(sources[entry.uuid], entry) if entry.uuid in sources else ()
+        snapshot = sources.get(entry.uuid)
+        return () if snapshot is None else (*live_copies(snapshot, entry), *answered_anew(snapshot, entry))
 
     def planned() -> Plan:
         return plan(
@@ -182,8 +183,8 @@ def plan(
             chunk of a related topic that was never corrected here, live there; None if the id may not be corrected.
         embed: the vector of a text, little-endian float32.
         now_us: microseconds since the epoch.
-        copies: the live chunks that say exactly what a chunk says, itself among them: what is wrong in the one that was
-            shown is wrong in all, and an Update takes them out together.
+        copies: the live chunks that say exactly what a chunk says, itself among them, or have its question with another
+            answer: what is wrong in the one that was shown is wrong in all, and an Update takes them out together.
     """
     present: dict[bytes, Draft] = {}  # chunks as the corrections before leave them
     drafts: list[Draft] = []

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
@@ -685,6 +686,30 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
                 continue
             if (entry.kind, is_sourced and entry.source, entry.displayed) == wanted:
                 yield entry
+
+
+def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
+    """Yield the live chunks that open with the very question that a chunk opens with, each with another answer to it:
+    a question is stored again with an answer that was made anew, so that it is found with each."""
+    asked = _asked(chunk)
+    if not asked or not chunk.digests:
+        return
+    for place in snapshot.places_with(asked):
+        try:
+            entry = snapshot.read(place)
+        except StoreError:
+            continue
+        is_asked = _asked(entry) == asked and entry.digests[:1] == chunk.digests[:1]
+        if is_asked and entry.uuid != chunk.uuid and entry.author == chunk.author:
+            yield entry
+
+
+def _asked(chunk: ChunkState) -> str:
+    """The question of a chunk that is one with its answer, or the beginning of it; else empty."""
+    speakers = () if chunk.speakers is UNSET else chunk.speakers
+    if [one.role for one in speakers] != ["user", "assistant"] or speakers[0].continues:
+        return ""
+    return chunk.content[: speakers[1].offset]
 
 
 def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:
