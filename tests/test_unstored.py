@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,44 @@ async def test_searches_do_not_wait_for_all_of_a_long_message_that_comes_into_th
         seen = len(unstored.chunks(until=0.0))
     cutting.join()
     assert seen < len(unstored.chunks(until=0.0))
+
+
+async def test_the_first_question_after_a_start_waits_for_what_was_said_last_and_not_for_all_that_waits(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.ingest.unstored._MOMENT_SECONDS", 0.0)
+    text = " ".join(f"The berth {n} belongs to boat {n * 7}." for n in range(20))
+    for number in range(100):
+        talk(topic.buffer, f"u:Conversation {number}. {text}", "a:Noted.", session=str(number))
+    unstored = topic.unstored()
+    found = [one.entry.content for one in unstored.chunks(until=time.monotonic() + 3600)]
+    assert any("Conversation 99." in one for one in found)
+    assert not any("Conversation 0." in one for one in found) and unstored.is_partial
+    assert sum("Conversation" in one.entry.content for one in topic.unstored().chunks()) == 100, "who has time waits"
+
+
+async def test_a_search_does_not_wait_for_a_thread_that_cuts_a_short_text_and_has_no_core(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    cut = Cutter.cut
+
+    def cut_slowly(self: Cutter, *args: Any, **kwargs: Any) -> list[Draft]:
+        if threading.current_thread() is cutting:
+            begun.set()
+            assert may_go_on.wait(60)
+        return cut(self, *args, **kwargs)
+
+    monkeypatch.setattr(Cutter, "cut", cut_slowly)
+    parts = list(each_part(talk(topic.buffer, *LAMP)))
+    cutting = threading.Thread(target=topic.cutter.cut, args=(parts,))
+    cutting.start()
+    assert begun.wait(60)
+    [found] = topic.unstored().chunks(until=time.monotonic() + 3600)
+    may_go_on.set()
+    cutting.join()
+    assert [found.entry.public_id] == [one.entry.public_id for one in topic.unstored().chunks()]
+    assert LAMP[1][2:] in found.entry.displayed
 
 
 @given(data=st.data())

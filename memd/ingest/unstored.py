@@ -41,6 +41,8 @@ _CHUNK_BYTES = 1_900
 """Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
+_AWAITED_CHARACTERS, _MOMENT_SECONDS = 8_000, 0.03
+"""See `PartCutter.waiting`; so many take 11 ms to cut, on a machine at rest."""
 _READ_AT_ONCE = 64
 """Chunks whose vectors the table makes in one call, between two steps."""
 BATCH_CHARACTERS = 8_000
@@ -233,7 +235,8 @@ class PartCutter:
     def __init__(self, log: TopicLog, cutter: Cutter) -> None:
         self._log = log
         self._cutter = cutter
-        self._lock = threading.Lock()
+        self._begun: dict[Key, threading.Event] = {}
+        """The short parts that threads cut just now."""
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
         self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
@@ -276,11 +279,20 @@ class PartCutter:
 
     def waiting(self, but: Collection[bytes], until: float | None) -> tuple[PendingView, bool]:
         """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
-        see `cut`."""
+        see `cut`.
+
+        Who does not wait for ever waits for what was said last. Of what else is not cut, as after a start it may be
+        hundreds of conversations, he takes what a moment is enough for: the background sees to the rest.
+        """
         with self._table_lock:
             self._take_listing()
             lacking = [part for part in self._uncut.values() if part.has_others_than(but)]
-        cut = self.cut(lacking, until)
+        lacking.reverse()
+        sizes = itertools.accumulate((part.characters for part in lacking), initial=0)
+        awaited = sum(1 for _ in itertools.takewhile(lambda size: size < _AWAITED_CHARACTERS, sizes))
+        cut = self.cut(lacking[:awaited], until)
+        moment = None if until is None else min(until, time.monotonic() + _MOMENT_SECONDS)
+        cut += self.cut(lacking[awaited:], moment)
         with self._table_lock:
             return self._segment.view(), len(cut) == len(lacking)
 
@@ -412,6 +424,8 @@ class PartCutter:
         with self._table_lock:
             self._take_listing()
             waiting = self._uncut.get(key)
+            if waiting is None and self._fresh(key) is not None:
+                return True  # another thread has cut it, too
             if waiting is not None:
                 if waiting.messages != part.messages:
                     return True  # text of it was erased meanwhile
@@ -469,20 +483,23 @@ class PartCutter:
     def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
         if (known := self._fresh(part.key)) is not None:
             return known
-        # Part by part, so that a search waits for one that another thread cuts, and not for all of them.
-        lock = self._long_lock if part.is_long else self._lock
-        if until is not None and part.is_long:
+        if until is not None and (part.is_long or time.monotonic() >= until):
             return None
-        if not lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
-            return None
+        if part.is_long:
+            with self._long_lock:
+                return self._fresh(part.key) or self._cut_anew(part, step)
+        if (begun := self._begun.get(part.key)) is not None:
+            # Not for long: it may be a thread that all others go before, and on a busy machine it has no core.
+            begun.wait(None if until is None else _MOMENT_SECONDS)
+            if (known := self._fresh(part.key)) is not None:
+                return known
+        ended = self._begun[part.key] = threading.Event()
         try:
-            known = self._fresh(part.key)
-            if known is None and (until is None or time.monotonic() < until):
-                # A search that waits for a short one is not to wait for other requests, too.
-                known = self._cut_anew(part, step if part.is_long else lambda: None)
-            return known
+            # Without the step: a search that waits for a short one is not to wait for other requests, too.
+            return self._cut_anew(part, lambda: None)
         finally:
-            lock.release()
+            self._begun.pop(part.key, None)
+            ended.set()
 
     def _fresh(self, key: Key) -> CutPart | None:
         return None if key in self._stale else self._known.get(key)
@@ -606,7 +623,7 @@ class ListedParts:
 
     def all(self) -> list[Parts]:
         """Those of each conversation, the instructions that each owes, and the notes, as of now."""
-        for name in {*self._touched, *self._buffer.take_touched()}:
+        for name in dict.fromkeys((*self._touched, *self._buffer.take_touched())):  # the one used last comes last
             one = self._buffer.of_id(name)
             waits = one is not None and one.stored < one.wanted_end
             self._change(("said", name), self.of(one) if one is not None and waits else ())
