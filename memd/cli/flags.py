@@ -164,12 +164,10 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
     """
     config = config_of(path, given)
     if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
-        if elsewhere := memory_elsewhere(config):
-            raise ConfigError(elsewhere)
-        raise ConfigError(
-            f"{config.data_dir}: there is no such folder. Where nothing is remembered yet, `memd serve` makes it; "
-            "else name the data directory with --data-dir"
+        begins = (
+            f"{config.data_dir}: there is no such folder: `memd serve`, `memd add` and `memd remember` begin a memory"
         )
+        raise ConfigError(memory_elsewhere(config) or f"{begins}; if you have one elsewhere, name it with --data-dir")
     return config
 
 
