@@ -305,7 +305,8 @@ async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None
     known = {"off": 0, "full": 0}
     for question in questions:
         for mode in known:
-            answer = await new_chat().say(question.text, headers={"X-Memory-Mode": mode})
+            with screen.console.status("the model answers …"):  # which may take a minute
+                answer = await new_chat().say(question.text, headers={"X-Memory-Mode": mode})
             known[mode] += question.expects.casefold() in answer.text.casefold()
             asked = question.text if mode == "full" else f"{question.text} (memory off)"
             screen.answer(asked, answer.text, question.expects, answer.recall_ms)
@@ -328,7 +329,8 @@ async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, s
         await asyncio.Event().wait()
     chat = new_chat()
     while question := await _typed(screen):
-        answer = await chat.say(question)
+        with screen.console.status("the model answers …"):
+            answer = await chat.say(question)
         screen.answer("", answer.text, "", answer.recall_ms)
 
 
