@@ -1,22 +1,31 @@
-"""Answers that an upstream should not give, as bytes on a socket: each ends clearly, at once, and as what it was."""
+"""Answers as bytes on a socket: passed on at once and unchanged; what no upstream should send ends clearly."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Connect
-from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, chunked, request
+from daemon_process import DaemonProcess, ask, wait_until
+from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+
+from memd.cli.check.upstream import probed
+from memd.settings.model import Config, UpstreamSettings
 
 CHAT = b"/v1/chat/completions"
 PLAIN = b"/v1/embeddings"
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n"
 SSE = b"Content-Type: text/event-stream\r\n"
+DEPTHS = [500, 900, 990, 100_000]
+STREAM_HEAD = CHUNKED + SSE + b"\r\n"
+BYTES_UNREAD_MAX = 32 << 20
+"""More than all buffers between two sockets and memd together."""
 REPLY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'
 
 Script = Callable[[Peer], None]
@@ -50,6 +59,10 @@ def asked(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> Callable[[
 Asked = Callable[[bytes, "Script | bytes"], Peer]
 
 
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
 def event(text: str) -> bytes:
     return b"data: %s\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode()
 
@@ -57,6 +70,197 @@ def event(text: str) -> bytes:
 def chat(text: str, *headers: bytes, path: bytes = CHAT, **more: Any) -> bytes:
     body = {"messages": [{"role": "user", "content": text}], **more}
     return request(b"POST", path, *headers, body=json.dumps(body).encode())
+
+
+# -- as they come --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/completion"])
+@pytest.mark.parametrize("memory_in", [{}, {"memory_in": {}}])
+def test_each_piece_arrives_before_the_next_one_is_sent(
+    asked: Asked, path: bytes, memory_in: dict[str, object]
+) -> None:
+    arrived = threading.Semaphore(0)
+    pieces = [b": ping\n\n", event("a"), b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n', b"data: [DONE]\n\n"]
+
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD)
+        for piece in pieces:
+            assert arrived.acquire(timeout=60)
+            peer.send(chunk(piece))
+        peer.send(chunked())
+
+    client = asked(chat("hi", path=path, stream=True, **memory_in), script)
+    assert client.read_head().startswith(b"HTTP/1.1 200 OK")
+    for piece in pieces:
+        arrived.release()
+        got = b""
+        while not got.endswith(b"\n\n"):
+            got += client.read_chunk()
+        assert got == piece or b'"memory_out"' in got
+    assert client.read_chunk() == b""
+
+
+def test_a_stream_is_not_put_into_other_pieces(asked: Asked) -> None:
+    taken = threading.Semaphore(0)
+    whole = event("héllo") + event("b")
+    pieces = [whole[at : at + 7] for at in range(0, len(whole), 7)]  # in the middle of lines and characters
+
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD)
+        for piece in pieces:
+            peer.send(chunk(piece))
+            assert taken.acquire(timeout=60)
+        peer.send(chunked())
+
+    client = asked(chat("hi", stream=True), script)
+    client.read_head()
+    for piece in pieces:
+        assert client.read_chunk() == piece
+        taken.release()
+    assert client.read_chunk() == b""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_client_that_leaves_takes_its_upstream_request_with_it(asked: Asked, stream: bool, begun: bool) -> None:
+    waiting, closed = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        if begun:
+            peer.send(
+                STREAM_HEAD + chunk(event("It is")) if stream else b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"
+            )
+        waiting.set()
+        peer.wait_until_closed()
+        closed.set()
+
+    said = f"left {stream} {begun}"
+    client = asked(chat(said, stream=stream), script)
+    assert waiting.wait(60)
+    if stream and begun:
+        client.read_head()
+        client.read_chunk()
+    client.close()
+    assert closed.wait(60)
+
+
+def test_what_was_said_before_the_client_left_is_remembered_as_interrupted(memd: DaemonProcess, asked: Asked) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD + chunk(event("The lighthouse keeper is ")))
+        peer.wait_until_closed()
+
+    client = asked(chat("Who keeps the lighthouse?", stream=True), script)
+    client.read_head()
+    client.read_chunk()
+    client.close()
+    # Another chat opens, so the one before is stored.
+    asked(chat("Something else."), answer(b"{}")).read_head()
+    wanted = "assistant: The lighthouse keeper is \n[interrupted]"
+    wait_until(lambda: any(wanted in text for text in memd.said()), lambda: repr(memd.said()))
+
+
+def test_a_client_that_leaves_as_soon_as_it_has_all_of_a_long_answer_had_a_whole_one(
+    memd: DaemonProcess, asked: Asked
+) -> None:
+    """What has passed is read behind the end, in steps; a client that goes meanwhile interrupts nothing."""
+    words = b"".join(chunk(event(f"word {number} " * 40)) for number in range(1_500))
+
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD + words + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    client = asked(chat("Tell me all of it.", stream=True), script)
+    turn = client.read_head().lower().split(b"x-memory-turn: ")[1].split(b"\r\n")[0].decode()
+    while client.read_chunk():
+        pass
+    client.abort()
+    wait_until(lambda: f"turn={turn} " in memd.log.read_text(), lambda: repr(memd))
+    [line] = [one for one in memd.log.read_text().splitlines() if "answered" in one and f"turn={turn} " in one]
+    assert "outcome=complete" in line and "http_status=200" in line
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/completion"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_upstream_that_dies_in_mid_answer_never_gives_a_whole_one(asked: Asked, path: bytes, stream: bool) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD + chunk(event("a")) if stream else b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+        peer.abort()
+
+    client = asked(chat("hi", path=path, stream=stream), script)
+    got = client.read_to_end()
+    if stream:
+        assert event("a") in got and not got.endswith(chunked())
+    else:
+        assert b"\r\n\r\n" not in got or len(got.partition(b"\r\n\r\n")[2]) < 99
+
+
+def test_a_client_that_does_not_read_holds_its_upstream_back(memd: DaemonProcess, asked: Asked) -> None:
+    sent = [0]
+    piece = chunk(event("x" * 60_000))
+
+    def script(peer: Peer) -> None:
+        peer.send(STREAM_HEAD)
+        for _ in range(4000):  # 240 MB
+            peer.send(piece)
+            sent[0] += len(piece)
+
+    before = _peak_bytes(memd.pid)
+    client = asked(chat("long", stream=True), script)
+    client.read_head()
+    stalled: list[int] = []
+
+    def is_stalled() -> bool:
+        stalled.append(sent[0])
+        return len(stalled) > 50 and stalled[-1] == stalled[-50]  # for a second
+
+    wait_until(is_stalled, lambda: f"{sent[0]} bytes were taken")
+    assert sent[0] < BYTES_UNREAD_MAX
+    assert _peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
+
+
+@pytest.mark.parametrize("mode", [b"full", b"off"])
+def test_a_pooled_connection_that_the_upstream_closed_is_not_noticed(asked: Asked, mode: bytes) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(answer(b"{}"))
+        peer.abort()
+
+    for number in range(5):
+        body = b'{"messages":[{"role":"user","content":"again %d"}]}' % number
+        client = asked(request(b"POST", CHAT, b"X-Memory-Mode: " + mode, body=body), script)
+        assert client.read_head().startswith(b"HTTP/1.1 200 OK")
+
+
+def test_an_upstream_that_is_still_loading_is_heard(asked: Asked) -> None:
+    loading = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+    said = answer(loading, b"Content-Type: application/json", b"Retry-After: 1", status=b"503 Service Unavailable")
+    client = asked(chat("hi", memory_in={}), said)
+    assert client.read_head().startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert client.header(b"Retry-After") == b"1"
+    assert client.read_body() == loading
+
+
+def test_other_requests_go_on_while_one_waits(asked: Asked) -> None:
+    gate, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(peer: Peer) -> None:
+        begun.release()
+        assert gate.wait(60)
+        peer.send(answer(b'"slow"'))
+
+    waiting = [asked(chat(f"slow {number}"), slow) for number in range(50)]
+    assert all(begun.acquire(timeout=60) for _ in waiting)
+    quick = asked(chat("quick"), answer(b'"quick"'))
+    quick.read_head()
+    assert quick.read_body() == b'"quick"'
+    gate.set()
+    for client in waiting:
+        client.read_head()
+        assert client.read_body() == b'"slow"'
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 # -- 13: bodies that break ---------------------------------------------------------------------------------------
@@ -438,3 +642,47 @@ def test_a_host_that_is_none_is_answered_and_no_traceback(memd: DaemonProcess, c
 def test_an_origin_that_is_none_gets_no_memory(memd: DaemonProcess, origin: str) -> None:
     assert ask(memd.base_url + "/memd/health", headers={"Origin": origin}).status == 403
     assert "Traceback" not in memd.log.read_text()
+
+
+# -- nested as deeply as a decoder takes them, and deeper ----------------------------------------------------------
+
+
+def deep(opening: bytes, depth: int, closing: bytes) -> bytes:
+    return opening * depth + b'"x"' + closing * depth
+
+
+@pytest.mark.parametrize("nested", [(b"[", b"]"), (b'{"error":', b"}")])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [(CHAT, b"200 OK"), (CHAT, b"400 Bad Request"), (b"/v1/responses", b"200 OK"), (b"/v1/messages", b"200 OK")],
+)
+def test_a_deep_answer_passes_as_it_is(
+    memd: DaemonProcess, asked: Asked, nested: tuple[bytes, bytes], kind: bytes, path: bytes, status: bytes
+) -> None:
+    member = b"input" if b"responses" in path else b"messages"
+    for depth in DEPTHS:
+        body = b'{"error":' + deep(nested[0], depth, nested[1]) + b"}"
+        body = b"data: " + body + b"\n\n" if b"event" in kind else body
+        question = request(b"POST", path, body=b'{"max_tokens":9,"%s":[{"role":"user","content":"hi"}]}' % member)
+        client = asked(question, answer(body, b"Content-Type: " + kind, status=status))
+        assert client.read_head().startswith(b"HTTP/1.1 " + status)
+        assert client.read_body() == body
+    assert "Traceback" not in memd.log.read_text()
+
+
+@pytest.mark.parametrize("nested", [(b"[", b"]"), (b'{"default_generation_settings":', b"}"), (b'{"data":[', b"]}")])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_server_whose_own_facts_are_deep_tells_nothing(nested: tuple[bytes, bytes], depth: int) -> None:
+    said = deep(nested[0], depth, nested[1])
+    with raw_upstream(props=said) as upstream:
+        upstream.script = lambda peer: peer.send(answer(said))
+        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
+    assert (probe.model, probe.window) == ("", None) and "does not answer" not in str(probe.unusable)
+
+
+def test_a_server_whose_own_facts_have_no_end_tells_nothing() -> None:
+    with raw_upstream(props=b"[" + b" " * (20 << 20) + b"]") as upstream:
+        upstream.script = lambda peer: peer.send(answer(b"{}"))
+        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
+    assert (probe.model, probe.window) == ("", None) and "does not answer" not in str(probe.unusable)
