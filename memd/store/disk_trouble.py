@@ -22,7 +22,7 @@ from memd.wording import sized
 log = logging.getLogger("memd")
 
 RESERVE_BYTES, RESERVE_FILES = 16 << 20, 64
-"""A disk with less room is full: the index of a full segment takes 10 MB, a topic some twenty files."""
+"""A disk with less room is full: an append may have megabytes, a topic some twenty files."""
 _ENOUGH = 2
 """So many times that ends a trouble."""
 _EFFECT = "what is said waits in memory until it can be written, but in a new topic; in a cluster others write it"

@@ -243,12 +243,12 @@ class TopicLog:
         ]
 
     def seal(self, segment_id: int) -> None:
-        """Build and write the index of a full segment, and search it from the next snapshot on. Slow.
+        """Write the columns of a full segment, and read its contents from disk from the next snapshot on. Slow.
 
         Appends and searches go on meanwhile. Does nothing if the segment is sealed or still appended to.
 
         Raises:
-            StoreError: a file could not be read or written; the segment stays unsealed and is searched by scan.
+            StoreError: a file could not be read or written; the segment stays unsealed.
         """
         with self._sealing:
             if self._closed or segment_id not in self.unsealed():

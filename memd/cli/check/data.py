@@ -40,7 +40,7 @@ from memd.wording import counted, sized
 DIRECTORY, ENCRYPTION, LOCK, LOG, AUDIT = "data directory", "encryption", "lock", "log", "audit"
 BACKUP, DATABASE = "backup", "database"
 FREE_BYTES_LOW = 512 << 20
-"""Below this is a warning: an index of a full segment takes 10 MB, merged ones and a backup many times that."""
+"""Below this is a warning: merged indexes and a backup take hundreds of megabytes."""
 READ_BYTES_MAX = 512 << 20
 """Logs up to this are read through, some seconds; larger ones are left to `memd verify`."""
 FINDINGS_MAX = 5
