@@ -70,8 +70,8 @@ __all__ = ["Finding", "Snapshot", "Store", "TopicLog"]
 MakeErasures = Callable[[LocalDisk, Path], Erasures]
 
 _HEADER = re.compile(r"memd recent 1 (\d{1,19}) (\d{1,9}) ([0-9a-f]{1,64})")
-_LINES_SPARE = 1_000
-"""Lines of topics at rest that the file may have before it is written anew."""
+_SPARE_BYTES = 32 << 10
+"""Names of topics at rest that the file may have before it is written anew."""
 
 
 def _now_us() -> int:
@@ -415,13 +415,11 @@ class RecentTopics:
         self._names: dict[str, None] = {}
         """In the order in which they were first used."""
         self._file: AppendFile | None = None
-        self._is_synced = True
         self._lock = threading.Lock()
         with suppress(StoreError, ValueError):
             self._read(topics)
         if self._file is None:
             self._give_up()
-        self._lines = len(self._names)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -456,16 +454,12 @@ class RecentTopics:
             if self._file is not None:
                 try:
                     self._file.append(f"{'+' if is_new else ''}{topic_id}\n".encode(), sync=False)
-                    self._lines, self._is_synced = self._lines + 1, False
                 except StoreError:
                     self._give_up()
 
     def sync(self) -> None:
         """Make durable what was noted: before anything is written to a topic, and not each time that one is read."""
-        if self._is_synced:
-            return
         with self._lock:
-            self._is_synced = True
             if self._file is not None:
                 try:
                     self._file.sync()
@@ -476,7 +470,7 @@ class RecentTopics:
         """Note that a topic is closed with nothing left to do; whether the file should be written anew."""
         with self._lock:
             self._names.pop(topic_id, None)
-            return self._lines > 2 * len(self._names) + _LINES_SPARE
+            return self._file is not None and self._file.end > 2 * sum(map(len, self._names)) + _SPARE_BYTES
 
     def write(self, at_rest: Collection[str], *, highest_id: int, topics: int, state: str | None = None) -> None:
         """Write the file anew, without the topics `at_rest`; where that fails there is none."""
@@ -488,7 +482,6 @@ class RecentTopics:
             try:
                 replace_file(self._files, self._path, "".join(f"{line}\n" for line in lines).encode())
                 self._go_on()
-                self._lines, self._is_synced = len(self._names), True
             except StoreError:
                 self._give_up()
 
