@@ -97,7 +97,7 @@ def open_store_beside(files: CrashFiles) -> Store:
 
 
 def test_a_list_that_grew_long_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memd.store.store._SPARE_BYTES", 150)
+    monkeypatch.setattr("memd.store.store._SPARE_BYTES", 80)
     files = CrashFiles()
     store = open_store(files)
     store.note_at_rest([], STATE)
