@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Entry, Speaker, Status
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of
+from memd.recall.corrections import undo
 from memd.recall.explained import Verdict
 from memd.recall.question import PARTS_MAX, parts_of
 from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever
@@ -284,6 +286,16 @@ async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_tha
     after = await asked(log, question, EVERYTHING)
     assert contents(after)[0] == "The port of the staging server is 9443."
     assert by_content(after)[echo + " "].parts.echo <= 0.5
+    await undo(
+        log.snapshot(),
+        log.snapshot().history(told.uuid)[-1].canonical_id,
+        "no",
+        encoder=Encoder(embedder),
+        append=partial(asyncio.to_thread, log.append),
+        asked_by=bytes(16),
+    )
+    again = by_content(await asked(log, question, EVERYTHING))
+    assert again[echo + " "].parts.echo > 0.5, "what it quotes is true again"
 
 
 async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another_one(

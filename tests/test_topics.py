@@ -259,3 +259,20 @@ def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: Da
     assert shown.returncode == 0
     assert "lamp" in shown.stdout and "No daemon holds this folder" in shown.stdout
     assert json.loads(told.run("stats", "--json").stdout)["daemon"] is None
+
+
+def test_what_waits_in_a_topic_that_cannot_be_opened_is_told(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+    daemon.chat([user(LAMP[0])])
+
+    def told() -> tuple[bool, int]:
+        [topic] = ask(f"{daemon.own_url}/memd/topics").json["topics"]
+        return topic["is_open"], topic["unstored"]
+
+    wait_until(lambda: told() == (True, 2), lambda: repr(daemon))
+    daemon.kill()
+    (daemon.data_dir / "default" / "forbidden").write_text("damaged")
+    daemon.start()
+    wait_until(lambda: told() == (False, 2), lambda: repr(daemon))

@@ -225,7 +225,7 @@ async def topics(parts: DaemonParts, who: Principal) -> KnownTopics:
     on_disk = await asyncio.get_running_loop().run_in_executor(
         None, disk_usage, parts.config.data_dir, parts.store.files
     )
-    is_open = {topic.id: topic for topic in parts.topics.opened()}
+    is_open, waiting = {topic.id: topic for topic in parts.topics.opened()}, parts.topics.waiting
     known = []
     for one in on_disk:
         if not who.may("read", one.topic_id):
@@ -239,7 +239,7 @@ async def topics(parts: DaemonParts, who: Principal) -> KnownTopics:
                 is_open=topic is not None,
                 conversations=len(conversations),
                 buffered_tokens=tokens,
-                unstored=0 if topic is None else topic.buffer.unstored_count,
+                unstored=waiting.get(one.topic_id, 0) if topic is None else topic.buffer.unstored_count,
             )
         )
     return KnownTopics(known)

@@ -67,6 +67,8 @@ class Topics:
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
         self._is_opening_in_trouble = False
+        self.waiting: dict[str, int] = {}
+        """How many messages wait to be stored in topics that the start is still to open, or cannot open."""
         self._ends = None if store.kept is None else Ends(store.kept)
         self.disk = DiskWatch(store.files, store.data_dir)
 
@@ -81,11 +83,13 @@ class Topics:
         at_rest, state = [], self._state
         for topic_id in await loop.run_in_executor(None, self._store.to_look_at, state):
             try:
-                used_at, has_work = await loop.run_in_executor(None, self._last_use_and_work, topic_id)
+                used_at, waiting, has_work = await loop.run_in_executor(None, self._last_use_and_work, topic_id)
                 if used_at is not None:
                     used_last = max(used_last or (used_at, topic_id), (used_at, topic_id))
+                self.waiting |= {topic_id: waiting} if waiting else {}
                 if has_work:
                     await self.get(topic_id)
+                    self.waiting.pop(topic_id, None)
                 else:
                     at_rest.append(topic_id)
             except StoreError as error:
@@ -318,14 +322,16 @@ class Topics:
             await asyncio.to_thread(self.disk.look, is_doubtful=self.has_failed_to_write)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _last_use_and_work(self, topic_id: str) -> tuple[float | None, bool]:
-        """When the topic was last used, by its journal, and whether there is work to do in it."""
+    def _last_use_and_work(self, topic_id: str) -> tuple[float | None, int, bool]:
+        """When the topic was last used, by its journal, how much waits to be stored, and whether there is work to do in
+        it."""
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
         events, is_as_kept = events_in(payloads, topic_id, self._redactor)
         buffer = replayed(events)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
-        return used_at, has_stored_work or buffer.unstored_count > 0 or not is_as_kept
+        waiting = buffer.unstored_count
+        return used_at, waiting, has_stored_work or waiting > 0 or not is_as_kept
 
 
 def _give_back() -> None:

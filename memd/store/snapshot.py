@@ -172,6 +172,12 @@ class SegmentView:
         return np.stack([uuids[gone], np.where(is_of_it, uuids[behind], 0)]).astype(np.uint64)
 
     @functools.cached_property
+    def changed(self) -> UInts:
+        """The first halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
+        rows = self.rows
+        return rows["uuid_high"][~self.dead & (rows["canonical_id"] != rows["origin_id"])].astype(np.uint64)
+
+    @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:
         """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
         live = np.flatnonzero(~self.dead)
@@ -390,8 +396,11 @@ class Snapshot:
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """Those of all segments; see `SegmentView.taken_out`."""
-        return np.concatenate([np.empty((2, 0), np.uint64), *(view.taken_out for view in self.views.values())], axis=1)
+        """Those of all segments but what is live again, after an undo; see `SegmentView.taken_out`."""
+        views = self.views.values()
+        gone = np.concatenate([np.empty((2, 0), np.uint64), *(view.taken_out for view in views)], axis=1)
+        live = np.concatenate([np.empty(0, np.uint64), *(view.changed for view in views)])
+        return gone[:, ~np.isin(gone[0], live)]
 
     def neighbours(self, place: Place) -> tuple[Place | None, Place | None]:
         """Return the live chunks stored just before and just after a chunk, by origin_id."""

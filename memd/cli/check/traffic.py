@@ -85,7 +85,7 @@ def _requests(file: Path) -> Iterator[ModelRequest]:
             guessed = "/responses" if "input" in body else "/messages" if "system" in body else "/chat/completions"
             if (api := api_of("POST", told.get("path", guessed).partition("?")[0])) is not None:
                 yield read_request(api, msgspec.json.encode(body))
-        except (msgspec.DecodeError, BadRequestBody, AttributeError, KeyError, TypeError) as error:
+        except (msgspec.DecodeError, BadRequestBody, AttributeError, KeyError, TypeError, RecursionError) as error:
             said = f"{file}, line {number} is no recorded request ({error}); give each a line: the body as JSON"
             raise click.ClickException(said) from error
 
