@@ -574,7 +574,7 @@ def test_recorded_requests_are_held_against_the_rules_for_programs(tmp_path: Pat
     assert any(one.startswith("message") and "aider" in one for one in rules)
     assert any(one.startswith("ignore_system") and "opencode" in one for one in rules)
     assert rules[-2:] == ["1 text taken for a user's speech:", f"{1:>19}  {asked['content']}"]
-    for line in ("no request", f'{{"messages":{"[" * 100_000}{"]" * 100_000}}}'):
-        recorded.write_text(f"{line}\n")
+    for text in ("no request", f'{{"messages":{"[" * 100_000}{"]" * 100_000}}}'):
+        recorded.write_text(f"{text}\n")
         wrong = CliRunner().invoke(main, ["check", "--traffic", str(recorded)])
         assert wrong.exit_code == 1 and "line 1 is no recorded request" in wrong.output

@@ -8,6 +8,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -557,10 +558,10 @@ def test_an_update_takes_out_the_question_with_each_of_its_answers_and_its_undo_
 ) -> None:
     daemon = make_daemon(upstream.url, {"segment": {"max_entries": 4}}).start()
     said = [user("The boat of Theodora lies at berth 17, where the stairs are broken.")]
-    for number in range(2):
-        upstream.answer = lambda request, number=number: chat_answer(request, f"Noted as number {number}.")
+    for answer in ("Noted as number 0.", "Noted as number 1."):
+        upstream.answer = partial(chat_answer, text=answer)
         daemon.chat(said)
-        daemon.wait_stored(f"Noted as number {number}.")
+        daemon.wait_stored(answer)
     daemon.chat([user("The ferry leaves at nine.")])
     search = f"{daemon.own_url}/memd/search?topic=default&q=Where+lies+the+boat+of+Theodora"
 

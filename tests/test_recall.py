@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,12 +285,16 @@ async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_tha
     after = await asked(log, question, EVERYTHING)
     assert contents(after)[0] == "The port of the staging server is 9443."
     assert by_content(after)[echo + " "].parts.echo <= 0.5
+
+    async def append(drafts: Sequence[Draft]) -> Sequence[Entry]:
+        return log.append(drafts)
+
     await undo(
         log.snapshot(),
         log.snapshot().history(told.uuid)[-1].canonical_id,
         "no",
         encoder=Encoder(embedder),
-        append=partial(asyncio.to_thread, log.append),
+        append=append,
         asked_by=bytes(16),
     )
     again = by_content(await asked(log, question, EVERYTHING))
