@@ -35,7 +35,6 @@ IDENTITY_KEY = "memd-backup.json"
 OWNER_KEY = "owner.json"
 ROUNDS = "rounds/"
 FILES = "files/"
-TRAILER_BYTES = 16
 _MAGIC = b"memd.rnd"
 _TRAILER = struct.Struct("<II8s")
 _NAME = re.compile(r"rounds/(\d{8}-[0-9a-f]{8})/(\d{10})-(\d{16})\.(full|tail)")
@@ -150,30 +149,6 @@ def encode_round(header: RoundHeader, pieces: Iterable[bytes] = ()) -> bytes:
     return b"".join((*pieces, packed, _TRAILER.pack(len(packed), zlib.crc32(packed), _MAGIC)))
 
 
-def header_bytes(end: bytes, name: str) -> int:
-    """Return how many of the last bytes of a round object, of which `end` are some, its header and its trailer take.
-
-    Raises:
-        CorruptFile: these are not the last bytes of a round object.
-    """
-    if len(end) < TRAILER_BYTES or not end.endswith(_MAGIC):
-        raise CorruptFile(f"{name}: is no part of a backup of memd")
-    return int(_TRAILER.unpack(end[-TRAILER_BYTES:])[0]) + TRAILER_BYTES
-
-
-def decode_header(end: bytes, name: str) -> RoundHeader:
-    """Return the header of a round object, of which `end` are the last bytes.
-
-    Raises:
-        CorruptFile: it is damaged.
-    """
-    length, crc, _ = _TRAILER.unpack(end[-TRAILER_BYTES:])
-    packed = end[-TRAILER_BYTES - length : -TRAILER_BYTES]
-    if len(packed) != length or zlib.crc32(packed) != crc:
-        raise CorruptFile(f"{name}: is damaged; restore to a time before or after it (--until)")
-    return _decoder.decode(zlib.decompress(packed))
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RoundHeader)
 _files_decoder = msgspec.msgpack.Decoder(dict[str, KnownFile])
@@ -248,12 +223,19 @@ class Rounds:
                 yield from zip(part, readers.map(self._header, part), strict=True)
 
     def _header(self, name: RoundName) -> RoundHeader:
-        said = f"{self._bucket.url}/{name.key}"
-        end = self._bucket.read(name.key, max(0, name.size - _GUESS_BYTES), name.size)
-        needed = header_bytes(end, said)
-        if needed > len(end):
+        said, needed = f"{self._bucket.url}/{name.key}", _GUESS_BYTES
+        while True:
             end = self._bucket.read(name.key, max(0, name.size - needed), name.size)
-        return decode_header(end, said)
+            if len(end) < _TRAILER.size or not end.endswith(_MAGIC):
+                raise CorruptFile(f"{said}: is no part of a backup of memd")
+            length, crc, _ = _TRAILER.unpack(end[-_TRAILER.size :])
+            if needed >= length + _TRAILER.size or needed >= name.size:
+                break
+            needed = length + _TRAILER.size
+        packed = end[-_TRAILER.size - length : -_TRAILER.size]
+        if len(packed) != length or zlib.crc32(packed) != crc:
+            raise CorruptFile(f"{said}: is damaged; restore to a time before or after it (--until)")
+        return _decoder.decode(zlib.decompress(packed))
 
     def catalog(self, last: RoundName) -> tuple[Catalog, bool]:
         """Return the files as they were after a round, and whether the bucket had everything then.

@@ -48,7 +48,6 @@ from memd.store.bucket.rounds import (
     FILES,
     IDENTITY_KEY,
     OWNER_KEY,
-    TRAILER_BYTES,
     Catalog,
     FileChange,
     Identity,
@@ -59,7 +58,6 @@ from memd.store.bucket.rounds import (
     Rounds,
     Stretch,
     encode_round,
-    header_bytes,
     read_identity,
 )
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, checksum_of, replace_file
@@ -551,7 +549,6 @@ def _blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
         data = bucket.get(name.key) if spans else None
         if data is None:
             continue  # nothing to blank, or removed meanwhile
-        header_bytes(data[-TRAILER_BYTES:], name.key)
         changed = bytearray(data)
         for span in spans:
             changed[span.offset : span.offset + span.length] = bytes(span.length)
