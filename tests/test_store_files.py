@@ -270,3 +270,19 @@ def test_any_file_is_read_without_an_undeclared_error(data: bytes) -> None:
         log_file = read_log_file(image, name="x", dimension=None)
         assert 0 <= log_file.whole_end <= len(image)
         assert log_file.entries == [] and log_file.whole_count == 0
+
+
+def test_a_file_that_another_one_replaces_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = LocalDisk(), tmp_path / "file"
+    path.write_bytes(b"the old one")
+    size = disk.size
+
+    def replaced(one: Path) -> int | None:
+        """The moment after somebody looked how long it is."""
+        found = size(one)
+        (tmp_path / "other").write_bytes(b"the new one, which is longer")
+        (tmp_path / "other").replace(one)
+        return found
+
+    monkeypatch.setattr(disk, "size", replaced)
+    assert disk.read(path) in (b"the old one", b"the new one, which is longer")

@@ -122,8 +122,13 @@ class LocalDisk:
         return path.is_dir()
 
     def read(self, path: Path) -> bytes:
-        """Read the whole file."""
-        return self.read_at(path, 0, self.size(path) or 0)
+        """Read the whole file, as one that has its name at one moment."""
+        with (
+            reading(path),
+            open_descriptor(path, os.O_RDONLY) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            return file.read()
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """Read at most `length` bytes from `offset`; fewer at the end of the file."""

@@ -76,7 +76,7 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     files, layout = claim.files, claim.layout
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
-    with suppress(StoreWriteFailed):  # an older memd's, which had vectors and words in other files
+    with suppress(StoreError):  # an older memd's, which had vectors and words in other files
         claim.publish({}, [layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw")])
         if files.is_directory(layout.lexical):
             Wiper(files).wipe_folder(layout.lexical)

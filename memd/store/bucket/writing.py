@@ -60,7 +60,7 @@ from memd.store.bucket.rounds import (
     encode_round,
     read_identity,
 )
-from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, checksum_of, replace_file
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, replace_file
 from memd.store.encryption.opening import key_id_of
 from memd.store.erasure import read_erasures
 from memd.store.layout import (
@@ -342,7 +342,7 @@ class BucketWriter:
         if known is not None:
             if not is_noted and (size, changed_at) == (known.size, known.changed_at):
                 return None
-            if size < known.size or checksum_of(disk, path, known.size).crc != known.crc:
+            if size < known.size or _crc_of(self._read(path, identity, 0, known.size)) != known.crc:
                 known = None
             elif size == known.size:
                 return None
@@ -505,6 +505,13 @@ class BucketWriter:
                 f"{self.bucket.url}: another daemon has begun to write here; this one writes no more. If two folders "
                 "have become of one, give one of them another prefix and remove its memd.bucket"
             )
+
+
+def _crc_of(pieces: Iterable[bytes]) -> int:
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
 
 
 def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[str, str]]:

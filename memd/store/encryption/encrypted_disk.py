@@ -234,6 +234,12 @@ class EncryptedDisk(LocalDisk):
             return raw_size
         return raw_size if key is None else self._table(path, key).size(raw_size)
 
+    def read(self, path: Path) -> bytes:
+        """See LocalDisk."""
+        if self._key(path) is None or not self.plain_files.size(path):
+            return self.plain_files.read(path)
+        return self.read_at(path, 0, self.size(path) or 0)
+
     def read_pieces(self, path: Path, pieces: Sequence[tuple[int, int]]) -> list[bytes]:
         """See LocalDisk."""
         key = self._key(path)

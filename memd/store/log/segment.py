@@ -260,8 +260,9 @@ class SealedSegment(LogSegment):
         matrix: Floats = np.zeros((len(self.rows), self.header.dimension), dtype=np.float32)
         active = np.flatnonzero(self.rows["status"] == Status.ACTIVE)
         data, key = self._files.read(self._paths[0]), vector_key(self.header.dimension)
-        places = [data.find(key, offset) for offset in self.rows["offset"][active].tolist()]
-        if zlib.crc32(data) != self.bin_crc:  # each record by its own checksum
+        starts, lengths = self.rows["offset"][active].tolist(), self.rows["length"][active].tolist()
+        places = [data.find(key, start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        if zlib.crc32(data) != self.bin_crc or -1 in places:  # each record by itself
             found, vectors, problems = self.vectors(active)
             matrix[found] = vectors
             return matrix, problems
