@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -192,12 +192,9 @@ async def export(parts: DaemonParts, query: ExportQuery, who: Principal) -> Asyn
         is_wanted=lambda topic_id: who.may("read", topic_id),
         tells_others=who.may_everywhere("read"),
     )
-    while part := await asyncio.to_thread(lambda: b"".join(_encoded(lines))):
+    encoded = (msgspec.json.encode(entry) + b"\n" for entry in lines)
+    while part := await asyncio.to_thread(lambda: b"".join(islice(encoded, EXPORTED_AT_ONCE))):
         yield part
-
-
-def _encoded(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    return (msgspec.json.encode(entry) + b"\n" for entry in islice(lines, EXPORTED_AT_ONCE))
 
 
 DIGESTED_MAX = 20_000

@@ -47,7 +47,7 @@ from memd.ingest.offline import opened, reembed_topics
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import waiting_in
 from memd.selection import until as time_of
-from memd.settings.model import Config, EmbeddingSettings, EncryptionSettings
+from memd.settings.model import ClusterSettings, Config, EmbeddingSettings, EncryptionSettings
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
@@ -98,18 +98,15 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     if folder is not None and not (topic_ids_in(LocalDisk(), Path(folder)) or _is_known(Path(folder))):
         raise ConfigError(f"{folder}: has nothing of memd in it; name the folder that `memd backup` wrote to")
     config = config_of_existing(config_path, {"data_dir": folder or data_dir})
-    if folder is None:
-        with topics_folder(config) as (checked, files):
-            is_served = files.is_locked(checked / LOCK_NAME)
-            report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
-    else:
+    if folder is not None:
+        config = msgspec.structs.replace(config, cluster=ClusterSettings())
         if config.encryption.is_on and LocalDisk().size(config.data_dir / KEY_NAME) is None:
             check_not_lost(LocalDisk(), config.data_dir)
             click.echo("This backup is in plain text: it is read without the key.", err=True)
             config = msgspec.structs.replace(config, encryption=EncryptionSettings())
-        check_no_cluster(files := disk_of(config), config.data_dir)
-        is_served = files.is_locked(config.data_dir / LOCK_NAME)
-        report = with_audit(verify_log(config.data_dir, files, is_served=is_served), config.data_dir, files)
+    with topics_folder(config) as (checked, files):
+        is_served = files.is_locked(checked / LOCK_NAME)
+        report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
     else:

@@ -187,7 +187,7 @@ class ConversationIndex:
             known += common_length(contents, self._contents[guide], known, known)
             digest = guide.messages[known - 1].digest
             holders = self._of_session(self._at[digest], session)
-        return known, self._newest_first(holders)
+        return known, sorted(holders, key=self._used.__getitem__, reverse=True)
 
     def holders(self, identity: bytes) -> Holders:
         """The conversations that have the message which the log knows by this digest."""
@@ -212,9 +212,6 @@ class ConversationIndex:
     def newest(self, session: str | None) -> Conversation | None:
         """The conversation used last."""
         return max(self._of_session(tuple(self._used), session), key=self._used.__getitem__, default=None)
-
-    def _newest_first(self, holders: Holders) -> list[Conversation]:
-        return sorted(holders, key=self._used.__getitem__, reverse=True)
 
     def _of_session(self, holders: Holders, session: str | None) -> Holders:
         if session is None:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Literal
 
@@ -67,7 +67,8 @@ class SideRequests:
     def includes(self, request: ModelRequest) -> bool:
         """Whether the request is one of them: it is passed on, and not remembered."""
         last = next((message.said for message in reversed(request.messages) if message.role == "user"), "")
-        return _any_finds(self._asks, last[:SEARCHED_CHARACTERS_MAX]) or self._is_instructed(_instructions(request))
+        said = last[:SEARCHED_CHARACTERS_MAX]
+        return any(find(said) for find in self._asks) or self._is_instructed(_instructions(request))
 
     def by_its_speaker(self, request: ModelRequest) -> ModelRequest:
         """The request; where an agent called another one, its user's messages are by name those of an agent."""
@@ -80,11 +81,7 @@ def _instructions(request: ModelRequest) -> str:
 
 def _cached_find(patterns: Iterable[str]) -> Callable[[str], bool]:
     finders = [_finder(pattern) for pattern in patterns]
-    return lru_cache(_INSTRUCTIONS_MAX)(lambda text: bool(text) and _any_finds(finders, text))
-
-
-def _any_finds(finders: Sequence[Find], text: str) -> bool:
-    return any(find(text) is not None for find in finders)
+    return lru_cache(_INSTRUCTIONS_MAX)(lambda text: bool(text) and any(find(text) for find in finders))
 
 
 def _finder(pattern: str) -> Find:
