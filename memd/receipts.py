@@ -42,7 +42,7 @@ FAILED_ID_DIGITS_MAX = 12
 """An id that means no chunk and has more is taken for a secret."""
 
 
-class Receipt(msgspec.Struct, kw_only=True):
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """One turn, filled in step by step while it runs. Tokens are the model's, estimated unless told by it."""
 
     turn_id: str
@@ -115,7 +115,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
-class _AskedTopics(msgspec.Struct):
+class _AskedTopics(msgspec.Struct, frozen=True):
     """The members of a receipt that say which topics are in it."""
 
     topic_id: str
@@ -126,7 +126,7 @@ class _AskedTopics(msgspec.Struct):
 _asked_decoder = msgspec.json.Decoder(_AskedTopics)
 
 
-class _Losing(msgspec.Struct, eq=False):
+class _Losing(msgspec.Struct, frozen=True, eq=False):
     """An erasure of which a receipt may still have texts."""
 
     concern: Concern

@@ -50,14 +50,14 @@ class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
     limit: Limit = PAGE
 
 
-class DocumentBody(TopicBody, kw_only=True):
+class DocumentBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/documents`: either of the two."""
 
     document: GivenDocument | None = None
     file: GivenFile | None = None
 
 
-class RemovalBody(TopicBody, kw_only=True):
+class RemovalBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/documents/remove`."""
 
     sources: tuple[str, ...]
@@ -181,7 +181,7 @@ def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument
     return GivenDocument(source=name, hash=digest, sections=sections, root=DROPPED)
 
 
-class IndexBody(Body, kw_only=True):
+class IndexBody(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/index`."""
 
     force: Annotated[bool, Meta(description="Read every file again, also those that have not changed.")] = False
@@ -261,20 +261,20 @@ AHEAD = (
 )
 
 
-class MessagesBody(TopicBody, kw_only=True):
+class MessagesBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/import/messages`."""
 
     part: GivenPart
 
 
-class EntriesBody(TopicBody, kw_only=True):
+class EntriesBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/import/entries`."""
 
     lines: tuple[GivenLine, ...]
     topic_id: str
 
 
-class _MetChunk(msgspec.Struct):
+class _MetChunk(msgspec.Struct, frozen=True):
     """The members of a line by which it meets a chunk that is still to be stored."""
 
     uuid: str

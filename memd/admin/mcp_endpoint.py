@@ -92,11 +92,11 @@ class McpEndpoint:
         return await asked.ended()
 
 
-class _CalledTool(msgspec.Struct):
+class _CalledTool(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, frozen=True):
     """The members of a call that tell which tool is meant (JSON-RPC)."""
 
     params: _CalledTool

@@ -79,7 +79,7 @@ class NoQuery(msgspec.Struct, frozen=True, kw_only=True):
         return Extent()
 
 
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base of all JSON bodies: an unknown member is refused."""
 
     @property
@@ -88,7 +88,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return Extent()
 
 
-class TopicBody(Body, kw_only=True):
+class TopicBody(Body, frozen=True, kw_only=True):
     """The base of bodies that are about one topic."""
 
     topic_id: str = DEFAULT_TOPIC_ID

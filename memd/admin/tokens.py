@@ -39,7 +39,7 @@ class OwnRights(msgspec.Struct, frozen=True):
     rights: tuple[Right, ...]
 
 
-class ReloadBody(Body):
+class ReloadBody(Body, frozen=True):
     """The body of `POST /memd/tokens/reload`: empty."""
 
 

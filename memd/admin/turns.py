@@ -9,6 +9,7 @@ conversations apart.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -156,7 +157,7 @@ async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Prin
     )
 
 
-class ConversationBrief(msgspec.Struct, kw_only=True):
+class ConversationBrief(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation in a list. It is opened by its id, or where that is None as the part of the log from `began_at` to
     `last_at`, of `source` if it has one."""
 
@@ -223,7 +224,7 @@ class ConversationTurns(msgspec.Struct, frozen=True, kw_only=True):
     """Other conversations that share its beginning: edited questions, answers that were given anew."""
 
 
-class _Turn(msgspec.Struct):
+class _Turn(msgspec.Struct, frozen=True):
     """The members of a receipt that say where its turn stands."""
 
     turn_id: str
@@ -237,7 +238,7 @@ class _Turn(msgspec.Struct):
     line: bytes = b""
 
 
-class _Strand(msgspec.Struct):
+class _Strand(msgspec.Struct, frozen=True):
     """All turns with one conversation id, oldest first."""
 
     turns: list[_Turn]
@@ -267,15 +268,7 @@ async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Prin
             found += [(one, (snapshot, place)) for one, place in _stretches(snapshot, reach.get(snapshot.topic_id))]
         found.sort(key=lambda one: (-one[0].last_at, one[0].topic_id))
         shown = found[query.skip : query.skip + query.limit]
-        for brief, first in shown:
-            if first is not None:
-                entry = first[0].read_many([first[1]]).get(first[1])
-                brief.title, brief.source = "(damaged)", None
-                if entry is not None:  # the words of the first who speaks in it
-                    speakers = () if entry.speakers is UNSET else entry.speakers
-                    said = entry.content[: speakers[1].offset] if len(speakers) > 1 else entry.content
-                    brief.title, brief.source = _first_words(said), entry.source
-        return ConversationsPage(tuple(one for one, _ in shown), len(found))
+        return ConversationsPage(tuple(one if at is None else _titled(one, *at) for one, at in shown), len(found))
 
     return await parts.read(query.topic, who, page)
 
@@ -302,6 +295,16 @@ async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal)
         raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
     read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=query.skip, limit=query.limit)
     return await parts.read(query.topic, who, read)
+
+
+def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> ConversationBrief:
+    """A conversation of the log with the words of the first who speaks in its first chunk."""
+    entry = snapshot.read_many([first]).get(first)
+    if entry is None:
+        return msgspec.structs.replace(brief, title="(damaged)")
+    speakers = () if entry.speakers is UNSET else entry.speakers
+    said = entry.content[: speakers[1].offset] if len(speakers) > 1 else entry.content
+    return msgspec.structs.replace(brief, title=_first_words(said), source=entry.source)
 
 
 def conversation_of(lines: Iterable[bytes], conversation_id: str, query: ConversationsQuery) -> ConversationTurns:
@@ -346,19 +349,18 @@ def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str,
     for line in lines:
         turn = decode_or_none(_turn_decoder, line)
         if turn is not None and turn.conversation and (not topics or turn.topic_id in topics):
-            turn.line = line
-            turns_read.append(turn)
+            turns_read.append(msgspec.structs.replace(turn, line=line))
+    grouped: dict[tuple[str, str], list[_Turn]] = defaultdict(list)
+    for turn in sorted(turns_read, key=lambda one: one.at):
+        grouped[turn.topic_id, turn.conversation].append(turn)
     strands: dict[tuple[str, str], _Strand] = {}
-    turns_read.sort(key=lambda one: one.at)
-    for turn in turns_read:
-        strands.setdefault((turn.topic_id, turn.conversation), _Strand([])).turns.append(turn)
-    for (topic_id, name), strand in strands.items():
-        first = strand.turns[0]
+    for (topic_id, name), turns in grouped.items():
+        first = turns[0]
         # One that branched off at its first message shares nothing with the other: they only began with the same words.
-        if first.branched is not None and (first.position > 0 or first.branched[1] is None):
-            strand.parent = first.branched[0]
-        parent = None if strand.parent is None else strands.get((topic_id, strand.parent))
-        strand.root = name if parent is None else parent.root or name
+        branched_off = first.branched is not None and (first.position > 0 or first.branched[1] is None)
+        parent = first.branched[0] if first.branched is not None and branched_off else None
+        root = strands[topic_id, parent].root if parent is not None and (topic_id, parent) in strands else name
+        strands[topic_id, name] = _Strand(turns, parent, root)
     return strands
 
 

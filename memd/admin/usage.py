@@ -8,10 +8,11 @@ are the model server's own counts where it told them, else memd's estimate. Peri
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,7 +38,7 @@ class FiguresQuery(PeriodQuery, frozen=True, kw_only=True):
     ] = "auto"
 
 
-class UsageRow(msgspec.Struct):
+class UsageRow(msgspec.Struct, frozen=True):
     """The requests of one day, topic and model."""
 
     day: str
@@ -63,11 +64,11 @@ class UsageByDay(msgspec.Struct, frozen=True):
     """When the oldest receipt is of, in microseconds since the epoch; None: there is none."""
 
 
-class _Verdict(msgspec.Struct):
+class _Verdict(msgspec.Struct, frozen=True):
     verdict: str = ""
 
 
-class RequestCost(msgspec.Struct):
+class RequestCost(msgspec.Struct, frozen=True):
     """The members of a receipt that are added up."""
 
     at: int
@@ -88,13 +89,6 @@ class RequestCost(msgspec.Struct):
         """Whether the model server took the prompt."""
         return self.http_status is not None and self.http_status < 400
 
-    def add_to(self, row: UsageRow | FiguresPeriod) -> None:
-        """Add the tokens of a request that was answered."""
-        row.prompt_tokens += self.forwarded_tokens if self.prompt_tokens is None else self.prompt_tokens
-        row.cached_tokens += self.cached_tokens or 0
-        row.completion_tokens += self.completion_tokens or 0
-        row.memory_tokens += self.memory_tokens
-
 
 _decoder = msgspec.json.Decoder(RequestCost)
 
@@ -107,6 +101,17 @@ def _costs(lines: Iterable[bytes], query: PeriodQuery) -> tuple[int | None, list
     return min((cost.at for cost in costs), default=None), wanted
 
 
+def _tokens(answered: Sequence[RequestCost]) -> dict[str, Any]:
+    """The members of a row or period that tell the tokens of requests that were answered."""
+    prompts = (one.forwarded_tokens if one.prompt_tokens is None else one.prompt_tokens for one in answered)
+    return {
+        "prompt_tokens": sum(prompts),
+        "cached_tokens": sum(one.cached_tokens or 0 for one in answered),
+        "completion_tokens": sum(one.completion_tokens or 0 for one in answered),
+        "memory_tokens": sum(one.memory_tokens for one in answered),
+    }
+
+
 @get("/memd/usage", "read")
 async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> UsageByDay:
     """The tokens of requests by day, topic and model."""
@@ -117,16 +122,16 @@ async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> Usage
 
 def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
     """Add up receipts, whatever their order."""
-    rows: dict[tuple[str, str, str], UsageRow] = {}
+    grouped: dict[tuple[str, str, str], list[RequestCost]] = defaultdict(list)
     oldest, costs = _costs(lines, query)
     for cost in (one for one in costs if one.was_answered):
         day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
-        key = day, cost.topic_id, cost.model
-        cost.add_to(row := rows.setdefault(key, UsageRow(*key)))
-        row.requests += 1
-        row.estimated += cost.prompt_tokens is None and cost.forwarded_tokens > 0
-    ordered = sorted(rows.values(), key=lambda row: (row.topic_id, row.model))
-    return UsageByDay(tuple(sorted(ordered, key=lambda row: row.day, reverse=True)), oldest)
+        grouped[day, cost.topic_id, cost.model].append(cost)
+    rows = []
+    for key, some in sorted(grouped.items(), key=lambda one: one[0][1:]):
+        estimated = sum(one.prompt_tokens is None and one.forwarded_tokens > 0 for one in some)
+        rows.append(UsageRow(*key, requests=len(some), estimated=estimated, **_tokens(some)))
+    return UsageByDay(tuple(sorted(rows, key=lambda row: row.day, reverse=True)), oldest)
 
 
 Length = Literal["hour", "day", "week"]
@@ -137,7 +142,7 @@ PERIODS_MAX = 2_000
 """The latest are told; forty years of weeks are fewer."""
 
 
-class FiguresPeriod(msgspec.Struct, kw_only=True):
+class FiguresPeriod(msgspec.Struct, frozen=True, kw_only=True):
     """One hour, day or week. Times are None where there was no request."""
 
     at: int
@@ -213,25 +218,21 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
         by = query.by
     elif fits := [one for one, length in LENGTHS_US.items() if last - first <= length * PERIODS_WANTED]:
         by = fits[0]
-    begins = np.array(_beginnings(by, first, last))
-    periods = [FiguresPeriod(at=one) for one in begins.tolist()]
+    begins = _beginnings(by, first, last)
     in_period: dict[int, list[RequestCost]] = defaultdict(list)
-    for cost in (one for one in costs if one.at >= periods[0].at):
-        in_period[int(begins.searchsorted(cost.at, "right")) - 1].append(cost)
-    for number, some in in_period.items():
-        _add_requests(periods[number], some)
-    added: Counter[int] = Counter()
-    log_bytes = 0  # with what it had before the first period
+    for cost in costs:
+        in_period[bisect_right(begins, cost.at) - 1].append(cost)
+    stored, added = Counter[int](), Counter[int]()  # -1: before the first period
     for quarter, (entries, size) in grown.items():
-        if (at := quarter * QUARTER_US) < periods[0].at:
-            log_bytes += size
-        elif at < (query.to or 1 << 63):
-            number = int(begins.searchsorted(at, "right")) - 1
-            periods[number].stored += entries
+        if (at := quarter * QUARTER_US) < (query.to or 1 << 63):
+            number = bisect_right(begins, at) - 1
+            stored[number] += entries
             added[number] += size
-    for number, period in enumerate(periods):
+    periods, log_bytes = [], added[-1]
+    for number, at in enumerate(begins):
         log_bytes += added[number]
-        period.log_bytes = log_bytes
+        told = _requests(in_period[number])
+        periods.append(FiguresPeriod(at=at, stored=stored[number], log_bytes=log_bytes, **told))
     return FiguresOverTime(by=by, periods=tuple(periods), since=oldest)
 
 
@@ -251,18 +252,24 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
     return begins
 
 
-def _add_requests(period: FiguresPeriod, costs: Sequence[RequestCost]) -> None:
+def _requests(costs: Sequence[RequestCost]) -> dict[str, Any]:
+    """The members of a period that tell of its requests."""
     answered = [cost for cost in costs if cost.was_answered]
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
-    period.requests = len(costs)
-    for cost in answered:
-        cost.add_to(period)
-    period.questions, period.found, period.injected = len(asked), sum(map(bool, shown)), sum(shown)
     memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]
-    if memory_ms:
-        period.memory_ms = round(float(np.median(memory_ms)), 3)
-        period.memory_ms_high = round(float(np.percentile(memory_ms, 95)), 3)
     first_byte_ms = [cost.timings_ms["upstream"] for cost in answered if "upstream" in cost.timings_ms]
-    if first_byte_ms:
-        period.first_byte_ms = round(float(np.median(first_byte_ms)), 3)
+    return {
+        **_tokens(answered),
+        "requests": len(costs),
+        "questions": len(asked),
+        "found": sum(map(bool, shown)),
+        "injected": sum(shown),
+        "memory_ms": _percentile(memory_ms, 50),
+        "memory_ms_high": _percentile(memory_ms, 95),
+        "first_byte_ms": _percentile(first_byte_ms, 50),
+    }
+
+
+def _percentile(values: Sequence[float], share: int) -> float | None:
+    return round(float(np.percentile(values, share)), 3) if values else None

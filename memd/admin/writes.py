@@ -53,7 +53,7 @@ from memd.wording import counted, erased_for_good
 MODE_HEADER = "X-Memory-Mode"
 
 
-class CorrectionBody(TopicBody, kw_only=True):
+class CorrectionBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/corrections`."""
 
     topic_id: str
@@ -77,7 +77,7 @@ class CorrectionBody(TopicBody, kw_only=True):
         return Extent((self.topic_id,), tuple(self.chunk_ids))
 
 
-class UndoBody(TopicBody, kw_only=True):
+class UndoBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/undo`."""
 
     canonical_id: int
@@ -85,13 +85,13 @@ class UndoBody(TopicBody, kw_only=True):
     reason: Annotated[str, Meta(description="Why, in a few words; people read it.")] = ""
 
 
-class NotesBody(TopicBody, kw_only=True):
+class NotesBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/notes`."""
 
     notes: tuple[GivenNote, ...]
 
 
-class BackupBody(Body, kw_only=True):
+class BackupBody(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/backup`."""
 
     folder: str
@@ -249,7 +249,7 @@ CHUNKS_MAX = 1_000
 WHAT = "name a topic_id, chunk_ids, resume or retention"
 
 
-class ErasureBody(Body, kw_only=True):
+class ErasureBody(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/erase`."""
 
     topic_id: Annotated[

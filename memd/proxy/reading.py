@@ -399,7 +399,7 @@ async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take
     return b"".join(whole)
 
 
-class _Named(msgspec.Struct):
+class _Named(msgspec.Struct, frozen=True):
     """The member in which a request names its model, in OpenAI's APIs and in Ollama's."""
 
     model: str = ""

@@ -45,7 +45,7 @@ _TOOL_RESULT = b'"tool_result"'
 _UNHASHED_TYPES = frozenset({b'"thinking"', b'"redacted_thinking"'})
 
 
-class _ContentBlock(msgspec.Struct):
+class _ContentBlock(msgspec.Struct, frozen=True):
     """The members of a content block that memd reads; an absent one is empty."""
 
     type: Raw = Raw()
@@ -58,7 +58,7 @@ class _ContentBlock(msgspec.Struct):
     content: Raw = Raw()
 
 
-class _ImageSource(msgspec.Struct):
+class _ImageSource(msgspec.Struct, frozen=True):
     type: str
     media_type: str = "image/jpeg"  # as in llama.cpp
     data: str = ""
@@ -203,7 +203,7 @@ def _present(**members: Any) -> dict[str, Any]:
 _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-class _AnthropicAnswer(msgspec.Struct):
+class _AnthropicAnswer(msgspec.Struct, frozen=True):
     """The members of a whole answer that memd reads."""
 
     role: Any = None
@@ -213,7 +213,7 @@ class _AnthropicAnswer(msgspec.Struct):
     error: Any = None
 
 
-class _AnthropicEvent(msgspec.Struct):
+class _AnthropicEvent(msgspec.Struct, frozen=True):
     type: Any = None
     index: Any = 0
     message: Any = None
@@ -341,7 +341,7 @@ def _usage(counts: dict[str, int]) -> Usage | None:
 _ERROR_TYPES = {413: "request_too_large", 502: "api_error"}
 
 
-class _Thread(msgspec.Struct):
+class _Thread(msgspec.Struct, frozen=True):
     type: str = ""
     previous_message_id: str = ""
 

@@ -54,7 +54,7 @@ _IMAGE_TYPES = frozenset({"image_url", "image", "input_image"})
 _AUDIO_TYPES = frozenset({"input_audio", "audio", "audio_url"})
 
 
-class _MessageMembers(msgspec.Struct):
+class _MessageMembers(msgspec.Struct, frozen=True):
     """The members of a message that memd reads; an absent one is empty."""
 
     role: Raw = Raw()
@@ -66,19 +66,19 @@ class _MessageMembers(msgspec.Struct):
     name: Raw = Raw()
 
 
-class _ContentPart(msgspec.Struct):
+class _ContentPart(msgspec.Struct, frozen=True):
     type: Raw = Raw()
     text: Raw = Raw()
     refusal: Raw = Raw()
 
 
-class _CallMembers(msgspec.Struct):
+class _CallMembers(msgspec.Struct, frozen=True):
     id: Raw = Raw()
     function: Raw = Raw()
     custom: Raw = Raw()
 
 
-class _FunctionMembers(msgspec.Struct):
+class _FunctionMembers(msgspec.Struct, frozen=True):
     name: Raw = Raw()
     arguments: Raw = Raw()
     input: Raw = Raw()
@@ -194,16 +194,16 @@ def _function(call_id: str, encoded: bytes) -> ToolCall:
     return ToolCall(id=call_id, name=lenient_text(function.name), arguments=lenient_text(arguments))
 
 
-class _Head(msgspec.Struct, gc=False):
+class _Head(msgspec.Struct, frozen=True, gc=False):
     role: Any = None
     tool_call_id: Any = None
 
 
-class _Call(msgspec.Struct, gc=False):
+class _Call(msgspec.Struct, frozen=True, gc=False):
     id: str = ""
 
 
-class _Part(msgspec.Struct, gc=False):
+class _Part(msgspec.Struct, frozen=True, gc=False):
     """The members that tell whether an element is part of an answer; one of another type is looked into no further."""
 
     content: Any = None
@@ -292,14 +292,14 @@ def _with_answer_joined(run: list[Raw], elements: Sequence[Raw], end: int) -> li
     return [*run[:start], Raw(b",".join(map(bytes, run[start:])))] if calls and start < len(run) else run
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, frozen=True):
     index: Any = 0
     delta: Any = None
     message: Raw = Raw()
     finish_reason: Any = None
 
 
-class _ChatAnswer(msgspec.Struct):
+class _ChatAnswer(msgspec.Struct, frozen=True):
     """The members of a stream's chunk, or of a whole answer, that memd reads."""
 
     choices: list[_Choice] | None = None

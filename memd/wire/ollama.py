@@ -28,7 +28,7 @@ from memd.wire.request import ModelRequest
 from memd.wire.sse import SseEvent, SseParser
 
 
-class _OwnMembers(msgspec.Struct):
+class _OwnMembers(msgspec.Struct, frozen=True):
     images: list[Raw] | None = None
     tool_name: str | None = None
 
@@ -69,7 +69,7 @@ def _arguments(text: str) -> dict[str, Any]:
     return decode_or_none(_arguments_decoder, text.encode()) or ({"arguments": text} if text.strip("{} ") else {})
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, frozen=True):
     """The members of a stream's line, or of a whole answer, that memd reads."""
 
     message: Raw

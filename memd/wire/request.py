@@ -39,7 +39,7 @@ _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
 NOTHING_REPLACED: Mapping[int, str] = {}
 
 
-class _TextPart(msgspec.Struct):
+class _TextPart(msgspec.Struct, frozen=True):
     text: Raw = Raw()
 
 

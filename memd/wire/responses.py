@@ -51,7 +51,7 @@ _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
 """Items that memd ignores: reasoning is never hashed or stored, and a reference cannot be looked up."""
 
 
-class _ItemMembers(msgspec.Struct):
+class _ItemMembers(msgspec.Struct, frozen=True):
     """The members of an item that memd reads; an absent one is empty."""
 
     type: Raw = Raw()
@@ -64,7 +64,7 @@ class _ItemMembers(msgspec.Struct):
     output: Raw = Raw()
 
 
-class _ImagePart(msgspec.Struct):
+class _ImagePart(msgspec.Struct, frozen=True):
     type: Any = None
     image_url: Any = None
     detail: Any = None
@@ -210,7 +210,7 @@ _TEXT_DELTAS = frozenset(
 )
 
 
-class _ResponsesEvent(msgspec.Struct):
+class _ResponsesEvent(msgspec.Struct, frozen=True):
     """The members of an event that memd reads."""
 
     type: Any = None
@@ -223,14 +223,14 @@ class _ResponsesEvent(msgspec.Struct):
     message: Any = None
 
 
-class _ItemHead(msgspec.Struct):
+class _ItemHead(msgspec.Struct, frozen=True):
     type: Any = None
     id: Any = None
     call_id: Any = None
     name: Any = None
 
 
-class _Response(msgspec.Struct):
+class _Response(msgspec.Struct, frozen=True):
     status: Any = None
     output: Raw = Raw()
     usage: Any = None

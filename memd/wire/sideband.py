@@ -94,7 +94,7 @@ class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
     """One for each note of the request, in their order."""
 
 
-class _WireCorrection(msgspec.Struct, forbid_unknown_fields=True):
+class _WireCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
 
     chunk_ids: tuple[str, ...]
@@ -105,7 +105,7 @@ class _WireCorrection(msgspec.Struct, forbid_unknown_fields=True):
     steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
 
 
-class _WireFilter(msgspec.Struct, forbid_unknown_fields=True):
+class _WireFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A filter as clients write it: a misspelt one must not let everything through."""
 
     since: str | int | None = msgspec.field(default=None, name="from")
@@ -115,7 +115,7 @@ class _WireFilter(msgspec.Struct, forbid_unknown_fields=True):
     tags: tuple[str, ...] | None = None
 
 
-class _WireMemoryIn(msgspec.Struct, forbid_unknown_fields=True):
+class _WireMemoryIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """MemoryIn as clients write it: null is the same as absent."""
 
     topic_id: str | None = None

@@ -214,7 +214,7 @@ class GivenGrants(msgspec.Struct, frozen=True):
     grants: tuple[GivenGrant, ...]
 
 
-class GrantEnd(Body, kw_only=True):
+class GrantEnd(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/grants/end`."""
 
     id: str

@@ -55,7 +55,7 @@ class OAuthClient(msgspec.Struct, frozen=True, array_like=True):
         return uri in self.redirect_uris or _without_port(uri) in map(_without_port, self.redirect_uris)
 
 
-class Registration(msgspec.Struct):
+class Registration(msgspec.Struct, frozen=True):
     """The members of a registration (RFC 7591 section 2) that matter here; others are passed over, as it asks."""
 
     redirect_uris: list[str]
