@@ -122,12 +122,9 @@ class LineParser(SseParser):
     The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
     """
 
-    def _end_line(self, end: int) -> SseEvent | None:
-        whole = b"".join(self._line)
-        self._line.clear()
-        self._skipping = False
-        line = whole.rstrip()
-        return SseEvent(line.removeprefix(_FIELD).lstrip(), b"", end - len(whole) + len(line)) if line else None
+    def _end_line(self, line: bytes, end: int) -> SseEvent | None:
+        text, self._skipping = b"" if self._skipping else line.rstrip(), False
+        return SseEvent(text.removeprefix(_FIELD).lstrip(), b"", end - len(line) + len(text)) if text else None
 
 
 _count_decoder = msgspec.json.Decoder(int)

@@ -12,6 +12,7 @@ import msgspec
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # a last event may repeat the whole prompt and reply (llama.cpp's __verbose)
 DONE = b"[DONE]"
 
+_CR = 13
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -55,29 +56,30 @@ class SseParser:
             text = piece.rstrip(b"\r\n")
             end = at + len(text)
             at += len(piece)
-            if not self._skipping and end - self.held_from > self.event_bytes_max:
+            if end - self.held_from > self.event_bytes_max and not self._skipping:
                 self._skipping = True
                 self.skipped += 1
-                self._line.clear()
                 self._data.clear()
-            if text and not self._skipping:
-                self._line.append(text)
+            if self._skipping:
+                self._line.clear()
             if end == at:  # the line goes on
+                self._line.append(text)
                 self._after_cr = False
                 break
-            if not (self._after_cr and piece == b"\n") and (event := self._end_line(end)) is not None:
+            if self._line:
+                text = b"".join((*self._line, text))
+                self._line.clear()
+            if not (self._after_cr and piece == b"\n") and (event := self._end_line(text, end)) is not None:
                 found.append(event)
-            self._after_cr = piece[-1:] == b"\r"
+            self._after_cr = piece[-1] == _CR
             self._line_from = at
             if not self._data:
                 self.held_from = at
         self._fed = at
         return found
 
-    def _end_line(self, end: int) -> SseEvent | None:
+    def _end_line(self, line: bytes, end: int) -> SseEvent | None:
         """Process the line that ends at offset `end`; an empty one dispatches the event."""
-        line = b"".join(self._line)
-        self._line.clear()
         if self._skipping and end > self._line_from:
             return None
         if self._line_from == 0:
