@@ -70,22 +70,25 @@ Before = Annotated[
 ]
 
 
-class NoQuery(msgspec.Struct, frozen=True, kw_only=True):
+class _Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all queries and bodies."""
+
+    @property
+    def extent(self) -> Extent:
+        """The topics in `topic` (none: all) or `topic_id`, and the chunks in `chunk_ids`, for the audit."""
+        asked = msgspec.structs.asdict(self)
+        topics = asked.get("topic_id", asked.get("topic"))
+        if topics in (None, ()):
+            topics = (ALL_TOPICS,) if "topic" in asked else ()
+        return Extent((topics,) if isinstance(topics, str) else topics, tuple(asked.get("chunk_ids", ())))
+
+
+class NoQuery(_Parameters, frozen=True, kw_only=True):
     """Routes without parameters, and the base of all queries."""
 
-    @property
-    def extent(self) -> Extent:
-        """The topics that it names, for the audit."""
-        return Extent()
 
-
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Body(_Parameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base of all JSON bodies: an unknown member is refused."""
-
-    @property
-    def extent(self) -> Extent:
-        """The topics and chunks that it names, for the audit."""
-        return Extent()
 
 
 class TopicBody(Body, frozen=True, kw_only=True):
@@ -93,21 +96,11 @@ class TopicBody(Body, frozen=True, kw_only=True):
 
     topic_id: str = DEFAULT_TOPIC_ID
 
-    @property
-    def extent(self) -> Extent:
-        """See Body."""
-        return Extent((self.topic_id,))
-
 
 class TopicsQuery(NoQuery, frozen=True, kw_only=True):
     """Routes that read from several topics."""
 
     topic: Annotated[tuple[str, ...], Meta(description="Only this topic; may be given again. Default: all.")] = ()
-
-    @property
-    def extent(self) -> Extent:
-        """See NoQuery."""
-        return Extent(self.topic or (ALL_TOPICS,))
 
 
 class TopicQuery(NoQuery, frozen=True, kw_only=True):
@@ -115,21 +108,11 @@ class TopicQuery(NoQuery, frozen=True, kw_only=True):
 
     topic: Annotated[str, Meta(description="The topic.")]
 
-    @property
-    def extent(self) -> Extent:
-        """See NoQuery."""
-        return Extent((self.topic,))
-
 
 class AnyTopicQuery(NoQuery, frozen=True, kw_only=True):
     """Routes that read from one topic or all."""
 
     topic: Annotated[str | None, Meta(description="Only this topic.")] = None
-
-    @property
-    def extent(self) -> Extent:
-        """See NoQuery."""
-        return Extent((self.topic or ALL_TOPICS,))
 
 
 class FilterQuery(TopicsQuery, frozen=True, kw_only=True):

@@ -71,11 +71,6 @@ class CorrectionBody(TopicBody, frozen=True, kw_only=True):
         Meta(ge=1, le=CORRECTION_STEPS_MAX, description="Helpful and Unhelpful only: counts as so many corrections."),
     ] = 1
 
-    @property
-    def extent(self) -> Extent:
-        """See Body."""
-        return Extent((self.topic_id,), tuple(self.chunk_ids))
-
 
 class UndoBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/undo`."""
@@ -273,8 +268,7 @@ class ErasureBody(Body, frozen=True, kw_only=True):
     @property
     def extent(self) -> Extent:
         """See Body."""
-        topics = () if self.topic_id is None else (self.topic_id,)
-        return Extent(topics, self.chunk_ids, detail="dry run" if self.dry_run else "")
+        return msgspec.structs.replace(super().extent, detail="dry run" if self.dry_run else "")
 
 
 class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
