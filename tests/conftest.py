@@ -22,6 +22,7 @@ from loaded_once import load_once
 from pooled_servers import Server, two_servers
 from raw_wire import Peer, RawUpstream, connected, raw_upstream
 from recording_upstream import RecordingUpstream, chat_answer, recording_upstream
+from without_rests import go_on_at_once
 
 from memd.settings.model import Config
 
@@ -95,6 +96,7 @@ WINDOW = 8192
 DaemonProcess.forks = sys.platform == "linux"  # elsewhere libraries of the system do not survive a fork
 
 load_once()
+go_on_at_once()
 
 MakeDaemon = Callable[..., DaemonProcess]
 Connect = Callable[[str], Peer]

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import without_rests
 from daemon_process import wait_until
 from drafts import search
 from numpy.typing import NDArray
@@ -253,6 +254,7 @@ def test_a_daemon_rests_while_other_programs_want_the_processor_and_a_command_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delayed, rested = itertools.count(), list[float]()
+    monkeypatch.setattr(priority, "DELAYS", without_rests.DELAYS)
     monkeypatch.setattr(priority, "_delayed_seconds", lambda: float(next(delayed)))
     monkeypatch.setattr(time, "sleep", rested.append)
     for is_awaited, rests in ((False, [priority.WAIT_SECONDS_MAX] * 2), (True, [])):

@@ -32,6 +32,7 @@ from typing import NoReturn
 
 import plain_environment  # noqa: F401  # before `_imported_in` below
 from loaded_once import load_once
+from without_rests import go_on_at_once
 
 import memd.embedding  # this package and memd itself set variables of libraries when they are imported
 
@@ -207,6 +208,7 @@ def _import_all() -> None:
 
 if __name__ == "__main__":
     load_once()
+    go_on_at_once()
     _import_all()
     _load()  # last, for `re` keeps the patterns that were compiled last
     gc.collect()
