@@ -84,7 +84,7 @@ async def connects(url: str) -> bool:
 async def is_healthy(url: str) -> bool:
     """As a model server is asked that others are waiting for."""
     async with _upstream(url) as upstream:
-        return await upstream.ask_health(LIMIT) == 200
+        return (await upstream.ask("GET", "/health", None, CIMultiDict(), LIMIT)).status == 200
 
 
 async def tells(url: str) -> bool:

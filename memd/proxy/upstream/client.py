@@ -320,21 +320,6 @@ class Upstream:
         assert isinstance(self._session.connector, UpstreamConnector)
         return self._session.connector.received_bytes()
 
-    async def ask_health(self, seconds: float) -> int | str:
-        """Ask whether it can take requests: the status of what it answers so soon, or why nothing came.
-
-        Model servers answer `/health` while they work; one without that address answers 404.
-        """
-        try:
-            async with time_of_others(seconds):
-                answer = await self.send("GET", "/health", self.with_key(None), None)
-                answer.close()
-                return answer.status
-        except TimeoutError:
-            return f"nothing came within {seconds:g} s"
-        except aiohttp.ClientError as error:
-            return self.reason_of(error)
-
     def renew(self) -> None:
         """Start a probe if what is known is old; nobody waits for it."""
         if self._asking is None and not self.health.is_out:
@@ -432,7 +417,10 @@ class Upstream:
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
     ) -> ServerAnswer:
-        """Ask a question of memd's own; the answer is waited for so long."""
+        """Ask a question of memd's own; the answer is waited for so long.
+
+        Whether a server is there is told by any answer to `/health`, which model servers give while they work.
+        """
         sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"

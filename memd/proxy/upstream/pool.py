@@ -488,11 +488,11 @@ class UpstreamPool:
         """See whether a server is there that lets requests wait."""
         while server.waiting:
             heard = server.received_bytes()
-            told = await server.ask_health(SILENT_SECONDS)
-            if isinstance(told, int) or server.received_bytes() != heard:
+            told = await server.ask("GET", "/health", None, server.with_key(None), SILENT_SECONDS)
+            if told.status or server.received_bytes() != heard:
                 await asyncio.sleep(STALL_SECONDS)
                 continue
-            self.leave_out(server, told)
+            self.leave_out(server, told.problem)
             for patience in server.waiting:
                 patience.reschedule(asyncio.get_running_loop().time())
             server.waiting.clear()
@@ -506,14 +506,13 @@ class UpstreamPool:
         """Ask a server that was left out, ever more rarely, until it answers; requests may have brought it back too."""
         while server.health.is_out:
             await asyncio.sleep(max(0.0, server.health.retry_at - time.monotonic()))
-            told = await server.ask_health(HEALTH_SECONDS)
-            if isinstance(told, int) and told not in GATEWAYS and told != LOADING:
+            told = await server.ask("GET", "/health", None, server.with_key(None), HEALTH_SECONDS)
+            if told.status and told.status not in GATEWAYS and told.status != LOADING:
                 await server.ask_anew()
                 server.health.answers_again()
                 log.info("a model server answers again", extra={"url": server.url})
             elif server.health.is_out:
-                reason = told if isinstance(told, str) else f"it answers {told}"
-                server.health.failed(time.monotonic(), reason)
+                server.health.failed(time.monotonic(), told.problem or f"it answers {told.status}")
 
     def _tend(self, work: Callable[[Upstream], Coroutine[Any, Any, None]], server: Upstream, name: str) -> None:
         """Do this for a server in the background, unless it is being done."""
