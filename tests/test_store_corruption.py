@@ -175,6 +175,20 @@ def test_a_damaged_log_serves_the_rest_and_says_what_is_lost(name: str) -> None:
         assert all(any(found.startswith(data) for found in kept) for data in logs.values()), "the log was cut"
 
 
+def test_of_an_append_of_several_that_ends_in_damage_the_readable_ones_are_served_and_not_called_lost() -> None:
+    files = CrashFiles()
+    store = open_store(files, segment_entries_max=5)
+    store.topic("talk").append([draft(number) for number in range(2)])
+    entries = store.topic("talk").append([draft(number) for number in range(2, 5)])
+    seal_all(store.topic("talk"))
+    store.close()
+    flip(BIN, 4, 60)(files)
+    [damage] = [line for line in verify(DATA_DIR, files).lines if "seg_0001.bin: bytes" in line]
+    assert f"between entry {entries[1].canonical_id} and the end of the file is lost, unless a backup has" in damage
+    topic = open_store(files, segment_entries_max=5).topic("talk")
+    assert sorted(readable_contents(topic)) == sorted(ALL[:4])
+
+
 def kinds_of(report: VerifyReport, files: CrashFiles) -> set[str]:
     """The kinds of all findings, the harmless ones too."""
     kinds = {finding.kind for finding in report.damaged}

@@ -216,8 +216,8 @@ def _open_unsealed(
     header = msgspec.structs.replace(header, segment_id=segment_id)
     segment = GrowingSegment(files, [path], header, searchable=model.wrote(header))
     _fill(segment, log_file, len(log_file.entries), opened)
-    if log_file.has_tail:
-        segment.gaps.append((log_file.whole_end, log_file.size))
+    if log_file.has_tail and log_file.read_end < log_file.size:
+        segment.gaps.append((log_file.read_end, log_file.size))
     segment.gaps += lost
 
 

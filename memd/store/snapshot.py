@@ -175,7 +175,8 @@ class SegmentView:
     def changed(self) -> UInts:
         """The first halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
         rows = self.rows
-        return rows["uuid_high"][~self.dead & (rows["canonical_id"] != rows["origin_id"])].astype(np.uint64)
+        is_changed = ~self.dead & (rows["canonical_id"] != rows["origin_id"])
+        return np.ascontiguousarray(rows["uuid_high"][is_changed], dtype=np.uint64)
 
     @functools.cached_property
     def chronology(self) -> tuple[UInts, Rows]:

@@ -78,6 +78,11 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
         """Whether bytes follow the last complete append."""
         return self.whole_end < self.size
 
+    @property
+    def read_end(self) -> int:
+        """The offset behind the last record that can be read, and behind the gaps."""
+        return max([HEADER_BYTES, *(one.end for one in self.spans[-1:]), *(end for _, end in self.gaps)])
+
 
 def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
     """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if that is known.
@@ -126,8 +131,9 @@ def find_damage(log_file: LogFile, *, is_last: bool) -> list[Finding]:
     lost = [(start, f"bytes {start} to {end} cannot be read") for start, end in log_file.gaps]
     lost += [(offset, f"the rest of the append at offset {offset} is missing") for offset in broken_appends(log_file)]
     if log_file.has_tail and not is_last:
-        start = log_file.whole_end
-        lost.append((start, f"bytes {start} to {log_file.size} at its end are not a whole append"))
+        start, size = log_file.read_end, log_file.size
+        ended = f"bytes {start} to {size} at its end are not a whole append"
+        lost.append((start, ended if start < size else "the rest of the last append is missing"))
     return findings + [
         Finding("damaged", name, f"{what}; {_neighbours(log_file, offset)}") for offset, what in sorted(lost)
     ]
@@ -268,7 +274,7 @@ def _neighbours(log_file: LogFile, offset: int) -> str:
     after = bisect_right(spans, offset, key=lambda span: span.offset)
     first = f"entry {entries[before - 1].canonical_id}" if before else "the start of the file"
     last = f"entry {entries[after].canonical_id}" if after < len(entries) else "the end of the file"
-    return f"what was stored between {first} and {last} is lost"
+    return f"what was stored between {first} and {last} is lost, unless a backup has the file: stop memd and put it back"
 
 
 class LogExtent(msgspec.Struct, frozen=True, tag="log"):
