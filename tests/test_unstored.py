@@ -171,6 +171,25 @@ async def test_a_search_does_not_wait_for_a_thread_that_cuts_a_short_text_and_ha
     assert LAMP[1][2:] in found.entry.displayed
 
 
+async def test_ids_of_what_is_never_stored_are_let_go(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.ingest.unstored._IDS_LEFT_MAX", 4)
+    monkeypatch.setattr("memd.ingest.unstored._SPARE_PARTS", 2)
+    for number in range(20):
+        talk(topic.buffer, *FERRY, MAIL[0], f"a:Version {number} of an answer that is made anew again and again.")
+        topic.unstored().chunks()
+    assert topic.log.reserved_count > 20
+    for conversation in topic.buffer.conversations():
+        conversation.used_at = -10_000.0
+    await stage.archiver.tend_topic(topic)
+    talk(topic.buffer, *LAMP)
+    [found] = topic.unstored().chunks()
+    await stage.archiver.store(topic, topic.buffer.conversations()[-1], 2)
+    assert topic.log.reserved_count <= 4 + 3
+    assert found.entry.public_id in {one.public_id for one in live_entries(topic)}
+
+
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_a_segment_that_is_made_anew_holds_what_the_former_one_holds_whatever_changes_meanwhile(

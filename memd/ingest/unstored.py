@@ -49,6 +49,8 @@ BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
 """A shorter text takes the embedding model as long as one of so many."""
+_IDS_LEFT_MAX = 256
+"""Ids that are reserved for what is not to be stored any more, 200 bytes each."""
 _REST_SECONDS = 0.001
 """Between two times that the lock is taken: without a rest it is taken again before whoever waits for it wakes."""
 _SPARE_PARTS = 64
@@ -459,6 +461,15 @@ class PartCutter:
                 new = more
             time.sleep(_REST_SECONDS)
 
+    def _let_ids_go(self) -> None:
+        """Let go of ids that are reserved for chunks which no part has any more: of answers that were made anew."""
+        with self._table_lock:
+            self._take_listing()
+            chunks = sum(len(part.chunks) for part in self._known.values())
+            if self._uncut or self._stored_meanwhile or self._log.reserved_count <= chunks + _IDS_LEFT_MAX:
+                return
+            self._log.reserve_only({one.draft.uuid for part in self._known.values() for one in part.chunks})
+
     def _forget(self, keys: Iterable[Key]) -> None:
         with self._table_lock:
             self._take_listing()
@@ -538,6 +549,7 @@ class PartCutter:
             step: see `cut`.
         """
         self._renew_segment()
+        self._let_ids_go()
         knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
         digests: dict[bytes, None] = {}
         complete, room = 0, BATCH_CHARACTERS

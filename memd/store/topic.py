@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 import msgspec
 import numpy as np
@@ -211,6 +211,16 @@ class TopicLog:
                 draft.as_entry(public_id=public_id, canonical_id=self._shared.clock.next(), group_left=0)
                 for draft, public_id in zip(drafts, public_ids, strict=True)
             ]
+
+    @property
+    def reserved_count(self) -> int:
+        """How many ids are reserved."""
+        return len(self._reserved)
+
+    def reserve_only(self, uuids: Set[bytes]) -> None:
+        """Let go of the ids that are reserved for other chunks than these: they are not to be appended any more."""
+        with self._state:
+            self._unreserve([uuid for uuid in self._reserved if uuid not in uuids])
 
     def snapshot(self) -> Snapshot:
         """Return the topic as it is now."""

@@ -274,7 +274,9 @@ def _neighbours(log_file: LogFile, offset: int) -> str:
     after = bisect_right(spans, offset, key=lambda span: span.offset)
     first = f"entry {entries[before - 1].canonical_id}" if before else "the start of the file"
     last = f"entry {entries[after].canonical_id}" if after < len(entries) else "the end of the file"
-    return f"what was stored between {first} and {last} is lost, unless a backup has the file: stop memd and put it back"
+    return (
+        f"what was stored between {first} and {last} is lost, unless a backup has the file: stop memd and put it back"
+    )
 
 
 class LogExtent(msgspec.Struct, frozen=True, tag="log"):
