@@ -81,7 +81,7 @@ def test_each_piece_arrives_before_the_next_one_is_sent(
     asked: Asked, path: bytes, memory_in: dict[str, object]
 ) -> None:
     arrived = threading.Semaphore(0)
-    pieces = [b": ping\n\n", event("a"), b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n', b"data: [DONE]\n\n"]
+    pieces = [event("a"), b": ping\n\n", b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n', b"data: [DONE]\n\n"]
 
     def script(peer: Peer) -> None:
         peer.send(STREAM_HEAD)

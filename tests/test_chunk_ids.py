@@ -69,6 +69,7 @@ def test_one_digit_names_no_chunk_though_a_sixteenth_of_them_begin_with_it(log: 
         history.named([(log, NOTHING_UNSTORED)], "b")
 
 
+@pytest.mark.thorough
 async def test_of_two_topics_in_which_a_chunk_with_the_same_digits_waits_none_is_taken(stage: Stage) -> None:
     first, second = [await stage.topics.get(name) for name in ("home", "work")]
     for topic in (first, second):
@@ -163,6 +164,7 @@ def test_in_one_topic_digits_of_a_waiting_chunk_and_a_stored_one_change_neither(
     assert ask(f"{waiting.own_url}/memd/corrections", body | {"chunk_ids": [digits[:6]]}).json["failed"] == []
 
 
+@pytest.mark.thorough
 def test_ids_of_ten_thousand_chunks_that_wait_take_no_more_time_each_than_those_of_a_few() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     one = draft(0)

@@ -490,8 +490,9 @@ def test_an_entry_that_contradicts_itself_is_refused(run: Run, tmp_path: Path, e
 
 
 def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
-    tmp_path: Path, embedder: Embedder, export_file: Path
+    tmp_path: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("memd.cli.running.START_SECONDS_MAX", 0.1)  # it is not about a daemon that is just starting
     file = written(tmp_path / "talk.jsonl", [CONVERSATION])
     arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
     result = CliRunner().invoke(main, arguments)

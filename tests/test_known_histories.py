@@ -121,7 +121,7 @@ async def test_each_part_of_a_long_history_is_listed_once_and_not_with_each_batc
 async def test_thousands_of_short_messages_are_stored_in_steps(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [f"u:{chr(0x4E00 + number)}" for number in range(5 * TURNS)]
+    said = [f"u:{chr(0x4E00 + number)}" for number in range(2 * TURNS)]
     conversation = talk(topic.buffer, *said, "a:So be it.")
     steps: list[int] = []
     real = topic.log.append

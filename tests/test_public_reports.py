@@ -29,6 +29,7 @@ from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer,
 from reserved_port import reserved_port
 
 from memd.errors import EmbeddingError
+from memd.proxy import relay
 
 Json = dict[str, Any]
 
@@ -198,7 +199,7 @@ async def test_a_correction_that_cannot_be_embedded_leaves_what_it_corrects(clie
 
 # AgentFlocks/flocks 728, anomalyco/opencode 37913: arguments that were cut off at max_tokens ended the whole session.
 async def test_a_call_whose_arguments_were_cut_off_passes_and_the_session_goes_on(client: Client) -> None:
-    half = '{"path": "key.txt", "text": "' + "The key hangs " * 20_000
+    half = '{"path": "key.txt", "text": "' + "The key hangs " * 2_000
     client.upstream.answer = lambda _: calling(half, "length")
     _, _, answer = await client.ask(FACT)
     [call] = answer["choices"][0]["message"]["tool_calls"]
@@ -220,7 +221,10 @@ async def test_an_error_inside_a_stream_reaches_the_client_and_what_was_said_is_
 
 
 # ggml-org/llama.cpp 25158, mozilla-ai/otari 528, mozilla-ai/clawbolt 1548: long silences before the first word.
-async def test_comments_in_a_long_silence_before_the_first_word_pass(client: Client) -> None:
+async def test_comments_in_a_long_silence_before_the_first_word_pass(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "WAIT_SECONDS", 0.1)
     gate, whole = threading.Event(), streamed("It hangs there.").parts
     client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
     async with client.post(FACT, stream=True) as answer:

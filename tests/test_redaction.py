@@ -17,7 +17,7 @@ import numpy as np
 import phonenumbers
 import pytest
 from daemon_process import clean_environment
-from effort import in_time, long
+from effort import in_time, long, scaled
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -247,8 +247,8 @@ def test_a_long_text_behind_a_promising_beginning_is_dealt_with_in_time(before: 
 
 def test_secrets_in_a_megabyte_of_anything_are_all_found() -> None:
     chance = random.Random(5)
-    parts = [chance.choice(HOSTILE[:-3]) for _ in range(20_000)]
-    secrets = [f"ghp_{chance.getrandbits(160):040x}" for _ in range(500)]
+    parts = [chance.choice(HOSTILE[:-3]) for _ in range(scaled(33_000))]
+    secrets = [f"ghp_{chance.getrandbits(160):040x}" for _ in range(len(parts) // 40)]
     for secret in secrets:
         parts[chance.randrange(len(parts))] += f"\n{secret}\n"
     redacted = in_time(REDACTOR.text, "".join(parts))
