@@ -286,29 +286,29 @@ class _BackupRun:
             files.remove(target.active)
 
     def _segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
-        pairs = list(zip(source.of_segment(segment_id), target.of_segment(segment_id), strict=True))
-        log, meta = pairs[0], pairs[-1]
-        has_index = self._files.size(meta[0]) is not None
-        pairs = [pair for pair in pairs if pair is log or (has_index and self._files.size(pair[0]) is not None)]
-        # A `.meta` is written last and holds the checksums of the others: if it is the same, so are they.
-        sizes_agree = all(self._files.size(one) == self._files.size(other) for one, other in pairs)
-        if has_index and sizes_agree and self._is_same(*meta):
-            self.report.kept += len(pairs)
-        elif self._files.size(log[1]) is None or self._is_same(*log):
-            for one, other in pairs:
-                self._link_or_copy(one, other)
-        elif is_erasure_of(self._files.read(log[0]), self._files.read(log[1])):
-            for path in target.indexes_over(self._files, [segment_id]):
-                Wiper(self._files).wipe(path)
-            self._erase(log[1], self._files.read(log[0]))
-            for one, other in pairs[1:]:
-                self._link_or_copy(one, other)
+        files = self._files
+        log, *derived = zip(source.of_segment(segment_id), target.of_segment(segment_id), strict=True)
+        meta = derived[-1]
+        has_index = files.size(meta[0]) is not None
+        # A `.meta` has the checksum of its log: if it is the same, so is that.
+        if has_index and files.size(log[0]) == files.size(log[1]) and self._is_same(*meta):
+            self.report.kept += 1
+        elif files.size(log[1]) is None or self._is_same(*log):
+            self._link_or_copy(*log)
+        elif is_erasure_of(files.read(log[0]), files.read(log[1])):
+            for path in target.indexes_over(files, [segment_id]):
+                Wiper(files).wipe(path)
+            self._erase(log[1], files.read(log[0]))
         else:
             self._add_finding(
                 log[1],
                 f"differs from {log[0]}, although neither is ever written again: one is damaged, or this is a backup "
                 "of something else; it was left as it is, run `memd verify` on both folders",
             )
+            return
+        for one, other in derived:
+            if has_index and files.size(one) is not None:
+                self._link_or_copy(one, other)
 
     def _erase(self, target: Path, data: bytes) -> None:
         Wiper(self._files).replace(target, data)
