@@ -80,7 +80,7 @@ def chat(text: str, *headers: bytes, path: bytes = CHAT, **more: Any) -> bytes:
 def test_each_piece_arrives_before_the_next_one_is_sent(
     asked: Asked, path: bytes, memory_in: dict[str, object]
 ) -> None:
-    arrived = threading.Semaphore(0)
+    arrived = threading.Semaphore(1)
     pieces = [event("a"), b": ping\n\n", b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n', b"data: [DONE]\n\n"]
 
     def script(peer: Peer) -> None:
@@ -93,18 +93,18 @@ def test_each_piece_arrives_before_the_next_one_is_sent(
     client = asked(chat("hi", path=path, stream=True, **memory_in), script)
     assert client.read_head().startswith(b"HTTP/1.1 200 OK")
     for piece in pieces:
-        arrived.release()
         got = b""
         while not got.endswith(b"\n\n"):
             got += client.read_chunk()
         assert got == piece or b'"memory_out"' in got
+        arrived.release()
     assert client.read_chunk() == b""
 
 
 def test_a_stream_is_not_put_into_other_pieces(asked: Asked) -> None:
     taken = threading.Semaphore(0)
     whole = event("héllo") + event("b")
-    pieces = [whole[at : at + 7] for at in range(0, len(whole), 7)]  # in the middle of lines and characters
+    pieces = [event("a"), *(whole[at : at + 7] for at in range(0, len(whole), 7))]  # in mid-line and mid-character
 
     def script(peer: Peer) -> None:
         peer.send(STREAM_HEAD)
@@ -370,13 +370,13 @@ def test_a_stream_streams_and_is_remembered_however_its_type_is_spelt(
         assert arrived.wait(60), "the first piece did not arrive before the second was sent"
         peer.send(chunked(event(" Yes."), b"data: [DONE]\n\n"))
 
-    topic = f"/t/types{len(media_type)}{media_type[:1].hex()}".encode()
-    client = asked(chat("hi", stream=True, path=topic + CHAT), script)
+    there = memd.in_topic(f"types{len(media_type)}{media_type[:1].hex()}")
+    client = asked(chat("hi", stream=True, path=f"/t/{there.topic_id}".encode() + CHAT), script)
     client.read_head()
     assert client.read_chunk() == event(secret)
     arrived.set()
     assert client.read_body() == event(" Yes.") + b"data: [DONE]\n\n"
-    memd.wait_stored(f"{secret} Yes.")
+    there.wait_stored(f"{secret} Yes.")
 
 
 @pytest.mark.parametrize(
