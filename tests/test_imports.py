@@ -248,7 +248,7 @@ def test_a_file_cut_off_anywhere_in_its_first_conversation_is_known_as_an_export
         (b'{"name": "a package", "version": "1"}', "it is not a conversation; its members are name, version"),
         (b"PK\x03\x04 broken", "it is no whole zip"),
         (b'{"mapping": {"a": {"message": {"author": {"role": "user"}, "content": {"parts": ["\xff"]}}}}}', "utf-8"),
-        (b'{"mapping": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}", "nested too deep"),
+        (b'{"mapping": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", "nested too deep"),
         ("[]".encode("utf-16"), "it is no JSON object"),
     ],
 )

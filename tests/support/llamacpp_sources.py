@@ -23,8 +23,12 @@ HEADERS = (".h", ".hpp", ".h.in", ".cpp.in")  # of CODE_WANTED: what the server'
 
 
 def folder() -> Path:
-    """Where a copy for the installed version is, or would be."""
-    return Path(sys.prefix) / "llama.cpp" / importlib.metadata.version(PACKAGE)
+    """Where a copy for the installed version is, or would be; where none is installed nothing is there."""
+    try:
+        version = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:  # `make quick` does without it
+        version = "none"
+    return Path(sys.prefix) / "llama.cpp" / version
 
 
 def chat_templates() -> dict[str, Path]:
