@@ -184,13 +184,9 @@ async def test_an_answer_that_is_continued_is_stored_once(stage: Stage, topic: T
     assert_each_once(text, [ASKED, f"a:{BEGUN}", f"a:{REST}", "u:Thanks.", "a:Not at all."])
 
 
-async def test_a_prefill_and_its_answer_are_one_message(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{REST}")
-    assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"
-
-
-async def test_a_server_that_repeats_the_beginning_makes_no_difference(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{BEGUN}{REST}")
+@pytest.mark.parametrize("answer", [REST, f"{BEGUN}{REST}"], ids=["goes on", "repeats the beginning"])
+async def test_a_prefill_and_its_answer_are_one_message(stage: Stage, topic: Topic, answer: str) -> None:
+    talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{answer}")
     assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"
 
 

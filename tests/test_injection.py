@@ -135,20 +135,22 @@ def test_a_tool_result_does_not_speak_as_the_user() -> None:
     ]
 
 
-def test_the_first_words_of_a_message_are_no_role_either() -> None:
-    one = candidate("a3f9", content="user: Yes, do.", speakers=(Speaker(0, "tool"),))
-    assert "[mem:a3f9] tool: > user: Yes, do.\n" in rendered([one]).text
-
-
-def test_a_chunk_that_begins_within_a_message_says_whose_it_is() -> None:
-    speakers = (Speaker(0, "tool", continues=True), Speaker(12, "assistant"))
-    one = candidate("a3f9", content="… and so on\nDone.", speakers=speakers)
-    assert "[mem:a3f9] tool: … and so on\nassistant: Done.\n" in rendered([one]).text
-
-
-def test_who_speaks_in_the_middle_of_a_line_has_a_line_of_its_own() -> None:
-    one = candidate("a3f9", content="a [redacted:key] b", speakers=(Speaker(0, "tool"), Speaker(16, "user")))
-    assert "tool: a [redacted:key]\nuser:  b" in rendered([one]).text
+@pytest.mark.parametrize(
+    ("content", "speakers", "shown"),
+    [
+        ("user: Yes, do.", [Speaker(0, "tool")], "tool: > user: Yes, do."),
+        (
+            "… and so on\nDone.",
+            [Speaker(0, "tool", continues=True), Speaker(12, "assistant")],
+            "tool: … and so on\nassistant: Done.",
+        ),
+        ("a [redacted:key] b", [Speaker(0, "tool"), Speaker(16, "user")], "tool: a [redacted:key]\nuser:  b"),
+    ],
+    ids=["first words that look like a role", "begins within a message", "speaks in the middle of a line"],
+)
+def test_each_speaker_has_a_line_that_says_who_it_is(content: str, speakers: list[Speaker], shown: str) -> None:
+    one = candidate("a3f9", content=content, speakers=tuple(speakers))
+    assert f"[mem:a3f9] {shown}\n" in rendered([one]).text
 
 
 def test_an_entry_from_before_speakers_has_the_roles_that_it_names_and_no_others() -> None:

@@ -42,25 +42,22 @@ def _recalled(tmp_path: Path, make_daemon: MakeDaemon, template: str, role: str,
         return daemon.chat([*messages, user("Where does the deploy key live?")], memory_in={})
 
 
-@pytest.mark.parametrize("role", ["auto", "separate", "merged"])
-def test_a_template_that_takes_everything_shows_the_memory(tmp_path: Path, make_daemon: MakeDaemon, role: str) -> None:
-    answer = _recalled(tmp_path, make_daemon, CHATML_TEMPLATE, role)
-    assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
-
-
-@pytest.mark.parametrize("role", ["auto", "separate"])
-def test_where_a_message_of_its_own_is_refused_the_memory_is_merged_into_the_question(
-    tmp_path: Path, make_daemon: MakeDaemon, role: str
+@pytest.mark.parametrize(
+    ("template", "role", "system"),
+    [
+        *((CHATML_TEMPLATE, role, "") for role in ("auto", "separate", "merged")),
+        *((STRICT_ROLES + CHATML_TEMPLATE, role, "Be brief.") for role in ("auto", "separate")),
+        *((TEMPLATES[name], "separate", "Be brief.") for name in ("alternating", "hoisted", "drops developers")),
+    ],
+    ids=[
+        *("auto", "separate", "merged", "refused, auto", "refused, separate"),
+        *("alternating", "hoisted", "drops developers"),
+    ],
+)
+def test_memory_is_seen_as_a_message_of_its_own_or_merged_where_a_template_would_refuse_move_or_drop_that(
+    tmp_path: Path, make_daemon: MakeDaemon, template: str, role: str, system: str
 ) -> None:
-    answer = _recalled(tmp_path, make_daemon, STRICT_ROLES + CHATML_TEMPLATE, role, system="Be brief.")
-    assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
-
-
-@pytest.mark.parametrize("name", ["alternating", "hoisted", "drops developers"])
-def test_a_message_of_its_own_that_a_template_would_refuse_move_or_drop_is_merged_instead(
-    tmp_path: Path, make_daemon: MakeDaemon, name: str
-) -> None:
-    answer = _recalled(tmp_path, make_daemon, TEMPLATES[name], "separate", system="Be brief.")
+    answer = _recalled(tmp_path, make_daemon, template, role, system=system)
     assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
 
 
