@@ -205,11 +205,15 @@ def play(shape: Shape, script: Script, window: int, steps: int, house: House) ->
 
 
 def least_tokens(body: Json) -> int:
-    """The tokens of a request of which everything has left that may: what stays even where a turn is too long."""
+    """The tokens of a request of which everything has left that may: what stays even where a turn is too long.
+
+    Words behind a result, as Claude Code's reminders, open no turn.
+    """
     tools, *parts = rendered(body)
     messages = chat_messages(body)
-    users = [at for at, one in enumerate(messages) if one["role"] == "user"]
-    calls = [at for at, one in enumerate(messages) if at > users[-1] and one["role"] == "assistant"]
+    roles = [one["role"] for one in messages]
+    users = [at for at, role in enumerate(roles) if role == "user" and "tool" not in roles[max(0, at - 1) : at]]
+    calls = [at for at, role in enumerate(roles) if at > users[-1] and role == "assistant"]
     last = range(calls[-KEPT_UNITS] if len(calls) >= KEPT_UNITS else users[-1] + 1, len(messages))
     leading = range(next((at for at, one in enumerate(messages) if one["role"] != "system"), 0))
     return tokens_of((tools, *(parts[at] for at in (*leading, users[-1], *last))))

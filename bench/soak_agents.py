@@ -234,7 +234,11 @@ class Agent:
         finally:
             self._history = after
         self._ledger.counts["repeated"] += 1
-        if broken_before == self._ledger.counts["not answered"] and again.seen["block"] != first.seen["block"]:
+        if broken_before != self._ledger.counts["not answered"]:
+            return
+        if not first.seen["block"]:  # nothing was found: what was told since may answer
+            self._ledger.counts["repeated, the first without a block"] += 1
+        elif again.seen["block"] != first.seen["block"]:
             self._ledger.counts["repeated, another block"] += 1
 
     # -- one turn ----------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ def tokens(asked: dict[str, Any]) -> int:
 
 
 def seen(asked: dict[str, Any], *, briefly: bool) -> dict[str, Any]:
-    """The block before the user's last message: its digest, and the chunks that have the key that is asked for.
+    """The block before the user's last message: its digest, empty without one, and the chunks that have the key that is
+    asked for.
 
     `briefly`: only the statements, not the whole chunks.
     """
@@ -177,7 +178,8 @@ def seen(asked: dict[str, Any], *, briefly: bool) -> dict[str, Any]:
         told = "" if stated is None else stated[0] if briefly else said
         if told and sum(len(one) for _, one in found) + len(told) <= SEEN_CHARACTERS_MAX:
             found.append((chunk_id, told))
-    return {"block": hashlib.blake2b(block.encode(), digest_size=8).hexdigest(), "found": found}
+    digest = hashlib.blake2b(block.encode(), digest_size=8).hexdigest() if block else ""
+    return {"block": digest, "found": found}
 
 
 def _last_user_text(asked: dict[str, Any]) -> str:

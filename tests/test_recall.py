@@ -151,6 +151,15 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
             "About these:\n1. the port\n12. the host name\nThat is all.",
             ["That is all.", "About these:", "the port", "the host name"],
         ),
+        (
+            "Go on. Report the codes of the northern crane, the wooden ferry and the mill.",
+            [
+                "Report the codes of the northern crane, the wooden ferry and the mill.",
+                "Go on.",
+                "Report the codes of the northern crane",
+                "the wooden ferry and the mill.",
+            ],
+        ),
         ("Schau am 3. Oktober nach, ja?", ["Schau am 3. Oktober nach, ja?"]),
         ("钥匙在哪里？它是蓝色的。谁有它？", ["钥匙在哪里？", "谁有它？"]),
         ("أين المفتاح؟ لا أعرف.", ["أين المفتاح؟", "لا أعرف."]),
@@ -208,6 +217,18 @@ async def test_each_part_of_a_question_finds_its_own(topic: TopicLog) -> None:
         topic, "Tell me: who paints the boat house, when is bread baked, and when does Tom's train leave?"
     )
     assert wanted <= set(contents(found))
+
+
+async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_result_that_has_it(
+    log: TopicLog, embedder: Embedder
+) -> None:
+    mention = "Now I need the release code of the copper crane."
+    result = "\n".join([*CODE.splitlines()[:3], "The release code of the crane is ZX_81."])
+    said = [(mention, ("assistant",)), (result, ("assistant", "tool")), *((text, ("user",)) for text in TALK)]
+    log.append([_draft(embedder, number, text, roles=roles) for number, (text, roles) in enumerate(said)])
+    question = "When all is done, report the release code of the copper crane."
+    assert contents(await asked(log, question))[0] == mention
+    assert contents(await asked(log, question, Filters(step="Let me look into the next file.")))[0] == result
 
 
 @pytest.mark.parametrize("question", ["\ud83d where is the boat \ude00 house?", "boat house\0?", "🦭" * 500])

@@ -25,11 +25,11 @@ HARD_ROUNDS_MAX = 4
 """Compactions before one request: each halves the prompt or takes all that may be taken."""
 INSTRUCTIONS_SHARE_MAX = 8
 """Instructions in mid-conversation stay, as long as together they take no more than an eighth of the window."""
-BLOCK_SHARE = 6
-"""Where history has left for want of room, a block takes at most a sixth of it: it is read anew each time that
-compaction moves the prompt (bench/NOTES.md: agents find as much in it as in a third)."""
-BLOCK_TOKENS_MIN = 512
-"""But room for two chunks of the longest kind, in raw tokens."""
+BLOCK_SHARE = 8
+"""Where history has left for want of room, a block takes at most an eighth of it: it is read anew each time that
+compaction moves the prompt (bench/NOTES.md)."""
+THREE_CHUNKS_TOKENS, THREE_CHUNKS_SHARE = 896, 3
+"""But room for three chunks of the longest kind, in raw tokens, as far as a third has it."""
 COUNT_MARGIN = 1.15
 """If what is only estimated, so much larger, would exceed the threshold, the upstream counts the prompt (50 ms for
 6,000 tokens with llama.cpp on 2 cores)."""
@@ -97,8 +97,8 @@ class RoomMaker:
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
         block = min(limits.injection, free)
         if conversation.left_out_count() or conversation.lines:
-            least = self._counter.drift.drifted(received.request.model, BLOCK_TOKENS_MIN)
-            block = min(block, max(limits.room // BLOCK_SHARE, least))
+            three = self._counter.drift.drifted(received.request.model, THREE_CHUNKS_TOKENS)
+            block = min(block, max(limits.room // BLOCK_SHARE, min(three, limits.room // THREE_CHUNKS_SHARE)))
         return PromptRoom(limits, max(0, block), fits or free >= 0)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:

@@ -59,7 +59,8 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     multiplier: float
     """Of corrections."""
     echo: float = 1.0
-    """The share of its score that an answer has left which was shown what it says."""
+    """The share of its score that an answer has left which was shown what it says, and the model's own words in a turn
+    that recalls anew."""
     time: float = 1.0
     """Above 1 where it was said when the question says."""
     tokens: int

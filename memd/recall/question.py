@@ -43,7 +43,8 @@ _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 def parts_of(message: str) -> dict[str, bool]:
     """The sentences that ask with their clauses and the ends of long ones, the last and the first sentence, the items
-    of a list: at most `PARTS_MAX`, and whether each asks. Where no sentence asks all of them do."""
+    of a list: at most `PARTS_MAX`, and whether each asks. Where no sentence asks all of them do, the last with its
+    clauses: "report the codes of the crane, the ferry and the mill" asks for three things without a mark."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
@@ -51,7 +52,7 @@ def parts_of(message: str) -> dict[str, bool]:
     sentences = [one for one in sentences if not _TAG.fullmatch(one)] or sentences
     asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
     tails = [tail for one in asking if (tail := _tail(one))]
-    clauses = [some for one in asking for some in _clauses(one)]
+    clauses = [some for one in asking or sentences[-1:] for some in _clauses(one)]
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
     questions = {one[:PART_CHARACTERS_MAX] for one in itertools.chain(asking, tails, clauses)}
     ends = [*sentences[-1:], *filter(None, map(_tail, sentences[-1:])), *sentences[:1]]

@@ -26,7 +26,7 @@ from memd.entries import Entry
 from memd.recall.columns import TABLE_COSINE, Pool, TopicColumns
 from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
-from memd.store.log.columns import uuid_bytes
+from memd.store.log.columns import role_bits, uuid_bytes
 from memd.store.pending import PENDING_SEGMENT
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
@@ -39,9 +39,13 @@ all of its words, is below that: of a long list of things the model has one vect
 MANY_CHUNKS, FEWER = 300, 0.05
 """Of many chunks one is near by chance: for each tenth of so many the threshold is so much lower. With one threshold
 for all 13 % of true questions are lost where one chunk is stored, 7 % where five are."""
-STEP_WEIGHT = 0.5
+STEP_WEIGHT = 0.25
 """Of the step that the model is at, beside the question: what it calls is like every other call, and would fill the
-block before what the user asked for."""
+block before what the user asked for. Of 154 facts needed blocks of 975 tokens show 119; 117 with 0.5, 104 without."""
+OWN_WORDS_SHARE = 0.5
+"""Of what the model alone says, where it asks in mid-turn: again and again it says what it looks for, and that is as near
+to the question as the answer. Of 153 facts needed in eight sessions of agents a block of 650 tokens shows 69; 83 with
+the clauses of a sentence that asks without a mark, 96 with both; with 0.4 or 0.6 as many."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
 SECOND_SHARE = 0.2
@@ -82,7 +86,7 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     multiplier: float = 1.0
     """Of corrections."""
     echo: float = 1.0
-    """The share that is left of an answer that was shown what it says."""
+    """See `ScoredChunk.echo`."""
     time: float = 1.0
     """Above 1 where it was said when the question says."""
     cosine: float = 0.0
@@ -305,6 +309,11 @@ class Field:
         """When each was said, in microseconds since the epoch, (m,)."""
         return self._column("said_at")
 
+    @property
+    def is_models(self) -> Bits:
+        """Whether nobody but the model speaks in each, (m,)."""
+        return np.asarray(self._column("role_bits") == role_bits(("assistant",)), np.bool_)
+
     def _column(self, name: str) -> NDArray[np.uint64]:
         return np.concatenate([pool.source.column(name, pool.labels) for pool in self._pools])
 
@@ -425,6 +434,11 @@ class Scores:
         self._share[rows] *= factor
         self._near[rows] *= factor
         self.score[rows] *= factor
+
+    def weigh_own_words(self, field: Field) -> None:
+        """Where the model asks, what it alone says stands behind what users and tools say."""
+        self._factor[0, field.is_models] *= OWN_WORDS_SHARE
+        self.score[field.is_models] *= OWN_WORDS_SHARE
 
     def order(self, field: Field, *, everything: bool) -> Rows:
         """The best chunks in the order in which they are to fill the budget: a shorter one of two that are as good goes

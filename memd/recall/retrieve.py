@@ -284,6 +284,8 @@ class Retriever:
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
+        if filters.step:
+            scores.weigh_own_words(field)
         rows = scores.order(field, everything=filters.everything)
         if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)

@@ -100,7 +100,7 @@ def may_be_wanted(records: Records, wanted: Selection) -> Bits:
     if wanted.tags:
         bits &= records["kind"] == _place(KINDS, "note")  # only notes have some
     if wanted.roles:
-        bits &= (records["role_bits"] & np.uint8(_role_bits(wanted.roles))) != 0
+        bits &= (records["role_bits"] & np.uint8(role_bits(wanted.roles))) != 0
     if wanted.sources:
         bits &= np.isin(records["source_hash"], [_source_hash(source) for source in wanted.sources])
     return bits
@@ -135,7 +135,7 @@ def _row(entry: Entry, span: Span) -> tuple[int | bytes, ...]:
         max(0, entry.said),
         _source_hash(entry.source),
         _place(KINDS, entry.kind),
-        _role_bits(entry.roles),
+        role_bits(entry.roles),
         int(entry.erased is not UNSET),
         b"",
     )
@@ -145,7 +145,8 @@ def _place(names: Sequence[str], name: str) -> int:
     return names.index(name) if name in names else 0
 
 
-def _role_bits(roles: Iterable[str]) -> int:
+def role_bits(roles: Iterable[str]) -> int:
+    """Return the column of an entry in which these roles speak."""
     return functools.reduce(operator.or_, (1 << _place(ROLES, role) for role in roles), 0)
 
 
