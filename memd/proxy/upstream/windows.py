@@ -164,6 +164,16 @@ class Sent(msgspec.Struct, frozen=True):
         return self.tokens <= count * AGREEMENT and count <= self.tokens * AGREEMENT
 
 
+class _Seen(msgspec.Struct, frozen=True):
+    """The window of a model, as prompts to it have shown it."""
+
+    refused: ModelWindow | None = None
+    accepted: int = 0
+    """The longest prompt that it took, in its tokens."""
+    is_doubted: bool = False
+    """Its last refusal was not believed."""
+
+
 class KnownWindows:
     """All that is known of windows; `of` puts it together."""
 
@@ -171,14 +181,12 @@ class KnownWindows:
         """`configured`: the setting `upstream.window`."""
         self._configured = configured
         self._told: dict[str, ModelWindow] = {}
-        self._refused: Latest[str, ModelWindow] = Latest(MODELS_MAX)
-        self._accepted: Latest[str, int] = Latest(MODELS_MAX)  # the longest prompt, in the model's tokens
-        self._doubted: Latest[str, bool] = Latest(MODELS_MAX)  # models whose last refusal was not believed
+        self._seen: Latest[str, _Seen] = Latest(MODELS_MAX)
 
     def of(self, model: str) -> ModelWindow:
         """The window of a model: that of the settings, else what the server told; never more than it was refused at."""
         told = self._promised(model)
-        refused = self._refused.get(model)
+        refused = self._seen.get(model, _Seen()).refused
         if refused is None:
             return told
         counts_reply = told.counts_reply or refused.counts_reply
@@ -195,14 +203,13 @@ class KnownWindows:
             self._told.pop("", None)
         changed = {name for name, window in windows.items() if self._told.get(name) != window}
         self._told |= windows
-        for model in {*self._refused, *self._accepted, *self._doubted}:
-            if model in changed or "" in changed:
-                self._forget(model)
+        for model in [*self._seen] if "" in changed else changed:
+            self._seen.pop(model, None)
 
     def accepted(self, model: str, tokens: int) -> None:
         """The model took a prompt of so many of its tokens."""
-        self._doubted.pop(model, None)
-        self._accepted[model] = max(tokens, self._accepted.get(model, 0))
+        seen = self._seen.get(model, _Seen())
+        self._seen[model] = _Seen(seen.refused, max(tokens, seen.accepted))
 
     def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
         """Learn from a refusal; False if it is not believed, and then nothing is learned.
@@ -211,31 +218,24 @@ class KnownWindows:
         below llama-server's own `/props`, is believed if the server counts the prompt about as we do (nothing that is
         merely repeated does) or if it comes twice running: the model may have been loaded anew with less.
         """
+        seen = self._seen.get(model, _Seen())
         reply = sent.reply_tokens if refusal.counts_reply else 0
         tokens = refusal.window or max(1, int(((refusal.prompt_tokens or sent.tokens) + reply) * SENT_SHARE))
         if not refusal.is_exact:
             fits = refusal.window is not None and sent.tokens * sent.doubt + sent.reply_tokens < refusal.window
             if fits or tokens < WINDOW_MIN:
                 return False
-            contradicts = tokens < self._floor(model, refusal) and not sent.agrees_with(refusal.prompt_tokens)
-            if contradicts and model not in self._doubted:
-                self._doubted[model] = True
+            floor = max(self._floor(model, refusal), seen.accepted)
+            if tokens < floor and not sent.agrees_with(refusal.prompt_tokens) and not seen.is_doubted:
+                self._seen[model] = msgspec.structs.replace(seen, is_doubted=True)
                 return False
-        self._doubted.pop(model, None)
-        if tokens < self._accepted.get(model, 0):
-            del self._accepted[model]
-        self._refused[model] = ModelWindow(tokens, refusal.counts_reply, "a refusal")
+        window = ModelWindow(tokens, refusal.counts_reply, "a refusal")
+        self._seen[model] = _Seen(window, 0 if tokens < seen.accepted else seen.accepted)
         return True
 
     def forget_refusals(self) -> None:
         """The server was away: it may have come back with other windows."""
-        for model in {*self._refused, *self._accepted, *self._doubted}:
-            self._forget(model)
-
-    def _forget(self, model: str) -> None:
-        self._refused.pop(model, None)
-        self._accepted.pop(model, None)
-        self._doubted.pop(model, None)
+        self._seen.clear()
 
     def _promised(self, model: str) -> ModelWindow:
         """The window by the settings, else by what the server told."""
@@ -246,14 +246,12 @@ class KnownWindows:
         return told
 
     def _floor(self, model: str, refusal: LengthRefusal) -> int:
-        """The least window that is likely, after all that is known; settings and lists may promise too much."""
+        """The least window that is likely after what was promised; settings and lists may promise too much."""
         promised = self._promised(model)
         tokens = promised.tokens or 0
         if refusal.window is not None:
-            tokens = tokens if promised.source.startswith("/props") else 0
-        else:
-            tokens //= 2  # no number: a short prompt is not refused for its length
-        return max(tokens, self._accepted.get(model, 0))
+            return tokens if promised.source.startswith("/props") else 0
+        return tokens // 2  # no number: a short prompt is not refused for its length
 
 
 async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[str, ModelWindow]:
