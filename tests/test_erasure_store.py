@@ -163,6 +163,16 @@ def test_a_file_that_is_begun_while_the_one_before_is_rewritten_is_another_one(t
     assert traces(on_disk(tmp_path), 7) == []
 
 
+def test_while_a_merged_index_is_overwritten_all_else_that_it_had_is_found(tmp_path: Path) -> None:
+    disk, found = AppendingDisk(), list[str]()
+    topic = filled(open_store(disk, tmp_path, segment_entries_max=5), 42)
+    topic.merge([1, 2, 3, 4, 5, 6, 7, 8])
+    disk.meanwhile.append(lambda: found.extend(live_contents(topic)))
+    topic.erase({uuid_of(7)}, MARK, Wiper(disk))
+    assert not list(tmp_path.rglob("merged_*")), "it was of the erased one, too"
+    assert {f"user: {word(number)}" for number in range(42) if number != 7} <= set(found)
+
+
 def test_what_an_append_is_creating_is_no_leftover(tmp_path: Path) -> None:
     store = open_store(None, tmp_path)
     topic = filled(store, 3)

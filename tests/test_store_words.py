@@ -10,8 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
+from full_disk import FullDisk
 
 from memd.entries import Draft, Entry, Erased
+from memd.errors import DiskFull
 from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
@@ -324,6 +326,31 @@ def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(
     assert found(topic, "ERR_7421") == [] and topic.wordless == 9
     topic.complete_words()
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
+    store.close()
+
+
+def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path) -> None:
+    disk = FullDisk()
+    filled(tmp_path, segment_entries_max=9).close()
+    store = open_store(disk, tmp_path, segment_entries_max=9)
+    seal_all(store.topic("talk"))
+    store.close()
+    [path] = (tmp_path / "talk" / "segments").glob("*.words")
+    whole = path.read_bytes()
+    path.unlink()
+    store = open_store(disk, tmp_path, segment_entries_max=9)
+    topic = store.topic("talk")
+    topic.load()
+    disk.full = True
+    with pytest.raises(DiskFull):
+        topic.complete_words()
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    store.close()
+    disk.full = False
+    store = open_store(disk, tmp_path, segment_entries_max=9)
+    store.topic("talk").load()
+    store.topic("talk").complete_words()
+    assert path.read_bytes() == whole
     store.close()
 
 

@@ -356,8 +356,8 @@ class TopicLog:
         first, last = index.segment_ids[0], index.segment_ids[-1]
         columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
         path = self._layout.words(first, last)
+        index.columns = columns  # also where the disk is full: only the next start makes them anew
         self.claim.publish({path: write_beside(self._files, path, encode_words(index.segments, columns))})
-        index.columns = columns
 
     def counted(self, entry: Entry) -> Entry:
         """The entry with its words and tokens, which are counted when it is stored."""
@@ -456,25 +456,28 @@ class TopicLog:
                 wiper.wipe(path)
 
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
-        before = self._snapshot
+        self._search_unsealed(numbers)  # the indexes are mapped: a search of one that is overwritten finds nothing
         self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
-        count, segments = 0, {}
+        count = 0
         for number in numbers:
             path = self._layout.bin(number)
             data, erased = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
             if erased:
                 self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
             count += erased
-            segment = reread_segment(self.claim, self._shared.model, number).segments[number]
-            assert isinstance(segment, GrowingSegment), "its index is gone"
-            segments[number] = segment
-        merged = [view.index for view in before.indexes if not set(numbers).isdisjoint(view.index.segment_ids)]
+        self._search_unsealed(numbers)
+        return count
+
+    def _search_unsealed(self, numbers: list[int]) -> None:
+        """Search full segments as their files are now, without their indexes; the others of those each by itself."""
+        segments = {one: reread_segment(self.claim, self._shared.model, one).segments[one] for one in numbers}
+        merged = [v.index for v in self._snapshot.indexes if not set(numbers).isdisjoint(v.index.segment_ids)]
         others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
         indexes = [SealedIndex(self._files, self._layout, [one]) for one in others]
-        uuid_index = uuid_index_of(view.segment for number, view in before.views.items() if number not in segments)
+        views = self._snapshot.views.items()
+        uuid_index = uuid_index_of(view.segment for number, view in views if number not in segments)
         with self._state:
             self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
-        return count
 
     def _rotate_with(self, uuids: Collection[bytes]) -> None:
         """Rotate the file that is appended to if it has a chunk that is to be erased: appends go on in another one."""
