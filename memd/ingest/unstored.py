@@ -41,8 +41,8 @@ _CHUNK_BYTES = 1_900
 """Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
-_AWAITED_CHARACTERS, _MOMENT_SECONDS = 8_000, 0.03
-"""See `PartCutter.waiting`; so many take 11 ms to cut, on a machine at rest."""
+_OTHER_THREAD_SECONDS = 0.03
+"""A search waits so long for another thread that cuts a short part, which takes a few milliseconds of a core."""
 _READ_AT_ONCE = 64
 """Chunks whose vectors the table makes in one call, between two steps."""
 BATCH_CHARACTERS = 8_000
@@ -283,18 +283,13 @@ class PartCutter:
         """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
         see `cut`.
 
-        Who does not wait for ever waits for what was said last. Of what else is not cut, as after a start it may be
-        hundreds of conversations, he takes what a moment is enough for: the background sees to the rest.
+        What was said last comes first: after a start hundreds of conversations may wait, and there may be no time for
+        all of them.
         """
         with self._table_lock:
             self._take_listing()
             lacking = [part for part in self._uncut.values() if part.has_others_than(but)]
-        lacking.reverse()
-        sizes = itertools.accumulate((part.characters for part in lacking), initial=0)
-        awaited = sum(1 for _ in itertools.takewhile(lambda size: size < _AWAITED_CHARACTERS, sizes))
-        cut = self.cut(lacking[:awaited], until)
-        moment = None if until is None else min(until, time.monotonic() + _MOMENT_SECONDS)
-        cut += self.cut(lacking[awaited:], moment)
+        cut = self.cut(reversed(lacking), until)
         with self._table_lock:
             return self._segment.view(), len(cut) == len(lacking)
 
@@ -501,7 +496,7 @@ class PartCutter:
                 return self._fresh(part.key) or self._cut_anew(part, step)
         if (begun := self._begun.get(part.key)) is not None:
             # Not for long: it may be a thread that all others go before, and on a busy machine it has no core.
-            begun.wait(None if until is None else _MOMENT_SECONDS)
+            begun.wait(None if until is None else _OTHER_THREAD_SECONDS)
             if (known := self._fresh(part.key)) is not None:
                 return known
         ended = self._begun[part.key] = threading.Event()
