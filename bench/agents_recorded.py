@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import os
 import re
 import sys
@@ -51,8 +52,9 @@ WINDOWS = {"pi": 8_192, "aider": 8_192, "codex": 16_384, "opencode": 16_384, "cl
 """Windows in which these agents fail directly."""
 READ_MAX = 1.2
 """The most that the model reads, of what it would with an unlimited window."""
-SETTLED_SECONDS = 5.0
-"""By then most is stored. To ask the daemon all the while, as `export` does, was a tenth of the processor's time."""
+SETTLED_SECONDS, RESTING_SECONDS = 5.0, 0.1
+"""A daemon that takes so little of the processor in so long has stored what was said. To ask it all the while, as
+`export` does, took 25 ms a step of what is measured."""
 SLOTS = 2
 """Prompts that the server keeps: an agent's own, and that of a side request."""
 CHARACTERS_PER_TOKEN, PART_TOKENS = 4, 4
@@ -435,7 +437,10 @@ def _daemon(player: Player) -> Iterator[DaemonProcess]:
 
 def settled(daemon: DaemonProcess) -> None:
     """Wait until all that was said is stored, however busy the machine is."""
-    time.sleep(SETTLED_SECONDS)
+    spent = -math.inf
+    while (now := processor_seconds(daemon)) - spent > RESTING_SECONDS:
+        spent = now
+        time.sleep(SETTLED_SECONDS)
     daemon.export()
 
 
