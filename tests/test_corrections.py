@@ -579,6 +579,27 @@ def test_an_update_takes_out_the_question_with_each_of_its_answers_and_its_undo_
     assert len(found()) == 2
 
 
+def test_an_update_leaves_what_was_answered_when_the_same_was_asked_again(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    """ "Run the tests" is said every day; what is wrong in one answer is not wrong in the others."""
+    daemon = make_daemon(upstream.url).start()
+    asked, answers = "What does the harbour office say about the ferry?", [f"It leaves pier {n}." for n in (3, 5, 8)]
+    for number, text in enumerate(answers):
+        upstream.answer = lambda request, text=text: chat_answer(request, text)
+        daemon.chat([user(asked)], headers={"X-Memory-Session": f"day {number}"})
+        daemon.wait_stored(text)
+    search = f"{daemon.own_url}/memd/search?topic=default&q=What+does+the+harbour+office+say+about+the+ferry"
+
+    def found() -> dict[str, str]:
+        chunks = ask(search).json["chunks"]
+        return {text: one["id"] for one in chunks for text in answers if text in one["content"]}
+
+    assert found().keys() == set(answers)
+    assert daemon.run("correct", found()[answers[1]], "--update", "It leaves pier 6.").returncode == 0
+    assert found().keys() == {answers[0], answers[2]}
+
+
 # -- chains of Updates ------------------------------------------------------------------------------------------------
 
 

@@ -699,8 +699,9 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
 
 
 def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
-    """Yield the live chunks that open with the very question that a chunk opens with, each with another answer to it:
-    a question is stored again with an answer that was made anew, so that it is found with each."""
+    """Yield the live chunks that open with the question that a chunk opens with, asked at the same moment, each with
+    another answer: a question is stored again with an answer that was made anew, so that it is found with each. The
+    same words said at another time are another question."""
     asked = _asked(chunk)
     if not asked or not chunk.digests:
         return
@@ -709,7 +710,7 @@ def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
             entry = snapshot.read(place)
         except StoreError:
             continue
-        is_asked = _asked(entry) == asked and entry.digests[:1] == chunk.digests[:1]
+        is_asked = _asked(entry) == asked and entry.digests[:1] == chunk.digests[:1] and entry.said == chunk.said
         if is_asked and entry.uuid != chunk.uuid and entry.author == chunk.author:
             yield entry
 
