@@ -586,7 +586,7 @@ def test_an_update_leaves_what_was_answered_when_the_same_was_asked_again(
     daemon = make_daemon(upstream.url).start()
     asked, answers = "What does the harbour office say about the ferry?", [f"It leaves pier {n}." for n in (3, 5, 8)]
     for number, text in enumerate(answers):
-        upstream.answer = lambda request, text=text: chat_answer(request, text)
+        upstream.answer = partial(chat_answer, text=text)
         daemon.chat([user(asked)], headers={"X-Memory-Session": f"day {number}"})
         daemon.wait_stored(text)
     search = f"{daemon.own_url}/memd/search?topic=default&q=What+does+the+harbour+office+say+about+the+ferry"

@@ -139,8 +139,7 @@ async def test_a_question_has_all_that_waits_and_where_time_is_short_what_was_sa
     text = " ".join(f"The berth {n} belongs to boat {n * 7}." for n in range(20))
     for number in range(100):
         talk(topic.buffer, f"u:Conversation {number}. {text}", "a:Noted.", session=str(number))
-    cut = Cutter.cut
-    left = 3
+    cut, left, now = Cutter.cut, 3, time.monotonic()
 
     def cut_some(self: Cutter, *args: Any, **kwargs: Any) -> list[Draft]:
         nonlocal left, now
@@ -148,7 +147,6 @@ async def test_a_question_has_all_that_waits_and_where_time_is_short_what_was_sa
             now += 3600
         return cut(self, *args, **kwargs)
 
-    now = time.monotonic()
     with monkeypatch.context() as slow:
         slow.setattr(Cutter, "cut", cut_some)
         slow.setattr("memd.ingest.unstored.time.monotonic", lambda: now)
