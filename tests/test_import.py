@@ -543,6 +543,41 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "give no other --format" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("path", "format_", "said"),
+    [
+        ("conversations.json", "chatgtp", "no such format; did you mean chatgpt? There are chatgpt, claude, "),
+        (".", "markdwn", "no such format; did you mean markdown? There are chatgpt, claude, "),
+        (".", "qqqq", "no such format. There are chatgpt, claude, "),
+        ("conversations.json", "pdf", "conversations.json is not of --format pdf; nothing was added"),
+        ("-", "chatgtp", "no such format; did you mean chatgpt?"),
+        ("-", "md", "- is an export of conversations"),
+    ],
+)
+def test_a_format_that_there_is_not_or_that_is_not_the_files_is_refused(
+    tmp_path: Path, path: str, format_: str, said: str
+) -> None:
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    (folder / "conversations.json").write_bytes((EXPORTS / "chatgpt.json").read_bytes())
+    given = path if path == "-" else str(folder / path)
+    arguments = ["add", given, "--format", format_, "--data-dir", str(tmp_path / "new")]
+    result = CliRunner().invoke(main, arguments, input="Anything.")
+    assert result.exit_code == 2 and said in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_suffix_that_memd_has_no_reader_of_its_own_for_is_a_format_where_files_have_it(tmp_path: Path) -> None:
+    folder = tmp_path / "ship"
+    folder.mkdir()
+    (folder / "log.nautical").write_text("The anchor chain was changed in Bergen.\n")
+    (folder / "other.md").write_text("The mast was changed in Turku.\n")
+    for path in (folder, folder / "log.nautical"):
+        arguments = ["add", str(path), "--format", "nautical", "--data-dir", str(tmp_path / "new")]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0 and "1 file looked at" in result.stdout
+
+
 def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "exports"
     folder.mkdir()

@@ -6,6 +6,7 @@ with its file and place, and the rest goes on. Interrupted, the command is simpl
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import time
@@ -40,6 +41,7 @@ from memd.ingest.imports.files import (
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
 from memd.ingest.imports.threads import Dating
+from memd.ingest.readers.text import FORMATS
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.look import Look, Source, is_below, look
 from memd.ingest.sources.walk import Chosen, Walk, claude_code_folders
@@ -103,6 +105,9 @@ def add(
     if wanted is not None:
         exports, paths = named_files(paths), ()
     else:
+        _check_formats(paths, chosen)
+        if STANDARD_INPUT in paths and (formats or name is not None):
+            raise BadQuestion("- is an export of conversations: give it without --as and the --format of documents")
         exports, folders = ([], {}) if name is not None or formats else _exports(paths, chosen)
         taken = (*(one.path for one in exports), *folders)
         chosen = msgspec.structs.replace(chosen, exclude=(*chosen.exclude, *map(str, taken)))
@@ -137,6 +142,32 @@ def add(
         if exports:
             problems += import_files(daemon, exports, topic, wanted)
     return FOUND_SOMETHING if problems else 0
+
+
+def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
+    """See that each format is one, or a suffix that files here have, and that the named files are of one of them.
+
+    Raises:
+        BadQuestion: they are not.
+    """
+
+    def has(path: Path, formats: tuple[str, ...]) -> bool:
+        its = msgspec.structs.replace(chosen, formats=formats)
+        try:
+            return any(its.wants(file.name) for file in Walk(path.resolve(), its).files())
+        except OSError:
+            return True  # it is named with the reason where documents are looked at
+
+    paths = [path for path in paths if path != STANDARD_INPUT]
+    for one in chosen.formats:
+        if f".{one}" not in FORMATS and not any(has(path, (one,)) for path in paths):
+            near = difflib.get_close_matches(one, [*NAMES, *(suffix[1:] for suffix in FORMATS)], n=1)
+            said = f"there is no such format; did you mean {near[0]}?" if near else "there is no such format."
+            raise BadQuestion(f"--format {one}: {said} There are {', '.join(NAMES)}, and suffixes (md, pdf)")
+    for path in paths:
+        if chosen.formats and not path.is_dir() and not has(path, chosen.formats):
+            given = " ".join(f"--format {one}" for one in chosen.formats)
+            raise BadQuestion(f"{name_for_terminal(str(path))} is not of {given}; nothing was added")
 
 
 def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
