@@ -652,6 +652,27 @@ def test_a_zip_that_was_cut_off_is_named_as_one(tmp_path: Path) -> None:
     assert "nothing stored" in result.stdout
 
 
+def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    (folder / "house.md").write_text("The spare key is with Ann.\n")
+    with zipfile.ZipFile(folder / "claude-export.zip", "w") as archive:
+        archive.write(EXPORTS / "claude.json", "conversations.json")
+    with zipfile.ZipFile(folder / "photos.zip", "w") as archive:
+        archive.writestr("beach.jpg", b"\xff\xd8")
+    (folder / "broken.zip").write_bytes((folder / "claude-export.zip").read_bytes()[:1_000])
+    (folder / "odd.zip").write_bytes(b"\0" * 100)
+    (folder / "empty.zip").write_bytes(b"")
+    for command in ("add", "import"):
+        result = CliRunner().invoke(main, [command, str(folder), "--data-dir", str(tmp_path / command)])
+        assert result.exit_code == 1 and result.stderr.count("\n") == 3
+        for name in ("broken", "odd", "empty"):
+            assert f"{folder / name}.zip, the file: it is no whole zip" in result.stderr
+        assert "(Claude " in result.stdout
+        assert "1 file without conversations passed over; 3 problems, named above" in result.stdout
+        assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
+
+
 def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:
     times = ["2024-05-03T10:00:00Z", "2199-01-01", 0, "last week", None]
     told = [{"role": "user", "content": f"The ferry number {n} leaves."} for n in range(len(times))]

@@ -186,11 +186,20 @@ def _tell_unpacked(folders: Mapping[Path, tuple[str, list[str]]]) -> None:
         click.echo(name_for_terminal(told))
 
 
+class _OrZip(Chosen, frozen=True, kw_only=True):
+    """The files of a folder that are documents or could be exports."""
+
+    def wants(self, name: str) -> bool:
+        """See Chosen."""
+        return name.lower().endswith(".zip") or super().wants(name)
+
+
 def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile], dict[Path, tuple[str, list[str]]]]:
     """Exports of conversations among the files that are to be added, and standard input; and the folders that are
     unpacked exports, each with its program and the names of its other files that could be documents."""
     dating, found, folders = _dating_now(), dict[Path, ImportedFile](), dict[Path, str]()
     others = dict[Path, None]()
+    chosen = _OrZip(**msgspec.structs.asdict(chosen))
     for path in paths:
         if path == STANDARD_INPUT:
             found[path] = ImportedFile(path, 0)

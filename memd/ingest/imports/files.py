@@ -274,7 +274,8 @@ def read(
     with nullcontext(sys.stdin.buffer) if file.path == STANDARD_INPUT else file.path.open("rb") as opened:
         blocks = _blocks(opened, advanced)
         first = next(blocks, b"")
-        if first.startswith(_ZIP_MAGIC) and file.path != STANDARD_INPUT:
+        is_zip = file.path.suffix.lower() == ".zip" and not _BEGINNING.match(first)
+        if (is_zip or first.startswith(_ZIP_MAGIC)) and file.path != STANDARD_INPUT:
             yield from _in_zip(file, opened, dating, wanted, advanced)
             return
         whole, folder = chain([first], blocks), file.path.absolute().parent
@@ -299,10 +300,10 @@ def _in_zip(
                         for found in _found(_blocks(inner, lambda _: None), Path(), dating, wanted):
                             yield name, found
                 except (*_BROKEN, OSError) as error:  # bz2 says the latter
-                    yield name, Found("the file", problem=f"it cannot be unpacked: {error}")
+                    yield name, Found("the file", problem=f"it cannot be unpacked: {error}", is_broken=True)
                 advanced(member.compress_size)
     except _BROKEN as error:
-        yield file.name, Found("the file", problem=f"it is no whole zip: {error}")
+        yield file.name, Found("the file", problem=f"it is no whole zip: {error}", is_broken=True)
 
 
 def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
