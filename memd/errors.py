@@ -118,6 +118,10 @@ class OAuthRefused(MemdError):
         self.code = code
 
 
+class AddressUnusable(MemdError):
+    """The daemon cannot listen on an address: others have it, or it is none of this machine."""
+
+
 class StoreError(MemdError):
     """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
 

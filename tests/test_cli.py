@@ -344,10 +344,23 @@ def test_what_is_no_number_is_told_with_the_numbers_that_are(command: list[str])
 
 
 def test_a_backup_that_is_not_there_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
-    missing, other = tmp_path / "missing", tmp_path / "other"
-    other.mkdir()
-    (other / "notes.md").write_text("The spare key is with Ann.")
-    for folder, reason in ((missing, "there is no such folder"), (other, "has nothing of memd in it")):
-        result = memd("verify", folder)
-        assert result.exit_code == 2
-        assert one_line(result) == f"memd: {folder}: {reason}; name the folder that `memd backup` wrote to\n"
+    missing = tmp_path / "missing"
+    result = memd("verify", missing)
+    assert result.exit_code == 2
+    told = "there is no such folder; name the folder that `memd backup` wrote to"
+    assert one_line(result) == f"memd: {missing}: {told}\n"
+
+
+@pytest.mark.parametrize("asked", [["verify"], ["verify", "--data-dir"], ["export", "--data-dir"], ["backup", "to"]])
+def test_a_folder_that_is_no_memory_is_not_taken_for_one_though_it_has_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    for path in (other / "notes.md", other / "letters" / "ann.md", other / "films" / "segments" / "one.mp4"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("The spare key is with Ann.")
+    result = memd(*asked, *(["--data-dir"] if asked[0] == "backup" else []), other)
+    assert result.exit_code == 2 and not (tmp_path / "to").exists()
+    assert one_line(result).startswith(f"memd: {other}: is no memory: it has nothing of memd in it; name a data")
+    assert sorted(path.name for path in other.iterdir()) == ["films", "letters", "notes.md"]

@@ -107,6 +107,13 @@ def test_a_second_daemon_on_the_same_directory_names_the_first(served: DaemonPro
     assert served.chat([user("Still there?")]).status == 200
 
 
+def test_a_second_daemon_on_the_same_port_too_names_the_first_and_not_only_the_port(served: DaemonProcess) -> None:
+    port = served.base_url.rpartition(":")[2]
+    for flags in ((), ("--port", port)):
+        [line] = run(served.command(*flags)).stderr.splitlines()
+        assert line.startswith(f"memd: memd already runs on {served.data_dir} at {served.base_url} (pid {served.pid}, ")
+
+
 def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

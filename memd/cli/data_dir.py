@@ -54,13 +54,13 @@ from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
 from memd.store.layout import (
-    CLUSTER_NAME,
     CONVERSION_NAME,
     GRANTS_NAME,
     KEY_NAME,
     LOCK_NAME,
     TopicLayout,
     check_no_cluster,
+    is_memory,
     models_dir,
     topic_ids_in,
 )
@@ -69,7 +69,7 @@ from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenList
-from memd.store.tools.backup import MARKER_NAME, note_backup
+from memd.store.tools.backup import note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.conversations import FORMS, conversations, written
 from memd.store.tools.export import export as export_log
@@ -95,8 +95,6 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     """
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name the folder that `memd backup` wrote to")
-    if folder is not None and not (topic_ids_in(LocalDisk(), Path(folder)) or _is_known(Path(folder))):
-        raise ConfigError(f"{folder}: has nothing of memd in it; name the folder that `memd backup` wrote to")
     config = config_of_existing(config_path, {"data_dir": folder or data_dir})
     if folder is not None:
         config = msgspec.structs.replace(config, cluster=ClusterSettings())
@@ -113,10 +111,6 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
         for line in report.lines:
             click.echo(line)
     return 0 if report.ok else FOUND_SOMETHING
-
-
-def _is_known(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (MARKER_NAME, LOCK_NAME, CLUSTER_NAME))
 
 
 @click.command()
@@ -237,9 +231,13 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
     """Yield a folder with the files of all topics, or at least of one, and its disk.
 
     Raises:
+        ConfigError: the folder of the settings has nothing of memd in it.
         StoreError: it is the copy of a cluster that the settings do not name, or the cluster cannot be read.
     """
     if not config.cluster.is_on:
+        if not is_memory(LocalDisk(), config.data_dir):
+            what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
+            raise ConfigError(f"{config.data_dir}: is no memory: it has nothing of memd in it; {what}")
         check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return

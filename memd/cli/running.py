@@ -83,6 +83,19 @@ class RunningDaemon(OwnRoutesClient):
         return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{port}"
 
 
+def told_who_serves(config: Config) -> str:
+    """Say which memd holds the data directory, and where it listens if it answers; empty: none does."""
+    lock = config.data_dir / LOCK_NAME
+    if not LocalDisk().is_locked(lock):
+        return ""
+    other = RunningDaemon.find(config.data_dir, config.auth.token)
+    at = f" at {other.model_url}" if other is not None else ""
+    return (
+        f"memd already runs on {config.data_dir}{at} ({lock.read_text(errors='replace').strip()}): use that one, or stop "
+        "it first; for a second one choose another data_dir, and another port with --port"
+    )
+
+
 @contextmanager
 def daemon_for(config: Config) -> Iterator[RunningDaemon]:
     """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does.

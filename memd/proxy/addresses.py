@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from memd.errors import MemdError
+from memd.errors import AddressUnusable, MemdError
 from memd.settings.model import Config
 from memd.settings.url import WILDCARDS, is_this_machine
 
@@ -51,7 +51,7 @@ def bound(config: Config) -> Listeners:
     """Take the addresses that the settings name.
 
     Raises:
-        MemdError: one of them cannot be used.
+        AddressUnusable: one of them cannot be used.
     """
     host = config.listen.host
     with contextlib.ExitStack() as on_error:
@@ -123,7 +123,7 @@ def _beside(model: socket.socket, config: Config) -> Listeners:
     host, port = config.listen.host, own_port(config)
     try:
         return Listeners(model, _bound(host, port, "--admin-port (or admin.port)"))
-    except MemdError as error:
+    except AddressUnusable as error:
         if config.admin.port != "auto":
             raise
         return Listeners(model, _bound(host, 0, "--admin-port (or admin.port)"), str(error))
@@ -146,7 +146,7 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
             errno.EACCES: f"choose a port that every user may take, one from 1024, with {setting}",
         }
         remedy = remedies.get(error.errno or 0, "give an address of this machine with --host (or listen.host)")
-        raise MemdError(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
+        raise AddressUnusable(f"cannot listen on {host}:{port}: {error.strerror or error}; {remedy}") from None
 
 
 def reached(host: str) -> str:

@@ -80,6 +80,8 @@ _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}
 _SEGMENTS = "segments"
 _SEGMENT = re.compile(r"seg_(\d{4,9})\.(bin|hnsw|meta|words)")
 _MONTH = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])\.jsonl")
+_OF_TOPIC = re.compile(rf"active\.|hot\.|{FORMER_NAMES}|lexical")
+_OF_SEGMENTS = re.compile(r"seg_\d|merged_\d")
 _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:ivf|hnsw|meta|words)")
 
 
@@ -338,6 +340,16 @@ def topic_folders_in(files: LocalDisk, data_dir: Path) -> list[str]:
 
 
 def has_files(files: LocalDisk, directory: Path) -> bool:
-    """Whether a topic's folder has more in it than a key, what is forbidden and an empty folder for segments."""
-    names = [name for name in files.names(directory) if name != FORBIDDEN and not name.startswith(TOPIC_KEY_NAME)]
-    return names != [] and (names != [_SEGMENTS] or files.names(directory / _SEGMENTS) != [])
+    """Whether a topic's folder has more of memd in it than a key, what is forbidden and an empty folder for segments.
+
+    Folders that have nothing to do with memd are no topics, though their names could be those of some.
+    """
+    names = files.names(directory)
+    in_segments = files.names(directory / _SEGMENTS) if _SEGMENTS in names else []
+    return any(map(_OF_TOPIC.match, names)) or any(map(_OF_SEGMENTS.match, in_segments))
+
+
+def is_memory(files: LocalDisk, data_dir: Path) -> bool:
+    """Whether a folder is a data directory, a backup of one, or what is left of one."""
+    own = (name in _OWN_NAMES or name.startswith(".memd-") for name in files.names(data_dir))
+    return any(own) or bool(topic_ids_in(files, data_dir))
