@@ -102,7 +102,7 @@ def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_c
     assert lock.exists(), "made anew"
     second = make_daemon(upstream.url)
     second.data_dir = first.data_dir
-    with pytest.raises(AssertionError, match="in use by another memd"):
+    with pytest.raises(AssertionError, match=f"memd already runs on {first.data_dir} at {first.base_url}"):
         second.start()
     second.wait()
 
