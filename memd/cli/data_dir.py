@@ -69,8 +69,8 @@ from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenList
-from memd.store.tools.backup import note_backup
 from memd.store.tools.backup import backup as back_up
+from memd.store.tools.backup import note_backup
 from memd.store.tools.conversations import FORMS, conversations, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.export import exported_entries, exported_topics

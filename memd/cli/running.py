@@ -89,10 +89,10 @@ def told_who_serves(config: Config) -> str:
     if not LocalDisk().is_locked(lock):
         return ""
     other = RunningDaemon.find(config.data_dir, config.auth.token)
-    at = f" at {other.model_url}" if other is not None else ""
+    at, holder = f" at {other.model_url}" if other is not None else "", lock.read_text(errors="replace").strip()
     return (
-        f"memd already runs on {config.data_dir}{at} ({lock.read_text(errors='replace').strip()}): use that one, or stop "
-        "it first; for a second one choose another data_dir, and another port with --port"
+        f"memd already runs on {config.data_dir}{at} ({holder}): use that one, or stop it first; for a second one "
+        "choose another data_dir, and another port with --port"
     )
 
 
