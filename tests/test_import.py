@@ -673,6 +673,17 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
         assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
 
 
+@pytest.mark.parametrize(
+    "piped", [b"We leave for Turku at nine.\n", b"PK\x03\x04 and more", b"[ ] Oars\n", b"%PDF-1.7\n\xff", b""]
+)
+def test_what_can_be_piped_is_said_where_something_else_was(tmp_path: Path, piped: bytes) -> None:
+    result = CliRunner().invoke(main, ["add", "-", "--data-dir", str(tmp_path / "new")], input=piped)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert "standard input, all of it: this is no exported conversation (JSON, JSON Lines" in result.stderr
+    assert "save a document or a zip as a file, and add that: memd add FILE" in result.stderr
+    assert "`memd remember -` remembers piped text" in result.stdout
+
+
 def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_none(tmp_path: Path) -> None:
     times = ["2024-05-03T10:00:00Z", "2199-01-01", 0, "last week", None]
     told = [{"role": "user", "content": f"The ferry number {n} leaves."} for n in range(len(times))]

@@ -60,6 +60,10 @@ _AHEAD_US = 86_400_000_000
 """A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 DASH = "-"
+_NOT_PIPED = (
+    "this is no exported conversation (JSON, JSON Lines or Aider's history), which is all that - may be; save a "
+    "document or a zip as a file, and add that: memd add FILE"
+)
 
 
 @click.command()
@@ -371,7 +375,10 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                     foreign += before == len(problems)
                     continue
                 read_files += 1
-                if not found_any and before == len(problems):
+                if not found_any and file.path == STANDARD_INPUT:
+                    why = "".join(f" ({one.place}: {one.problem})" for _, one in problems[before:][:1])
+                    problems[before:] = [(file.name, Found("all of it", problem=_NOT_PIPED + why))]
+                elif not found_any and before == len(problems):
                     problems.append((file.name, Found("the file", problem="there is no conversation in it")))
     except KeyboardInterrupt:
         said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems))
