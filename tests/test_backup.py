@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
@@ -373,6 +374,27 @@ def test_a_backup_is_restored_into_another_folder_and_stays_as_it_is(
     for flags, said in (([], "is not empty"), (["--until", "2026-11-20"], "leave --until away")):
         told = CliRunner().invoke(main, ["restore", str(target), str(folder), *flags])
         assert told.exit_code and said in told.stderr
+
+
+def test_a_damaged_backup_is_restored_as_far_as_it_is_whole_and_its_damage_is_told(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    filled(source, 13)
+    backup(source, target, Unlinkable())
+    segment = Path("talk") / "segments" / "seg_0001.bin"
+    data = bytearray((target / segment).read_bytes())
+    data[len(data) // 2] ^= 1
+    (target / segment).write_bytes(data)
+    folder = tmp_path / "restored"
+    told = CliRunner().invoke(main, ["restore", str(target), str(folder)])
+    found = CliRunner().invoke(main, ["verify", str(folder)]).stdout.splitlines()[:-1]
+    assert told.exit_code == 1 and found and str(folder / segment) in found[0]
+    assert [line for line in told.stdout.splitlines() if line.startswith("damaged: ")] == [
+        f"damaged: {line}" for line in found
+    ]
+    assert "1 topic as of" in told.stdout and set(chunks(5, 13)) <= set(contents(folder))
+    as_json = CliRunner().invoke(main, ["restore", str(target), str(tmp_path / "again"), "--json"])
+    assert as_json.exit_code == 1 and len(msgspec.json.decode(as_json.stdout)["damaged"]) == len(found)
 
 
 def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_before(

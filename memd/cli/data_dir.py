@@ -42,7 +42,7 @@ from memd.cli.flags import (
 from memd.cli.running import command_act
 from memd.cli.tables import progress
 from memd.embedding.loading import MULTILINGUAL, load_embedder
-from memd.errors import BadQuestion, ConfigError, StoreError
+from memd.errors import BadQuestion, ConfigError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import waiting_in
@@ -210,11 +210,21 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
             report = restore_copy(Path(source).absolute(), folder, LocalDisk(), tell)
         else:
             report = restore_from(bucket, folder, LocalDisk(), at, tell)
+    try:
+        files = disk_of(msgspec.structs.replace(config, data_dir=folder))
+        report.damaged = list(map(str, with_audit(verify_log(folder, files), folder, files).damaged))
+    except WrongKey as error:
+        report.notes.append(f"damage that the backup may have was not looked for: {error}")
+    exit_code = FOUND_SOMETHING if report.damaged else 0
     if as_json:
         click.echo(msgspec.json.encode(report))
-        return 0
+        return exit_code
     for note in report.notes:
         click.echo(f"note: {note}")
+    for finding in report.damaged:
+        click.echo(f"damaged: {finding}")
+    if report.damaged:
+        click.echo(f"{source} has this damage too: restore another backup, or serve what is whole of this one.")
     kept = f", {report.kept:,} of them there already" if report.kept else ""
     click.echo(
         f"{folder}: {counted(report.topics, 'topic')} as of {day_and_time(report.at)}: {counted(report.files, 'file')}"
@@ -223,7 +233,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     click.echo("Tokens are in no backup. Those of `memd token` have to be made again, before others can reach it.")
     key = ", with its master key" if (folder / KEY_NAME).exists() else ""
     click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
-    return 0
+    return exit_code
 
 
 @contextmanager

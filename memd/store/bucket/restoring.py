@@ -73,6 +73,8 @@ class RestoreReport(msgspec.Struct, kw_only=True):
     """Files that an interrupted restoration had brought already."""
     notes: list[str] = []
     """For its owner to know, in sentences."""
+    damaged: list[str] = []
+    """Damage that the backup had, as `memd verify` tells it of what was restored."""
 
 
 def restore(
