@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -157,7 +158,9 @@ class Receipts:
         self._events = events
         self._has_failed = False
         self._under_way: set[str] = set()
-        self._losing: list[_Losing] = []
+        self._losing: tuple[_Losing, ...] = ()
+        self._writing = threading.Lock()
+        """Held while a receipt is written, and while texts are taken out of those that are."""
 
     @contextmanager
     def awaited(self, turn_id: str) -> Iterator[None]:
@@ -167,7 +170,7 @@ class Receipts:
             yield
         finally:
             self._under_way.discard(turn_id)
-            self._losing = [one for one in self._losing if one.turns is None or one.turns & self._under_way]
+            self._losing = tuple(one for one in self._losing if one.turns is None or one.turns & self._under_way)
 
     async def keep(self, receipt: Receipt) -> None:
         """Write a receipt and announce it to listeners, both in the order of the calls."""
@@ -194,14 +197,13 @@ class Receipts:
             StoreError: a file cannot be read or written.
         """
         losing = _Losing(concern)
-        self._losing.append(losing)
+        self._losing += (losing,)
         try:
             await asyncio.to_thread(self._blank, data_dir, concern, wiper)
             yield
         finally:
-            self._losing.remove(losing)
-            if self._under_way:
-                self._losing.append(_Losing(concern, frozenset(self._under_way)))
+            left = [_Losing(concern, frozenset(self._under_way))] if self._under_way else []
+            self._losing = (*(one for one in self._losing if one is not losing), *left)
 
     def _blank(self, data_dir: Path, concern: Concern, wiper: Wiper) -> None:
         def changed(line: bytes) -> bytes:
@@ -210,10 +212,11 @@ class Receipts:
                 return line if line.startswith(b'{"redaction":') else b""  # torn: nobody reads it
             return msgspec.json.encode(without_texts(receipt)) if _is_concerned(receipt, concern) else line
 
-        if self._ring is not None:
-            self._ring.rewrite(changed, wiper)
-        else:
-            rewrite_receipts(data_dir, changed, wiper)
+        with self._writing:
+            if self._ring is not None:
+                self._ring.rewrite(changed, wiper)
+            else:
+                rewrite_receipts(data_dir, changed, wiper)
 
     def close(self) -> None:
         """Close the file."""
@@ -221,14 +224,14 @@ class Receipts:
             self._ring.close()
 
     def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
-        losing = (one.concern for one in self._losing if one.turns is None or receipt.turn_id in one.turns)
-        if any(_is_concerned(receipt, concern) for concern in losing):
-            receipt = without_texts(receipt)
         kept = _redacted(receipt, self._redactor) if self._redactor else receipt
         # Shortened only after redaction: half a key would not be recognized as one.
         asked = kept.asked[: ASKED_CHARACTERS if kept.is_step else KEPT_CHARACTERS]
         short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])
-        ring.append(msgspec.json.encode(short))
+        with self._writing:
+            losing = (one.concern for one in self._losing if one.turns is None or receipt.turn_id in one.turns)
+            is_concerned = any(_is_concerned(receipt, concern) for concern in losing)
+            ring.append(msgspec.json.encode(without_texts(short) if is_concerned else short))
 
     def lines(self, who: Principal) -> Iterable[bytes]:
         """Yield all that is kept as it stands in the files, newest first; a line may be torn. Called in a thread.
