@@ -6,8 +6,11 @@ Rule: only for what people read; nothing is parsed back from it.
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 
 _PLURALS = {"entry": "entries", "memory": "memories", "other branch": "other branches"}
 
@@ -36,6 +39,14 @@ def unsearched(chunks: int) -> str:
         f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched; stop the daemon and run "
         "`memd reembed`, or set embedding.model back"
     )
+
+
+def pip_install(*what: str) -> str:
+    """The command that installs something where this memd runs, whichever `pip` a terminal would take:
+    `…/.venv/bin/python -m pip install 'memd-proxy[mcp]'`. An environment without pip was made by uv."""
+    if find_spec("pip") is None:
+        return shlex.join(["uv", "pip", "install", *what, "--python", sys.executable])
+    return shlex.join([sys.executable, "-m", "pip", "install", *what])
 
 
 def no_topic(name: str) -> str:

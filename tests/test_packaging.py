@@ -23,6 +23,7 @@ from recording_upstream import RecordingUpstream
 from memd.cli.check.settings import DISTRIBUTION
 from memd.cli.main import main
 from memd.settings.loading import known_keys, variable_of
+from memd.wording import pip_install
 
 ROOT = Path(__file__).parent.parent
 PACKAGING = ROOT / "packaging"
@@ -68,6 +69,23 @@ def test_nothing_leads_to_the_package_of_the_same_name_that_is_somebody_else_s()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("memd/**/*.py")):
         wrong = re.search(r"pip install (-[^ ]+ )*'?memd(?![-\w/])", path.read_text())
         assert wrong is None, f"{path.name}: {wrong and wrong[0]}"
+
+
+@pytest.mark.process
+def test_what_memd_tells_to_install_is_installed_where_this_memd_runs() -> None:
+    command = shlex.split(pip_install("--help"))
+    assert command[0] == sys.executable
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    told = "\n".join(path.read_text() for path in ROOT.glob("memd/**/*.py") if path.name != "wording.py")
+    assert re.findall(r".*pip install.*", told) == [], "it may be the pip of another Python"
+    extras = re.findall(r"pip_install\([\"']memd-proxy\[(\w+)\]", told)
+    assert {"documents", "llama", "mcp"} <= {*extras}
+    assert {*extras} <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+
+
+def test_an_environment_without_pip_is_one_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert pip_install("memd-proxy[mcp]").startswith("uv pip install 'memd-proxy[mcp]' --python /")
 
 
 @pytest.mark.process

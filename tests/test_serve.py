@@ -6,16 +6,19 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.error
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment, text_of, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer, recording_upstream, streamed
 from reserved_port import reserved_port
 
+from memd.cli.main import main
 from memd.daemon.app import AT_ONCE
 from memd.proxy.connections import SPEAKS_TLS
 
@@ -191,6 +194,19 @@ def test_the_model_server_ends_also_when_memd_is_killed(make_daemon: MakeDaemon,
     assert listens(child)
     daemon.kill()
     wait_until(lambda: not listens(child), lambda: f"llama.cpp at {child} outlived memd")
+
+
+def test_without_llama_cpp_a_model_is_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    (tmp_path / "a.gguf").touch()
+    arguments = ["serve", "--model", str(tmp_path / "a.gguf"), "--data-dir", str(tmp_path / "data"), "--port", "0"]
+    done = CliRunner().invoke(main, arguments)
+    needed = f"{sys.executable} -m pip install 'memd-proxy[llama]'"
+    assert done.exit_code == 1
+    assert f"memd: --model needs llama.cpp: {needed} (or start llama-server" in done.stderr
+    assert "stands above" not in done.stderr
 
 
 def test_a_file_that_is_no_model_is_said_to_be_none(make_daemon: MakeDaemon, tmp_path: Path) -> None:

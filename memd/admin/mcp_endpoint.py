@@ -23,8 +23,9 @@ from memd.admin.queries import as_given
 from memd.admin.routes import TOOLS, call
 from memd.admin.routing import route_of
 from memd.http import error_response, read_body
+from memd.wording import pip_install
 
-NOT_INSTALLED = "memd: programs that speak MCP need the extra: pip install 'memd-proxy[mcp]', and start memd again"
+NOT_INSTALLED = f"memd: programs that speak MCP need the extra: {pip_install('memd-proxy[mcp]')}, and start memd again"
 BODY_BYTES_MAX = 4 << 20
 TOO_LARGE = f"memd: the body is larger than {BODY_BYTES_MAX:,} bytes"
 ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"

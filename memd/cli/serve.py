@@ -31,6 +31,7 @@ from memd.cli.running import daemon_for, told_who_serves
 from memd.errors import AddressUnusable, BadQuestion, StoreLocked
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
+from memd.wording import pip_install
 
 _SETTINGS_OF = {
     "data_dir": "data_dir",
@@ -115,7 +116,7 @@ def config() -> int:
     return 0
 
 
-NOT_INSTALLED = "memd mcp needs the extra: pip install 'memd-proxy[mcp]'"
+NOT_INSTALLED = f"memd mcp needs the extra: {pip_install('memd-proxy[mcp]')}"
 
 
 @click.command()

@@ -32,6 +32,7 @@ from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, WrongModel
 from memd.settings.model import EmbeddingSettings
+from memd.wording import pip_install
 
 PIECES_MAX = 16
 """The most pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about
@@ -319,7 +320,7 @@ DIMENSION = 384
 """Of its vectors."""
 OWN_NAMES = ("bundled", "multilingual")
 _KNOWN = "'bundled', 'multilingual', 'http', 'path:DIR'"
-_INSTALL = "pip install 'memd-proxy[fastembed]'"
+_INSTALL = pip_install("memd-proxy[fastembed]")
 
 
 def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:

@@ -40,7 +40,7 @@ from memd.store.layout import models_dir
 from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_hard_limit
 from memd.store.token_list import TokenList
 from memd.store.tools.disk_usage import TopicDiskUsage
-from memd.wording import counted, name_for_terminal
+from memd.wording import counted, name_for_terminal, pip_install
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
 OTHERS_MAY_READ = 0o044
@@ -145,7 +145,7 @@ def _source(source: SourceSettings, data_dir: Path) -> CheckResult:
 INSTALLATION, TOKENIZER, MODEL, OPEN_FILES = "installation", "tokenizer", "embedding model", "open files"
 RERANKER = "reranker"
 DISTRIBUTION = "memd-proxy"
-REINSTALL = f"install memd again: pip install --force-reinstall {DISTRIBUTION} (from a checkout: pip install -e .)"
+REINSTALL = f"install memd again: {pip_install('--force-reinstall', DISTRIBUTION)} (from a checkout: -e . in its place)"
 
 KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
 """Tokens by OpenAI's own tables of cl100k_base."""
@@ -161,7 +161,7 @@ def packages() -> CheckResult:
         required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
         said = f"memd {__version__} on Python {platform.python_version()}; not installed, so versions are not compared"
-        return warning(INSTALLATION, said, "install it: pip install .")
+        return warning(INSTALLATION, said, f"install it: {pip_install('.')}")
     fitting, wrong = 0, []
     for requirement in required:
         if requirement.marker is not None and not requirement.marker.evaluate():

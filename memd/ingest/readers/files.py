@@ -33,8 +33,8 @@ from memd.ingest.readers.child import (
     ReadAnswer,
     ReadRequest,
 )
-from memd.ingest.readers.text import EXTRA, FileFormat, format_of, sections_of, suffix_of
-from memd.wording import counted
+from memd.ingest.readers.text import FileFormat, format_of, sections_of, suffix_of
+from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
 """Longer Markdown is read in the process: there is some that takes time by the square of its length (200 KB of quotes
@@ -42,6 +42,7 @@ forty seconds)."""
 READ_SECONDS_MAX = 120
 """For one file: the largest that may be read takes half of that, on a slow machine."""
 LOOK_SECONDS = 0.25
+EXTRA = pip_install("memd-proxy[documents]")
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
 """Of many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")

@@ -22,8 +22,6 @@ from memd.assets import words_of
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 
-EXTRA = "pip install 'memd-proxy[documents]'"
-
 
 class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How files with some suffixes are read; the table says what its fields mean."""

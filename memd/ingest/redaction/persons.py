@@ -18,8 +18,9 @@ from memd.errors import ConfigError
 from memd.ingest.redaction.shapes import NAMED, TABLES, Find, Span, apart, in_unescaped
 from memd.patterns import late_pattern
 from memd.settings.model import LISTED_WORD, IngestSettings
+from memd.wording import pip_install
 
-EXTRA = "pip install 'memd-proxy[persons]'"
+EXTRA = pip_install("memd-proxy[persons]")
 
 
 def personal(settings: IngestSettings) -> dict[str, Find]:

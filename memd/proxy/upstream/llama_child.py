@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
 
 from memd.errors import UpstreamError
+from memd.wording import pip_install
 
 READY_SECONDS_MAX = 600.0
 """A large model on a slow disk takes minutes to load."""
@@ -39,6 +41,9 @@ class LlamaChild:
         Raises:
             UpstreamError: the `llama` extra is missing, or the model could not be loaded.
         """
+        if find_spec("xllamacpp") is None:
+            needed = pip_install("memd-proxy[llama]")
+            raise UpstreamError(f"--model needs llama.cpp: {needed} (or start llama-server and use --upstream)")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -91,12 +96,8 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 def _serve(model: str) -> None:
     """The child's program."""
-    try:
-        import xllamacpp
-    except ImportError:
-        sys.exit(
-            "memd: --model needs llama.cpp: pip install 'memd-proxy[llama]' (or start llama-server and use --upstream)"
-        )
+    import xllamacpp
+
     threading.Thread(target=_end_with_parent, daemon=True).start()
     parameters = xllamacpp.CommonParams()
     parameters.model.path = model

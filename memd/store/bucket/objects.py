@@ -17,11 +17,12 @@ import msgspec
 
 from memd.errors import BucketError, ConfigError, ObjectMissing
 from memd.settings.model import BackupSettings
+from memd.wording import pip_install
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_INSTALL = "a bucket needs the obstore package: pip install 'memd-proxy[bucket]'"
+_INSTALL = f"a bucket needs the obstore package: {pip_install('memd-proxy[bucket]')}"
 _KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MEMD_BACKUP_ACCESS_KEY and MEMD_BACKUP_SECRET_KEY"
 _SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
 _SECONDS_REQUEST = 180

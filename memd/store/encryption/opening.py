@@ -23,13 +23,13 @@ from memd.store.layout import (
     topic_folders_in,
 )
 from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
-from memd.wording import counted
+from memd.wording import counted, pip_install
 
 if TYPE_CHECKING:
     from memd.store.encryption.encrypted_disk import EncryptedDisk
     from memd.store.encryption.key_files import MasterKey
 
-_INSTALL = "encryption needs the cryptography package: pip install 'memd-proxy[encryption]'"
+_INSTALL = f"encryption needs the cryptography package: {pip_install('memd-proxy[encryption]')}"
 _PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
 _GIVE = f"give its key with {_PLACES}"
 _UNFINISHED = {

@@ -33,6 +33,7 @@ from memd.settings.model import Config
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import CLUSTER_NAME, topic_ids_in
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream, StreamHead
+from memd.wording import pip_install
 
 if TYPE_CHECKING:
     from memd.store.encryption.key_files import MasterKey
@@ -96,7 +97,7 @@ _BYTES_A_SECOND = 2 << 20
 """A row of many megabytes takes longer on a network that is not the fastest."""
 WATCH_SECONDS = 1.0
 _CONNECTIONS_MAX = 8
-_INSTALL = "a log that several daemons share needs more packages: pip install 'memd-proxy[cluster]'"
+_INSTALL = f"a log that several daemons share needs more packages: {pip_install('memd-proxy[cluster]')}"
 _KEPT = "what could not be stored waits, and is stored when it answers"
 _REMEDIES = [
     (re.compile(pattern), remedy)
