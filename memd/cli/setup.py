@@ -91,8 +91,14 @@ class CannotEdit(MemdError):
     """A file that memd does not write to; the message says why."""
 
 
+class _Agent(click.Choice[str]):
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """See `click.Choice`."""
+        return f"{super().get_invalid_choice_message(value, ctx)} docs/clients.md says how others are connected."
+
+
 @click.command()
-@click.argument("agents", metavar="[AGENT...]", nargs=-1, type=click.Choice(NAMES))
+@click.argument("agents", metavar="[AGENT...]", nargs=-1, type=_Agent(NAMES))
 @click.option("--topic", metavar="TOPIC", help="A memory of its own: the URL gets /t/TOPIC.")
 @click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
