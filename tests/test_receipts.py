@@ -13,7 +13,9 @@ from daemon_in_process import house_in
 
 import memd.receipts
 from memd.ingest.erasing import Concern
+from memd.ingest.redaction.redactor import Redactor
 from memd.receipts import Receipt, Receipts
+from memd.settings.model import IngestSettings
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import Events
@@ -64,9 +66,9 @@ async def test_a_receipt_that_is_written_while_its_text_is_erased_is_kept_withou
         return line
 
     with ThreadPoolExecutor(1, thread_name_prefix="writer") as writer:
-        receipts = Receipts(ring, writer, None, Events())
+        receipts = Receipts(ring, writer, Redactor.of(IngestSettings()), Events())
         asked = Receipt(turn_id="1", at=1, topic_id="harbour", api="chat", mode="full", model="m", asked="the walrus")
-        monkeypatch.setattr(memd.receipts.msgspec.json, "encode", encode)
+        monkeypatch.setattr(msgspec.json, "encode", encode)
         with receipts.awaited("1"):
             writing = asyncio.create_task(receipts.keep(asked))
             await encoding.wait()
