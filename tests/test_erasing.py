@@ -268,7 +268,8 @@ def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
     assert daemon.run("backup", str(backup)).returncode == 0
     done = daemon.run("erase", "team", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "topic team, with its folder:" in done.stdout and f"the backup in {backup}" in done.stdout
+    assert "topic team, with its folder:" in done.stdout and f"the backup in {backup}, until the next" in done.stdout
+    assert "encryption" not in done.stdout, "there never was any"
     assert "could not be overwritten" in done.stdout
     assert found_in(daemon.data_dir) == [] and found_in(backup)
     assert not (daemon.data_dir / "team").exists()

@@ -207,6 +207,12 @@ def test_an_encrypted_topic_out_of_a_backup_is_erased_again(tmp_path: Path, monk
         memory.run("erase", "--resume", "--yes")
         memory.run("verify")
         assert SECRET not in memory.exported() and OTHER in memory.exported()
+    told = " ".join(memory.run("erase", "default", "--dry-run").output.split())
+    assert f"the backup in {backup}, until the next" in told
+    memory.run("decrypt")
+    memory.give(None)
+    told = " ".join(memory.run("erase", "default", "--dry-run").output.split())
+    assert f"the backup in {backup}, until you remove it, as it is from before encryption changed" in told
 
 
 KILLED = """

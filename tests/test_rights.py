@@ -391,6 +391,27 @@ async def test_figures_of_the_whole_daemon_are_for_who_may_read_all_of_it(tmp_pa
         assert set(own["topics"]) == {"team-a"} and own["memory_bytes"] < whole["memory_bytes"]
 
 
+async def test_a_chunk_of_another_topic_than_the_named_one_is_told_with_its_own_to_who_may_read_that(
+    house: House,
+) -> None:
+    lamp, vault = await told(house, "team-a", LAMP), await told(house, "secret", VAULT)
+    for name, chunk_id, topic, other in (
+        ("owner", lamp, "secret", "team-a"),
+        ("owner", vault, "team-a", "secret"),
+        ("ann", vault, "team-a", ""),
+    ):
+        for asked in (f"/memd/chunks/{chunk_id}?topic={topic}", f"/memd/chunks/{chunk_id}/related?topic={topic}"):
+            status, answer = await house.ask(name, asked)
+            said = (
+                f"topic {topic} has no chunk '{chunk_id}': it is in topic {other}" if other else "no chunk has the id"
+            )
+            assert status == 404 and said in answer["error"]["message"], answer
+            assert other or "secret" not in answer["error"]["message"]
+    body = {"topic_id": "team-a", "chunk_ids": [vault], "dry_run": True}
+    status, answer = await house.ask("owner", "/memd/erase", body)
+    assert status == 404 and "it is in topic secret" in answer["error"]["message"]
+
+
 async def test_who_may_erase_and_not_read_erases_by_any_id_and_hears_no_text(house: House) -> None:
     ids = [await told(house, "team-a", f"{LAMP} {number}") for number in range(2)]
     await told(house, "secret", f"{LAMP} 0")

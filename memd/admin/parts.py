@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from memd.admin.history import Named, named
 from memd.entries import Draft, checked_topic_id
-from memd.errors import BadQuestion, UnknownTopic
+from memd.errors import BadQuestion, NotFound, StoreError, UnknownTopic
 from memd.principals import Principal, Right
 from memd.wording import no_topic
 
@@ -140,6 +141,28 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
             for topic in found:
                 held.enter_context(topic.held())
             yield found
+
+    async def named(
+        self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal
+    ) -> list[Named]:
+        """Find chunks by their ids in topics that are held; see `history.named`.
+
+        Args:
+            names: of these topics, if they were named: where a chunk is in another that `who` may read, the error says.
+        """
+
+        async def in_one_of(topics: Sequence[Topic], chunk_id: str) -> Named:
+            return await asyncio.to_thread(named, [(one.log, one.unstored()) for one in topics], chunk_id)
+
+        try:
+            return [await in_one_of(found, missing := one) for one in chunk_ids]
+        except NotFound as error:
+            told = error
+            with contextlib.suppress(BadQuestion, StoreError):
+                async with self.held([], who) as others:
+                    there = (await in_one_of(others if names else (), missing)).snapshot.topic_id
+                    told = NotFound(f"topic {', '.join(names)} has no chunk {missing!r}: it is in topic {there}")
+            raise told from None
 
     @asynccontextmanager
     async def held_one(

@@ -167,13 +167,9 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Prin
     Also one that is not in the log yet.
     """
     async with parts.held(query.topic, who) as found:
-        topics = [(topic.log, topic.unstored()) for topic in found]
-
-        def read() -> history.ChunkStory:
-            known = history.known_to(who, [log.snapshot() for log, _ in topics])
-            return history.story(*history.named(topics, chunk_id), known)
-
-        story = await asyncio.to_thread(read)
+        [named] = await parts.named(found, [chunk_id], query.topic, who)
+        known = history.known_to(who, [topic.log.snapshot() for topic in found])
+        story = await asyncio.to_thread(history.story, *named, known)
     turns = await asyncio.to_thread(parts.receipts.latest, CHUNK_TURNS_MAX, who, uuid=story.uuid)
     return msgspec.structs.replace(story, turns=tuple(one.turn_id for one, _ in turns))
 
@@ -266,17 +262,16 @@ async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Dige
 async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
     """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
     async with parts.held(query.topic, who) as found:
-        topics = [(topic.log, topic.unstored()) for topic in found]
+        [(snapshot, uuid, waiting)] = await parts.named(found, [chunk_id], query.topic, who)
 
         def read() -> RelatedChunks:
-            snapshot, uuid, waiting = history.named(topics, chunk_id)
             told = f"`memd show {chunk_id}`"
             if waiting is not None:
                 raise BadQuestion(f"the chunk {chunk_id} is not in the log yet: ask again once it is; {told} shows it")
             entry = snapshot.find(uuid)
             if entry is None or not any(map(snapshot.is_live, snapshot.places(uuid))):
                 raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; {told} tells by which")
-            others = [snapshot if snapshot.topic_id == log.topic_id else log.snapshot() for log, _ in topics]
+            others = [snapshot if snapshot.topic_id == one.id else one.log.snapshot() for one in found]
             return RelatedChunks(
                 snapshot.topic_id, entry.public_id, tuple(related_to(others, snapshot, entry, query.limit))
             )

@@ -25,7 +25,7 @@ from memd.admin.parts import DaemonParts
 from memd.admin.queries import Body, Extent, TopicBody
 from memd.admin.routing import post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
-from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError
+from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
 from memd.ingest.erasing import (
     ErasureDone,
     PlannedErasure,
@@ -45,7 +45,8 @@ from memd.principals import Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import since
-from memd.store.store import Snapshot
+from memd.store.encryption.opening import key_id_of
+from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
@@ -353,9 +354,9 @@ async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
 async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Asked:
     if len(body.chunk_ids) > CHUNKS_MAX:
         raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
-    async with parts.held([body.topic_id] if body.topic_id else [], who, ["admin"]) as own:
-        logs = [(topic.log, topic.unstored()) for topic in own]
-        named = await asyncio.to_thread(lambda: [history.named(logs, one) for one in body.chunk_ids])
+    names = [body.topic_id] if body.topic_id else []
+    async with parts.held(names, who, ["admin"]) as own:
+        named = await parts.named(own, body.chunk_ids, names, who)
         for topic in own:
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
@@ -391,8 +392,16 @@ def _backups(parts: DaemonParts) -> tuple[str, ...]:
     until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
     bucket = (f"the backup in {parts.config.backup.bucket}, {until}",) if parts.config.backup.bucket else ()
     folders = known_backups(parts.store.data_dir, parts.store.files)
-    until = "until the next `memd backup` into it; one from before encryption changed takes none any more: remove it"
-    return (*bucket, *(f"the backup in {one}, {until}" for one in folders))
+    return (*bucket, *(f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders))
+
+
+def _until(store: Store, backup: Path) -> str:
+    with suppress(WrongKey):
+        if key_id_of(store.files, backup) == key_id_of(store.files, store.data_dir):
+            return "until the next `memd backup` into it"
+    return (
+        "until you remove it, as it is from before encryption changed: `memd backup` takes nothing out of it any more"
+    )
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:

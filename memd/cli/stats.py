@@ -179,10 +179,6 @@ def _remembered(config: Config) -> tuple[list[str], bool]:
     named = [f"{one.topic_id} {one.chunks:,}" for one in topics[:TOPICS_NAMED]]
     named += [f"{counted(len(topics) - TOPICS_NAMED, 'topic')} more"] if len(topics) > TOPICS_NAMED else []
     told = [f"{where}: {counted(sum(one.chunks for one in topics), 'chunk')} ({', '.join(named)})."] if topics else []
-    if waiting:
-        rests = (
-            f"answered ones in a moment, others when their conversation has rested for {config.buffer.idle_seconds:g} s"
-        )
-        told.append(f"{counted(waiting, 'message')} said and not stored yet: {rests}.")
+    told += [f"{note}."] if (note := waiting_note(waiting)) else []
     nothing = (not told and memory_elsewhere(config)) or "nothing is stored yet"
     return told or [f"{nothing[0].upper()}{nothing[1:]}."], not (told or config.cluster.is_on)
