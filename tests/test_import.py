@@ -549,7 +549,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
         ("conversations.json", "chatgtp", "no such format; did you mean chatgpt? There are chatgpt, claude, "),
         (".", "markdwn", "no such format; did you mean markdown? There are chatgpt, claude, "),
         (".", "qqqq", "no such format. There are chatgpt, claude, "),
-        ("conversations.json", "pdf", "conversations.json is not of --format pdf; nothing was added"),
+        ("conversations.json", "pdf", "conversations.json is not of --format pdf\n"),
         ("-", "chatgtp", "no such format; did you mean chatgpt?"),
         ("-", "md", "- is an export of conversations"),
     ],
@@ -680,7 +680,7 @@ def test_what_can_be_piped_is_said_where_something_else_was(tmp_path: Path, pipe
     result = CliRunner().invoke(main, ["add", "-", "--data-dir", str(tmp_path / "new")], input=piped)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
     assert "standard input, all of it: this is no exported conversation (JSON, JSON Lines" in result.stderr
-    assert "save a document or a zip as a file, and add that: memd add FILE" in result.stderr
+    assert "as - has to be; add others as files" in result.stderr
     assert "`memd remember -` remembers piped text" in result.stdout
 
 

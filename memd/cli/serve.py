@@ -116,9 +116,6 @@ def config() -> int:
     return 0
 
 
-NOT_INSTALLED = f"memd mcp needs the extra: {pip_install('memd-proxy[mcp]')}"
-
-
 @click.command()
 @with_settings(existing=False)
 def mcp(config: Config) -> int:
@@ -131,7 +128,7 @@ def mcp(config: Config) -> int:
     try:
         from memd.admin.mcp_tools import server_for  # takes a second
     except ModuleNotFoundError:
-        raise BadQuestion(NOT_INSTALLED) from None
+        raise BadQuestion(f"memd mcp needs the extra: {pip_install('memd-proxy[mcp]')}") from None
     with daemon_for(config) as daemon:
         server_for(daemon).run("stdio")
     return 0

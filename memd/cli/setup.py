@@ -93,7 +93,6 @@ class CannotEdit(MemdError):
 
 class _Agent(click.Choice[str]):
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """See `click.Choice`."""
         return f"{super().get_invalid_choice_message(value, ctx)} docs/clients.md says how others are connected."
 
 

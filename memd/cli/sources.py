@@ -10,7 +10,7 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,7 @@ _AHEAD_US = 86_400_000_000
 """A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 DASH = "-"
-_NOT_PIPED = (
-    "this is no exported conversation (JSON, JSON Lines or Aider's history), which is all that - may be; save a "
-    "document or a zip as a file, and add that: memd add FILE"
-)
+_NOT_PIPED = "this is no exported conversation (JSON, JSON Lines, Aider's history), as - has to be; add others as files"
 
 
 @click.command()
@@ -109,7 +106,7 @@ def add(
     if wanted is not None:
         exports, paths = named_files(paths), ()
     else:
-        _check_formats(paths, chosen)
+        _check_formats([path for path in paths if path != STANDARD_INPUT], chosen)
         if STANDARD_INPUT in paths and (formats or name is not None):
             raise BadQuestion("- is an export of conversations: give it without --as and the --format of documents")
         exports, folders = ([], {}) if name is not None or formats else _exports(paths, chosen)
@@ -149,20 +146,14 @@ def add(
 
 
 def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
-    """See that each format is one, or a suffix that files here have, and that the named files are of one of them.
-
-    Raises:
-        BadQuestion: they are not.
-    """
+    """Refuse a format that there is not (a suffix that files here have is one), and a named file that is of none."""
 
     def has(path: Path, formats: tuple[str, ...]) -> bool:
         its = msgspec.structs.replace(chosen, formats=formats)
-        try:
+        with suppress(OSError):  # it is named with the reason where documents are looked at
             return any(its.wants(file.name) for file in Walk(path.resolve(), its).files())
-        except OSError:
-            return True  # it is named with the reason where documents are looked at
+        return True
 
-    paths = [path for path in paths if path != STANDARD_INPUT]
     for one in chosen.formats:
         if f".{one}" not in FORMATS and not any(has(path, (one,)) for path in paths):
             near = difflib.get_close_matches(one, [*NAMES, *(suffix[1:] for suffix in FORMATS)], n=1)
@@ -170,8 +161,7 @@ def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
             raise BadQuestion(f"--format {one}: {said} There are {', '.join(NAMES)}, and suffixes (md, pdf)")
     for path in paths:
         if chosen.formats and not path.is_dir() and not has(path, chosen.formats):
-            given = " ".join(f"--format {one}" for one in chosen.formats)
-            raise BadQuestion(f"{name_for_terminal(str(path))} is not of {given}; nothing was added")
+            raise BadQuestion(f"{name_for_terminal(str(path))} is not of --format {', '.join(chosen.formats)}")
 
 
 def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
@@ -190,20 +180,11 @@ def _tell_unpacked(folders: Mapping[Path, tuple[str, list[str]]]) -> None:
         click.echo(name_for_terminal(told))
 
 
-class _OrZip(Chosen, frozen=True, kw_only=True):
-    """The files of a folder that are documents or could be exports."""
-
-    def wants(self, name: str) -> bool:
-        """See Chosen."""
-        return name.lower().endswith(".zip") or super().wants(name)
-
-
 def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile], dict[Path, tuple[str, list[str]]]]:
     """Exports of conversations among the files that are to be added, and standard input; and the folders that are
     unpacked exports, each with its program and the names of its other files that could be documents."""
     dating, found, folders = _dating_now(), dict[Path, ImportedFile](), dict[Path, str]()
-    others = dict[Path, None]()
-    chosen = _OrZip(**msgspec.structs.asdict(chosen))
+    others, chosen = dict[Path, None](), msgspec.structs.replace(chosen, zips=True)
     for path in paths:
         if path == STANDARD_INPUT:
             found[path] = ImportedFile(path, 0)
@@ -363,9 +344,12 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                 advanced(done, max(whole, done))
 
             for file in files:
-                before = len(problems)
+                before, found_any = len(problems), False
                 try:
-                    found_any = _send(sending, file, dating, wanted, advance)
+                    for name, found in read(file, dating, wanted, advance):
+                        found_any = found_any or not found.problem
+                        sending.take(name, found, file.called)
+                    sending.end()
                 except OSError as error:
                     why = f"it cannot be read ({error.strerror or error})"
                     problems.append((file.name, Found("the file", problem=why)))
@@ -390,18 +374,6 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
         click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
     click.echo(_imported(sending.counts, read_files, foreign, dating.refused, len(problems)))
     return len(problems)
-
-
-def _send(
-    sending: Sending, file: ImportedFile, dating: Dating, wanted: str | None, advance: Callable[[int], None]
-) -> bool:
-    """Send what is found in a file; whether there was a conversation or entry in it."""
-    found_any = False
-    for name, found in read(file, dating, wanted, advance):
-        found_any = found_any or not found.problem
-        sending.take(name, found, file.called)
-    sending.end()
-    return found_any
 
 
 def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, problems: int) -> str:

@@ -42,7 +42,6 @@ forty seconds)."""
 READ_SECONDS_MAX = 120
 """For one file: the largest that may be read takes half of that, on a slow machine."""
 LOOK_SECONDS = 0.25
-EXTRA = pip_install("memd-proxy[documents]")
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
 """Of many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
@@ -167,7 +166,7 @@ def checked(name: str, size: int) -> FileFormat:
     if size == 0 and way.is_apart:
         raise BadDocument("it is empty")
     if way.needs and importlib.util.find_spec(way.needs) is None:
-        raise BadDocument(f"reading it needs more libraries: {EXTRA}")
+        raise BadDocument(f"reading it needs more libraries: {pip_install('memd-proxy[documents]')}")
     return way
 
 

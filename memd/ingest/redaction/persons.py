@@ -20,8 +20,6 @@ from memd.patterns import late_pattern
 from memd.settings.model import LISTED_WORD, IngestSettings
 from memd.wording import pip_install
 
-EXTRA = pip_install("memd-proxy[persons]")
-
 
 def personal(settings: IngestSettings) -> dict[str, Find]:
     """The finders that `redact_persons` and `redact_words` ask for, by the names of their marks.
@@ -51,7 +49,8 @@ def personal(settings: IngestSettings) -> dict[str, Find]:
             finders["phone"] = in_unescaped(phone_numbers(countries))
     except ModuleNotFoundError as missing:
         raise ConfigError(
-            f"ingest.redact_persons needs the package {missing.name}, which is not installed: {EXTRA}, and start again"
+            f"ingest.redact_persons needs the package {missing.name}, which is not installed: "
+            f"{pip_install('memd-proxy[persons]')}, and start again"
         ) from None
     if settings.redact_words:
         from memd.ingest.redaction.words import listed_words

@@ -45,10 +45,14 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """Suffixes, without a dot and in lower case; none: all that can be read."""
     follow_links: bool = False
     """Also links that lead out of the folder."""
+    zips: bool = False
+    """Also those that could be exports of conversations, where no formats are given."""
 
     def wants(self, name: str) -> bool:
         """Whether a file of this name is wanted where a whole folder is; without a suffix, if it is text."""
-        return name.lower().rpartition(".")[2] in self.formats if self.formats else is_readable(name)
+        if self.formats:
+            return name.lower().rpartition(".")[2] in self.formats
+        return is_readable(name) or (self.zips and suffix_of(name) == ".zip")
 
 
 class FoundFile(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from memd.wording import pip_install
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_INSTALL = f"a bucket needs the obstore package: {pip_install('memd-proxy[bucket]')}"
 _KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MEMD_BACKUP_ACCESS_KEY and MEMD_BACKUP_SECRET_KEY"
 _SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
 _SECONDS_REQUEST = 180
@@ -75,7 +74,7 @@ class Bucket:
         try:
             from obstore.store import S3Store
         except ImportError:
-            raise BucketError(_INSTALL) from None
+            raise BucketError(f"a bucket needs the obstore package: {pip_install('memd-proxy[bucket]')}") from None
         parts = urlsplit(settings.bucket)
         endpoint = settings.endpoint or env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or ""
         named = {
