@@ -145,11 +145,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     async def named(
         self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal
     ) -> list[Named]:
-        """Find chunks by their ids in topics that are held; see `history.named`.
-
-        Args:
-            names: of these topics, if they were named: where a chunk is in another that `who` may read, the error says.
-        """
+        """Find chunks in topics that are held, see `history.named`. If they were asked for by these names, and another
+        one that `who` may read has the chunk, the error says so."""
 
         async def in_one_of(topics: Sequence[Topic], chunk_id: str) -> Named:
             return await asyncio.to_thread(named, [(one.log, one.unstored()) for one in topics], chunk_id)

@@ -215,10 +215,9 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
         report.damaged = list(map(str, with_audit(verify_log(folder, files), folder, files).damaged))
     except WrongKey as error:
         report.notes.append(f"damage that the backup may have was not looked for: {error}")
-    exit_code = FOUND_SOMETHING if report.damaged else 0
     if as_json:
         click.echo(msgspec.json.encode(report))
-        return exit_code
+        return FOUND_SOMETHING if report.damaged else 0
     for note in report.notes:
         click.echo(f"note: {note}")
     for finding in report.damaged:
@@ -233,7 +232,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     click.echo("Tokens are in no backup. Those of `memd token` have to be made again, before others can reach it.")
     key = ", with its master key" if (folder / KEY_NAME).exists() else ""
     click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
-    return exit_code
+    return FOUND_SOMETHING if report.damaged else 0
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.queries import ALL_TOPICS
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
 from memd.cli.memories import memory_elsewhere, note_memory
-from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
+from memd.errors import AddressUnusable, BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook, not_done
 from memd.store.disk import LocalDisk
@@ -83,17 +83,20 @@ class RunningDaemon(OwnRoutesClient):
         return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{port}"
 
 
-def told_who_serves(config: Config) -> str:
-    """Say which memd holds the data directory, and where it listens if it answers; empty: none does."""
-    lock = config.data_dir / LOCK_NAME
-    if not LocalDisk().is_locked(lock):
-        return ""
-    other = RunningDaemon.find(config.data_dir, config.auth.token)
-    at, holder = f" at {other.model_url}" if other is not None else "", lock.read_text(errors="replace").strip()
-    return (
-        f"memd already runs on {config.data_dir}{at} ({holder}): use that one, or stop it first; for a second one "
-        "choose another data_dir, and another port with --port"
-    )
+@contextmanager
+def telling_who_serves(config: Config) -> Iterator[None]:
+    """Where a start fails in the block because another memd has the data directory, say which one and where it is."""
+    try:
+        yield
+    except (AddressUnusable, StoreLocked):
+        if not LocalDisk().is_locked(lock := config.data_dir / LOCK_NAME):
+            raise
+        other, holder = RunningDaemon.find(config.data_dir, config.auth.token), lock.read_text(errors="replace").strip()
+        at = f" at {other.model_url}" if other is not None else ""
+        raise StoreLocked(
+            f"memd already runs on {config.data_dir}{at} ({holder}): use that one, or stop it first; for a second one "
+            "choose another data_dir, and another port with --port"
+        ) from None
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from memd.cli.flags import (
     with_settings,
 )
 from memd.cli.memories import memory_elsewhere, note_memory
-from memd.cli.running import daemon_for, told_who_serves
-from memd.errors import AddressUnusable, BadQuestion, StoreLocked
+from memd.cli.running import daemon_for, telling_who_serves
+from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
 from memd.wording import pip_install
@@ -82,12 +82,8 @@ def serve(
     known = {key: value for key, value in given.items() if value is not None}
     path, _ = places_of_settings(config_path, os.environ, known)
     source = AuthSource(path, lambda: load_config(path, os.environ, known).auth)
-    try:
+    with telling_who_serves(config):
         return serve_until_stopped(config, model=model, auth_source=source)
-    except (AddressUnusable, StoreLocked):
-        if serves := told_who_serves(config):
-            raise StoreLocked(serves) from None
-        raise
 
 
 @click.command()
