@@ -340,7 +340,7 @@ def topic_folders_in(files: LocalDisk, data_dir: Path) -> list[str]:
 
 
 def has_files(files: LocalDisk, directory: Path) -> bool:
-    """Whether a topic's folder has more of memd in it than a key, what is forbidden and an empty folder for segments."""
+    """Whether a topic's folder has more of memd in it than a key, what is forbidden and an empty folder of segments."""
     names = files.names(directory)
     in_segments = files.names(directory / _SEGMENTS) if _SEGMENTS in names else []
     return any(map(_OF_TOPIC.match, names)) or any(map(_OF_SEGMENTS.match, in_segments))
