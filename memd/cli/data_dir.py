@@ -212,7 +212,9 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
             report = restore_from(bucket, folder, LocalDisk(), at, tell)
     try:
         files = disk_of(msgspec.structs.replace(config, data_dir=folder))
-        report.damaged = list(map(str, with_audit(verify_log(folder, files), folder, files).damaged))
+        verified = with_audit(verify_log(folder, files), folder, files)
+        report.damaged = list(map(str, verified.damaged))
+        report.notes += (line for line in verified.lines[:-1] if line not in report.damaged)
     except WrongKey as error:
         report.notes.append(f"damage that the backup may have was not looked for: {error}")
     if as_json:
