@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -48,7 +49,8 @@ class Talker:
         found = set[str]()
         for parent, _, names in os.walk(folder):
             for name in names:
-                found |= {one.decode() for one in FACT.findall((Path(parent) / name).read_bytes())}
+                with suppress(FileNotFoundError):  # an index that was merged meanwhile
+                    found |= {one.decode() for one in FACT.findall((Path(parent) / name).read_bytes())}
         return found & self.erased
 
     def _text(self) -> str:
