@@ -63,9 +63,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "direct, full history": None,
     "memd, nothing remembered": {"min_score": 1.0},
     "memd, memory": {},
-    "memd, memory, separate": {"role": "separate"},
     "memd, memory, sticky off": {"sticky_tokens": 0},
-    "memd, memory, separate, sticky off": {"role": "separate", "sticky_tokens": 0},
 }
 """Name → settings of `injection`, and of `retrieval` the least score; None: without memd."""
 

@@ -28,7 +28,6 @@ ROWS = {
     "direct, full history": "without memd",
     "memd, nothing remembered": "memd,\nnothing remembered",
     "memd, memory": "memd with memory",
-    "memd, memory, separate": "memd with memory,\nrole: separate",
     "memd, memory, sticky off": "memd with memory,\nsticky_tokens: 0",
 }
 LOW = 0.3  # of the height of a row with memory: without, few tokens are read

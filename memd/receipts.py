@@ -99,6 +99,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Of all blocks in the prompt."""
     forwarded_tokens: int = 0
     placement: str | None = None
+    """`merged`: the blocks stood in front of what the user said; None: the model server was given none. Earlier
+    versions know `separate` too, a message of their own."""
     left_out: int = 0
     """Messages of the conversation that are not in the prompt."""
     replaced: int = 0

@@ -230,7 +230,7 @@ def test_a_block_of_its_own_that_this_api_does_not_know_is_merged_and_offered_on
         return anthropic_answer(request)
 
     upstream.answer = answered
-    daemon = make_daemon(upstream.url, {"injection": {"role": "separate"}}).start()
+    daemon = make_daemon(upstream.url).start()
     assert send(daemon.base_url, [user(FACT)]).status == 200
     daemon.wait_stored(FACT)
     answer = send(daemon.base_url, [user(QUESTION)])

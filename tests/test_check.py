@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from chat_templates import ALTERNATING, DROPS_DEVELOPERS
 from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment, wait_until
@@ -437,21 +436,6 @@ def test_a_window_that_only_the_running_daemon_knows_is_told(make_daemon: MakeDa
     [known] = [outcome for outcome in after["checks"] if outcome["check"] == "model"]
     assert unknown["mark"] == "warning" and known["mark"] == "ok"
     assert known["said"].endswith("window 8,192 tokens (as the running daemon knows)")
-
-
-@pytest.mark.llama
-@pytest.mark.parametrize("template", [DROPS_DEVELOPERS, ALTERNATING])
-def test_a_template_that_takes_no_developer_message_is_found_out(template: str, tmp_path: Path) -> None:
-    from tiny_model import write_scripted_model  # here: `make quick` does not install what it imports
-
-    model = tmp_path / "tiny.gguf"
-    write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
-    with running_llama(model, context=WINDOW, log=tmp_path / "llama.log") as url:
-        separate = Place(tmp_path, {"upstream": {"url": url}, "injection": {"role": "separate"}}).check()[1]
-        merged = Place(tmp_path, {"upstream": {"url": url}}).check()[1]
-    assert separate["placement"][0]["mark"] == "warning"
-    assert "injection.role to auto" in separate["placement"][0]["remedy"]
-    assert merged["placement"][0]["mark"] == "ok"
 
 
 @pytest.mark.llama

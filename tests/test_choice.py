@@ -159,7 +159,7 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
         lexical_weight=lexical_weight, min_score=0.01, neighbour_weight=0.0, feedback_weight=0.0
     )
     encoder = Encoder(OneVector())
-    retriever = Retriever(encoder, settings, header="", dates=False, count=lambda text: len(text.split()))
+    retriever = Retriever(encoder, settings, dates=False, count=lambda text: len(text.split()))
     try:
         topics = await retriever.as_of([topic], WallTime(2**52)) if past else [topic]
         asked = Filters(wanted=WEEK, everything=True)
@@ -184,7 +184,7 @@ async def test_a_question_about_a_day_alone_brings_that_day_out_of_a_large_topic
     day = datetime.fromtimestamp(noon / 1e6)
     asked = question.replace("3 May", f"{day:%Y-%m-%d}").replace("am 3. Mai", f"{day:%Y-%m-%d}")
     retriever = Retriever(
-        encoder, RetrievalSettings(), header="", dates=True, count=lambda text: len(text.split()), now_us=lambda: 2**52
+        encoder, RetrievalSettings(), dates=True, count=lambda text: len(text.split()), now_us=lambda: 2**52
     )
     try:
         found = await retriever.retrieve(asked, [topic], Budget(10_000))

@@ -105,14 +105,14 @@ def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
     config = loaded(
         config_file,
         MEMD_INGEST_IGNORE="[a, 'b c']",
-        MEMD_BUFFER_IDLE_SECONDS="5000",
+        MEMD_BACKUP_SECONDS="5",
         MEMD_RETRIEVAL_MIN_SCORE="0.5",
-        MEMD_INJECTION_HEADER="Notes: yes",
+        MEMD_TOPICS_HEADER="X-User",
     )
     assert config.ingest.ignore == ("a", "b c")
-    assert config.buffer.idle_seconds == 5000
+    assert config.backup.seconds == 5.0
     assert config.retrieval.min_score == 0.5
-    assert config.injection.header == "Notes: yes"
+    assert config.topics.header == "X-User"
 
 
 def test_sources_are_paths_or_lines_and_what_is_left_out_of_all(
@@ -234,9 +234,8 @@ WRONG = {
     "admin: {port: lots}": "admin.port is 'lots'; give a whole number from 0 to 65535 or auto",
     "retrieval: {min_score: .nan}": "retrieval.min_score is nan; give a number from 0 to 1",
     "log: {level: loud}": "log.level is 'loud'; give debug or error or info or warning",
-    "injection: {header: yes}": "injection.header is True; give one line of text (in quotes",
-    'injection: {header: "a\\nb"}': "injection.header is 'a\\nb'; give one line of text",
-    "injection: {header: 'a [b'}": "injection.header has a square bracket",
+    "upstream: {url: yes}": "upstream.url is True; give one line of text (in quotes",
+    'upstream: {url: "a\\nb"}': "upstream.url is 'a\\nb'; give one line of text",
     "ingest: {ignore: x}": "ingest.ignore is 'x'; give a list",
     "ingest: {ignore: &a [*a]}": "ingest.ignore is [[...]]; give a list",
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
@@ -281,7 +280,7 @@ WRONG = {
     "listen:\n\tport: 1": "config.yaml, line 2: this is not YAML",
     "a: 1\n---\nb: 2": "this is not YAML: but found another document",
     "data_dir: !!python/object:os.system {}": "config.yaml, line 1: this is not YAML",
-    "injection:\n  header: 2026-99-99": "config.yaml, line 2: injection.header cannot be read",
+    "injection:\n  dates: 2026-99-99": "config.yaml, line 2: injection.dates cannot be read",
     "listen:\n  port: " + "9" * 5000: "config.yaml, line 2: listen.port cannot be read",
     "[" * 600: "nested too deeply",
     "a: \x00": "this is not a YAML file",

@@ -233,7 +233,7 @@ def test_bodies_in_flight_are_bounded_all_together(memd: DaemonProcess, raw: Raw
     assert third.read_head().split(b" ")[1] == b"503"
     assert int(third.header(b"Retry-After") or 0) > 0
     assert third.header(b"X-Memory-Status") == b"none" and third.header(b"X-Memory-Turn")
-    assert b"limits.bodies_bytes_max" in third.read_body()
+    assert b"limits.body_bytes_max" in third.read_body()
     go_on.set()
     assert all(user.read_head().split(b" ")[1] == b"200" for user in users)
     wait_until(lambda: _answered(memd, body), lambda: repr(memd))

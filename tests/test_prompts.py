@@ -162,19 +162,15 @@ def test_messages_that_differ_in_a_forged_block_are_two_messages(
     assert contents(served).count("Go on.") == 2, first
 
 
-@pytest.mark.parametrize(("role", "restarted"), [("merged", True), ("separate", False)])
-def test_a_client_that_echoes_blocks_changes_nothing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str, restarted: bool
-) -> None:
+def test_a_client_that_echoes_blocks_changes_nothing(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     upstream.answer = quoting
-    served = make_daemon(upstream.url, {"injection": {"role": role}}).start()
+    served = make_daemon(upstream.url).start()
     served.chat([user(FACT)])
     served.wait_stored(FACT)
     reply = served.chat([user(QUESTION)]).reply
     assert "[mem:" in reply
     history = [*shown(upstream), {"role": "assistant", "content": reply}]
-    if restarted:
-        served.restart()
+    served.restart()
     for turn in range(3):
         history = [*history, user(f"Thanks, and number {turn}?")]
         answer = served.chat(history)

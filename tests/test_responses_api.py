@@ -15,7 +15,6 @@ from daemon_process import Answer, DaemonProcess, Headers, Stream, ask, user
 from openai_responses import TOOL, TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response
 
-from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wire.responses import RESPONSES
 
@@ -196,8 +195,7 @@ def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream
     assert answer.body == response_answer(upstream.requests[-1]).parts[0]
 
 
-@pytest.mark.parametrize("placement", ["separate", "merged"])
-def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str, placement: Placement) -> None:
+def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str) -> None:
     chat: list[Any] = [
         {"role": "system", "content": "Be brief."},
         user("What is on the shelf?"),
@@ -222,17 +220,16 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
     for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
         request = api.parse(json.dumps({"model": "tiny", **body}).encode())
         blocks = {len(request.messages) - 1: "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]"}
-        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks, placement=placement)).json)
+        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks)).json)
     assert counts[0] == counts[1]
     assert counts[0]["input_tokens"] > 100
 
 
-@pytest.mark.parametrize("role", ["separate", "merged"])
-def test_a_block_stands_before_the_last_user_message_whatever_its_form(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, role: str
+def test_a_block_stands_in_front_of_the_last_user_message_whatever_its_form(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     upstream.answer = response_answer
-    daemon = make_daemon(upstream.url, {"injection": {"role": role}}).start()
+    daemon = make_daemon(upstream.url).start()
     respond(daemon, FACT)
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
     parts = [image, {"type": "input_text", "text": QUESTION}]
@@ -240,14 +237,9 @@ def test_a_block_stands_before_the_last_user_message_whatever_its_form(
         assert respond(daemon, question, store=False).headers["X-Memory-Status"] == "injected"
         body = json.loads(upstream.requests[-1].body)
         assert body["store"] is False
-        *before, last = body["input"]
+        last = body["input"][-1]
         content = question if isinstance(question, str) else parts
-        if role == "separate":
-            [block] = before
-            assert (block["type"], block["role"]) == ("message", "developer")
-            assert "cinnamon-42" in block["content"]
-            assert last["content"] == content
-        elif isinstance(content, str):
+        if isinstance(content, str):
             assert "cinnamon-42" in last["content"] and last["content"].endswith("\n\n" + content)
         else:
             assert last["content"][0]["type"] == "input_text"

@@ -18,7 +18,6 @@ from daemon_process import Answer, DaemonProcess, ask, user
 from llama_server import Llama, replaceable_llama
 from llamacpp_sources import chat_templates
 from recording_upstream import RecordingUpstream, recording_upstream
-from separate_blocks import separating
 from tiny_model import write_scripted_model
 
 from memd.wire.chat import CHAT
@@ -101,10 +100,6 @@ class Stage:
         self._upstream = upstream
         self._daemon = daemon
         self._name = ""
-
-    @property
-    def llama_url(self) -> str:
-        return self._llama.url
 
     def use(self, name: str) -> None:
         """Put llama.cpp with this template behind the daemon, with a model whose answers have its form."""
@@ -243,29 +238,3 @@ def test_a_question_in_parts_has_its_memory_in_front_of_it(stage: Stage, name: s
     shown = stage.prompt(json.loads(body)["messages"])
     assert shown.count(block) == 1 and shown.index(block) < shown.index(ASKS_KEY)
     assert is_inserted(stage.prompt(own), shown, block)
-
-
-# A block as a message of its own, where the settings ask for it
-
-
-@pytest.mark.parametrize("system", [(), (BRIEF,)], ids=["plain", "system"])
-@every_template
-async def test_a_block_is_a_message_of_its_own_only_where_the_template_shows_one_in_its_place(
-    stage: Stage, name: str, system: tuple[dict[str, Any], ...]
-) -> None:
-    stage.use(name)
-    async with separating(stage.llama_url) as upstream:
-        await upstream.refresh(wait=True)
-        placement = upstream.placement
-    answered = {"role": "assistant", "content": "In a drawer."}
-    messages = [*system, user(ASKS_KEY), answered, user(ASKS_CAKE)]
-    request = CHAT.parse(json.dumps({"messages": messages}).encode())
-    first, second = {len(system): BLOCKS[0]}, {len(system) + 2: BLOCKS[1]}
-    prompts = [stage.prompt(messages)]
-    for blocks in (first, first | second):
-        body = CHAT.encode(request, blocks=blocks, placement=placement)
-        prompts.append(stage.prompt(json.loads(body)["messages"]))
-    for plain, shown, block in zip(prompts, prompts[1:], BLOCKS, strict=False):
-        assert shown.count(block) == 1 and is_inserted(plain, shown, block)
-    places = [prompts[2].index(text) for text in (BLOCKS[0], ASKS_KEY, "In a drawer.", BLOCKS[1], ASKS_CAKE)]
-    assert places == sorted(places)

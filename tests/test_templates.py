@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_templates import ALTERNATING, TEMPLATES
+from chat_templates import TEMPLATES
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, user
-from llama_server import replaceable_llama, running_llama
+from llama_server import running_llama
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
-from separate_blocks import separating
 from tiny_model import CHATML_TEMPLATE, write_scripted_model
 
 from memd.messages import without_memory_blocks
@@ -31,107 +30,50 @@ NO_MEMORY = (
 """Refuses memory wherever it stands: the worst template there could be."""
 
 
-def _recalled(tmp_path: Path, make_daemon: MakeDaemon, template: str, role: str, system: str = "") -> Answer:
+def _recalled(tmp_path: Path, make_daemon: MakeDaemon, template: str, system: str = "") -> Answer:
     """The answer to a question whose answer was said in an earlier chat."""
     model = tmp_path / "strict.gguf"
     write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
     with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
-        daemon = make_daemon(url, {"injection": {"role": role}}).start()
+        daemon = make_daemon(url).start()
         assert daemon.chat([user("The deploy key lives in the drawer of desk nine.")]).status == 200
         messages = [{"role": "system", "content": system}] if system else []
         return daemon.chat([*messages, user("Where does the deploy key live?")], memory_in={})
 
 
 @pytest.mark.parametrize(
-    ("template", "role", "system"),
-    [
-        *((CHATML_TEMPLATE, role, "") for role in ("auto", "separate", "merged")),
-        *((STRICT_ROLES + CHATML_TEMPLATE, role, "Be brief.") for role in ("auto", "separate")),
-        *((TEMPLATES[name], "separate", "Be brief.") for name in ("alternating", "hoisted", "drops developers")),
-    ],
-    ids=[
-        *("auto", "separate", "merged", "refused, auto", "refused, separate"),
-        *("alternating", "hoisted", "drops developers"),
-    ],
+    ("template", "system"),
+    [(CHATML_TEMPLATE, ""), (STRICT_ROLES + CHATML_TEMPLATE, "Be brief.")],
+    ids=["any role", "strict roles"],
 )
-def test_memory_is_seen_as_a_message_of_its_own_or_merged_where_a_template_would_refuse_move_or_drop_that(
-    tmp_path: Path, make_daemon: MakeDaemon, template: str, role: str, system: str
+def test_memory_is_seen_whatever_roles_a_template_takes(
+    tmp_path: Path, make_daemon: MakeDaemon, template: str, system: str
 ) -> None:
-    answer = _recalled(tmp_path, make_daemon, template, role, system=system)
+    answer = _recalled(tmp_path, make_daemon, template, system)
     assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
 
 
-SHOW_SEPARATE = {"last question matters", "trimmed headers"}
-"""The others drop a developer message, move it, refuse it or begin in another way because of it."""
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-async def test_a_block_is_a_message_of_its_own_only_where_one_is_shown_in_its_place(tmp_path: Path, name: str) -> None:
-    model = tmp_path / "tiny.gguf"
-    write_scripted_model(
-        model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=TEMPLATES[name]
-    )
-    with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
-        async with separating(url) as client:
-            await client.refresh(wait=True)
-            assert client.placement == ("separate" if name in SHOW_SEPARATE else "merged")
-
-
-async def test_a_template_is_asked_once_and_again_when_it_or_the_model_is_another_one(
-    tmp_path: Path, upstream: RecordingUpstream, scripted_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memd.proxy.upstream.client.REFRESH_SECONDS", -1.0)  # what is known is old at once
-    with replaceable_llama(scripted_gguf, context=8192, log=tmp_path / "llama.log") as llama:
-        async with separating(upstream.url) as client:
-
-            async def learnt(template: str, alias: str = "tiny") -> tuple[str, bool]:
-                """Where a block goes with this template behind the address, and whether it was asked for that."""
-                llama.replace(scripted_gguf, template, alias)
-                upstream.behind = llama.url
-                before = len(upstream.requests)
-                await client.refresh(wait=True)
-                asked = [request.target for request in upstream.requests[before:]]
-                assert "/props" in asked
-                return client.placement, "/apply-template" in asked
-
-            assert await learnt(CHATML_TEMPLATE) == ("separate", True)
-            assert await learnt(CHATML_TEMPLATE) == ("separate", False)
-            assert await learnt(ALTERNATING) == ("merged", True)
-            assert await learnt(ALTERNATING) == ("merged", False)
-            assert await learnt(ALTERNATING, "another") == ("merged", True)
-            assert await learnt(CHATML_TEMPLATE) == ("separate", True)
-
-
-@pytest.mark.parametrize(
-    ("refused", "status", "offered"),
-    [
-        ("developer", "injected", ["separate", "merged"]),
-        ("[memory]", "degraded:template", ["separate", "merged", "without"]),
-    ],
-)
-def test_a_server_that_cannot_be_asked_is_offered_the_memory_merged_and_then_none(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, refused: str, status: str, offered: list[str]
+def test_a_server_that_refuses_memory_is_offered_the_prompt_without(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     def answered(request: Request) -> Response:
-        if refused in request.body.decode():
+        if "[memory]" in request.body.decode():
             return Response((b'{"error": {"message": "Jinja Exception"}}',), status=500)
         return chat_answer(request)
 
     upstream.answer = answered
-    daemon = make_daemon(upstream.url, {"injection": {"role": "separate"}}).start()
+    daemon = make_daemon(upstream.url).start()
     daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
     before = len(upstream.chats)
     answer = daemon.chat([user("Where does the deploy key live?")])
-    assert (answer.status, answer.headers["X-Memory-Status"]) == (200, status)
-    kinds = {(True, True): "separate", (False, True): "merged", (False, False): "without"}
-    prompts = upstream.prompts[before:]
-    assert [kinds["developer" in prompt, "[memory]" in prompt] for prompt in prompts] == offered
+    assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:template")
+    assert ["[memory]" in prompt for prompt in upstream.prompts[before:]] == [True, False]
 
 
 def test_where_memory_is_refused_altogether_the_answer_comes_without_it_and_says_so(
     tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
-    answer = _recalled(tmp_path, make_daemon, NO_MEMORY + CHATML_TEMPLATE, "auto")
+    answer = _recalled(tmp_path, make_daemon, NO_MEMORY + CHATML_TEMPLATE)
     assert (answer.reply, answer.headers["X-Memory-Status"]) == (NOT_SEEN, "degraded:template")
     assert answer.json["memory_out"] == {"injected_chunks": []}
 

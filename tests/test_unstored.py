@@ -50,7 +50,6 @@ async def recalled(
     retriever = Retriever(
         stage.encoder,
         settings,
-        header="Excerpts.",
         dates=False,
         count=lambda text: len(text.split()),
     )

@@ -236,13 +236,12 @@ def test_tool_results_leave_with_their_turn_and_the_text_beside_them_stays() -> 
     assert sent(body, leave_out={2, 3, 4})["messages"] == [asked, called]
 
 
-def test_a_block_stands_behind_the_tool_results_and_before_the_rest_whatever_the_placement() -> None:
+def test_a_block_stands_behind_the_tool_results_and_before_the_rest() -> None:
     body = body_of({"role": "user", "content": [result("1", "one"), text("so?")]}, {"role": "user", "content": "and?"})
-    for placement in ("separate", "merged"):
-        assert sent(body, blocks={1: "B", 2: "C"}, placement=placement)["messages"] == [
-            {"role": "user", "content": [result("1", "one"), text("B\n\n"), text("so?")]},
-            {"role": "user", "content": "C\n\nand?"},
-        ]
+    assert sent(body, blocks={1: "B", 2: "C"})["messages"] == [
+        {"role": "user", "content": [result("1", "one"), text("B\n\n"), text("so?")]},
+        {"role": "user", "content": "C\n\nand?"},
+    ]
 
 
 def test_blocks_in_an_odd_order_stay_in_it() -> None:

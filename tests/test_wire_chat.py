@@ -271,15 +271,9 @@ def test_untouched_members_and_messages_keep_their_bytes_and_their_order() -> No
     )
 
 
-def test_messages_are_left_out_and_blocks_stand_before_what_is_said_or_in_front_of_it() -> None:
+def test_messages_are_left_out_and_blocks_stand_in_front_of_what_is_said() -> None:
     body = body_of(*({"role": "user", "content": letter} for letter in "abcd"))
-    changes: dict[str, Any] = {"leave_out": {0, 1}, "blocks": {1: "gone", 3: "one"}}
-    assert sent(body, placement="separate", **changes)["messages"] == [
-        {"role": "user", "content": "c"},
-        {"role": "developer", "content": "one"},
-        {"role": "user", "content": "d"},
-    ]
-    assert sent(body, placement="merged", **changes)["messages"] == [
+    assert sent(body, leave_out={0, 1}, blocks={1: "gone", 3: "one"})["messages"] == [
         {"role": "user", "content": "c"},
         {"role": "user", "content": "one\n\nd"},
     ]

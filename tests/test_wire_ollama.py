@@ -151,11 +151,9 @@ def test_a_message_that_is_put_in_again_has_objects_as_arguments(message: Messag
         assert again.content_digest == message.content_digest
 
 
-def test_a_block_is_a_system_message_or_stands_in_front_of_the_content() -> None:
+def test_a_block_stands_in_front_of_the_content() -> None:
     request = OLLAMA.parse(request_of([ASKED], keep_alive=-1))
-    blocks = {0: "[memory] x [/memory]"}
-    separate = json.loads(OLLAMA.encode(request, blocks=blocks, placement="separate"))
-    assert separate["messages"][0] == {"role": "system", "content": "[memory] x [/memory]"}
-    assert separate["messages"][1]["role"] == "user" and separate["keep_alive"] == -1
-    [merged] = json.loads(OLLAMA.encode(request, blocks=blocks))["messages"]
-    assert merged == {"role": "user", "content": "[memory] x [/memory]\n\nHi", "images": ["aGVsbG8="]}
+    sent = json.loads(OLLAMA.encode(request, blocks={0: "[memory] x [/memory]"}))
+    assert sent["keep_alive"] == -1
+    [asked] = sent["messages"]
+    assert asked == {"role": "user", "content": "[memory] x [/memory]\n\nHi", "images": ["aGVsbG8="]}

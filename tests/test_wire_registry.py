@@ -80,7 +80,6 @@ class Dialect(NamedTuple):
     odd_members: Strategy
     odd_streams: Strategy
     odd_answers: Strategy
-    takes_blocks: tuple[str, ...] = ("user",)
 
 
 EVERY = pytest.mark.parametrize(
@@ -92,7 +91,6 @@ EVERY = pytest.mark.parametrize(
             chat.odd_bodies,
             chat_capture.odd_answers.map(lambda answer: events_stream(answer)),
             chat_capture.odd_answers,
-            ("system", "user", "assistant", "tool"),
         ),
         Dialect(
             *(ANTHROPIC, "messages", st.lists(anthropic.user_messages, min_size=1, max_size=6)),
@@ -100,7 +98,6 @@ EVERY = pytest.mark.parametrize(
             anthropic.odd_bodies,
             anthropic_capture.odd_events.map(lambda event: events_stream(event)),
             anthropic_capture.odd_events,
-            ("user", "tool", "assistant"),
         ),
         Dialect(
             *(RESPONSES, "input", st.builds(lambda before, last: [*before, last], responses.turns, responses.users)),
@@ -168,36 +165,26 @@ def test_arbitrary_bytes_raise_nothing_but_the_declared_error(dialect: Dialect, 
 
 
 @EVERY
-@given(st.data(), st.sampled_from(["separate", "merged"]))
-def test_arbitrary_json_raises_nothing_but_the_declared_error(
-    dialect: Dialect, data: st.DataObject, placement: Any
-) -> None:
+@given(st.data())
+def test_arbitrary_json_raises_nothing_but_the_declared_error(dialect: Dialect, data: st.DataObject) -> None:
     body = body_of(dialect, data.draw(dialect.odd_conversations), **data.draw(dialect.odd_members))
     request = parse_or_refuse(dialect.api, body)
     if request is None or request.goes_on_with:
         return
     for position, message in enumerate(request.messages):
-        if message.role in dialect.takes_blocks:
-            changes: Any = {"blocks": {position: BLOCK}, "placement": placement}
-            dialect.api.encode(request, leave_out={position - 1}, **changes)
+        if message.role == "user":
+            dialect.api.encode(request, leave_out={position - 1}, blocks={position: BLOCK})
 
 
 @EVERY
-@given(st.data(), st.sampled_from(["separate", "merged"]))
-def test_a_prompt_echoed_with_its_blocks_holds_the_same_conversation(
-    dialect: Dialect, data: st.DataObject, placement: Any
-) -> None:
+@given(st.data())
+def test_a_prompt_echoed_with_its_blocks_holds_the_same_conversation(dialect: Dialect, data: st.DataObject) -> None:
     request = dialect.api.parse(body_of(dialect, data.draw(dialect.conversations)))
-    roles = dialect.takes_blocks if dialect.api.block_role else ("user",)  # else it is part of a user's message
-    places = [at for at, message in enumerate(request.messages) if message.role in roles]
+    places = [at for at, message in enumerate(request.messages) if message.role == "user"]
     blocks = dict.fromkeys(data.draw(st.sets(st.sampled_from(places))) if places else (), BLOCK)
-    body = dialect.api.encode(request, blocks=blocks, placement=placement)
+    body = dialect.api.encode(request, blocks=blocks)
     echoed = without_own_blocks(dialect.api.parse(body), BLOCK.__eq__, THINKING_ALONE)
-    own = {Message(role, "") for role in ("developer", "system")} if placement == "separate" else set()
-    pairs = zip(echoed.messages, echoed.digests, strict=True)
-    assert [digest for message, digest in pairs if message not in own] == [
-        digest for message, digest in zip(request.messages, request.digests, strict=True) if message not in own
-    ]
+    assert echoed.digests == request.digests
 
 
 @EVERY

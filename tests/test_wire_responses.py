@@ -151,9 +151,8 @@ def test_the_items_of_one_reply_are_one_message_and_keep_their_bytes() -> None:
     assert [message.role for message in request.messages] == ["user", "assistant", "tool"]
     assert bytes(request.raw_messages[1]) == text + b"," + call
     assert request.messages[1] == Message("assistant", "bé", (ToolCall("", "f", ""),))
-    assert RESPONSES.encode(request, leave_out={0}, blocks={2: "B"}, placement="separate") == (
-        b'{"input":[%b,%b,{"type":"message","role":"developer","content":"B"},'
-        b'{"type":"function_call_output","output":"c"}]}' % (text, call)
+    assert RESPONSES.encode(request, leave_out={0}) == (
+        b'{"input":[%b,%b,{"type":"function_call_output","output":"c"}]}' % (text, call)
     )
 
 
@@ -207,10 +206,6 @@ def test_a_string_stays_one_until_something_is_placed_beside_it() -> None:
     body = b'{"input":"h\\u00e9", "memory_in":{},"x":1.0}'
     request = RESPONSES.parse(body)
     assert RESPONSES.encode(request) == b'{"input":"h\\u00e9","x":1.0}'
-    assert RESPONSES.encode(request, blocks={0: "B"}, placement="separate") == (
-        b'{"input":[{"type":"message","role":"developer","content":"B"},'
-        b'{"type":"message","role":"user","content":"h\\u00e9"}],"x":1.0}'
-    )
     assert RESPONSES.encode(request, blocks={0: "B"}) == (
         b'{"input":[{"type":"message","role":"user","content":"B\\n\\nh\\u00e9"}],"x":1.0}'
     )

@@ -282,7 +282,7 @@ def waiting_note(messages: int) -> str | None:
     told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
     return (
         f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, and the "
-        "rest once it is stored, when its conversation has rested (buffer.idle_seconds)"
+        "rest once it is stored, when its conversation has rested for five minutes"
     )
 
 

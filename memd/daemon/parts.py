@@ -167,8 +167,8 @@ async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
 
 
 def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retriever:
-    header, dates = config.injection.header, config.injection.dates == "day"
-    retriever = Retriever(encoder, config.retrieval, header=header, dates=dates, count=counter.count_again)
+    dates = config.injection.dates == "day"
+    retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
     retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
     return retriever
 

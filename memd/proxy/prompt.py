@@ -21,7 +21,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
 from memd.store.erasure import ForbiddenText
-from memd.wire.api import Api, Placement
+from memd.wire.api import Api
 from memd.wire.request import ModelRequest
 
 UNANSWERED = Message("assistant", "[no answer]")
@@ -284,9 +284,9 @@ class Prompt:
         self._visible()
         return self.standing_tokens + self._listed[2] + self.block_tokens()
 
-    def body(self, placement: Placement | None) -> bytes:
-        """Encode the body to forward; `placement` None leaves all memory out."""
-        blocks = {self._index(position): block.text for position, block in self.blocks()} if placement else {}
+    def body(self, *, with_memory: bool = True) -> bytes:
+        """Encode the body to forward."""
+        blocks = {self._index(position): block.text for position, block in self.blocks()} if with_memory else {}
         visible, gone, replaced = self._visible(), list[int](), dict[int, str]()
         if len(visible) < len(self._request.messages) - self._lead or self._mended.covered:
             shown = {self._index(position) for position in visible if position not in self._mended.covered}
@@ -294,8 +294,7 @@ class Prompt:
             gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
         if lines := self.conversation.lines:
             replaced = {self._index(position): lines[position].text for position in visible if position in lines}
-        how: Placement = placement or "merged"
-        return self._api.encode(self._request, leave_out=gone, replaced=replaced, blocks=blocks, placement=how)
+        return self._api.encode(self._request, leave_out=gone, replaced=replaced, blocks=blocks)
 
     @property
     def turn_block(self) -> Block | None:

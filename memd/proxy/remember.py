@@ -33,7 +33,6 @@ from memd.receipts import Receipt, Receipts, without_texts
 from memd.speech import Speech
 from memd.telemetry.logging import MEMORY_STEPS
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.reply import Reply
 
 log = logging.getLogger("memd")
@@ -46,8 +45,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a forwarded request."""
 
     shown: SettledPrompt
-    placement: Placement | None
-    """How the blocks stood in the prompt that the upstream took; None: they were left out."""
+    has_memory: bool
+    """Whether the prompt that the upstream took had its blocks."""
     reply: Reply
     http_status: int | None
     """None: no answer came."""
@@ -220,7 +219,7 @@ class Rememberer:
             shown_from=tuple(dict.fromkeys(one.topic_id for one in shown.chunks if one.topic_id != received.topic.id)),
             memory_tokens=drifted(shown.block_tokens),
             forwarded_tokens=drifted(shown.prompt_tokens),
-            placement=answered.placement,
+            placement="merged" if answered.has_memory else None,
             left_out=prompt.left_out(),
             replaced=prompt.replaced(),
             freed_tokens=drifted(prepared.freed_tokens),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from functools import partial
 
 import msgspec
 
@@ -220,8 +219,7 @@ class RoomMaker:
         if estimate + doubt <= hard + standing or (drift.is_known(model) and estimate - doubt > hard + standing):
             return estimate - standing
         asked, server = received.asked, received.assignment.server
-        body = partial(prompt.body, server.placement)
-        exact = await server.count_tokens(asked.api.count_path, body, asked.credentials)
+        exact = await server.count_tokens(asked.api.count_path, prompt.body, asked.credentials)
         if exact is None:
             return estimate - standing
         count(drift, prompt.conversation, Counted(model, prompt.tokens(), exact, prompt.attachments()))

@@ -37,7 +37,6 @@ from memd.proxy.upstream.refusals import may_be_for_memory, refusal_for_length
 from memd.proxy.upstream.windows import ModelWindow
 from memd.telemetry.request_log import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.reply import Reply
 from memd.wire.sideband import memory_headers
 
@@ -52,8 +51,8 @@ class Offered(msgspec.Struct, frozen=True):
     """One attempt: what was offered to the upstream, and what it answered."""
 
     shown: SettledPrompt
-    placement: Placement | None
-    """How its blocks stood in the prompt; None: they were left out."""
+    has_memory: bool
+    """Whether the prompt had its blocks."""
     answer: aiohttp.ClientResponse
     read: bytes = b""
     """The beginning of the answer's body: that has been read."""
@@ -251,7 +250,7 @@ class Forwarding:
         offered = self._offered
         return Answered(
             shown=self.prepared.shown if offered is None else offered.shown,
-            placement=None if offered is None else offered.placement,
+            has_memory=offered is not None and offered.has_memory,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
             http_status=None if offered is None else offered.status,
             kept=self._kept,
@@ -371,40 +370,38 @@ class Forwarding:
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
-        """Offer the prompt, and where it is refused for its memory, with memory merged and then without memory."""
+        """Offer the prompt, and where it is refused for its memory without that."""
         asked, shown = self._received.asked, self.prepared.shown
-        first: Placement = self._assignment.server.placement if asked.api.block_role else "merged"
-        others: list[Placement | None] = ["merged", None] if first == "separate" else [None]
-        offered = await self._attempt(shown, first, on_interim)
-        while others and shown.chunks and offered.status in REFUSALS and may_be_for_memory(offered.error):
-            refused, placement = offered, others.pop(0)
-            fields = {"turn": asked.turn_id, "placement": refused.placement, "http_status": refused.status}
-            log.warning("the upstream refused a prompt with memory", extra=fields)
-            try:
-                offered = await self._attempt(shown if placement else without_blocks(shown), placement, on_interim)
-            except NO_ANSWER as error:
-                self._log_unanswered(refused, error)
-                return refused
-            refused.close()
-        if offered.placement is None and offered.status not in REFUSALS:  # else it was not memory that it did not like
+        offered = await self._attempt(shown, on_interim)
+        if not (shown.chunks and offered.status in REFUSALS and may_be_for_memory(offered.error)):
+            return offered
+        fields = {"turn": asked.turn_id, "http_status": offered.status}
+        log.warning("the upstream refused a prompt with memory", extra=fields)
+        try:
+            without = await self._attempt(without_blocks(shown), on_interim, with_memory=False)
+        except NO_ANSWER as error:
+            self._log_unanswered(offered, error)
+            return offered
+        offered.close()
+        if without.status not in REFUSALS:  # else it was not memory that it did not like
             forget_blocks(self._received)
-        return offered
+        return without
 
-    async def _attempt(self, shown: SettledPrompt, placement: Placement | None, on_interim: Interim) -> Offered:
+    async def _attempt(self, shown: SettledPrompt, on_interim: Interim, *, with_memory: bool = True) -> Offered:
         asked = self._received.asked
-        as_came, body = asked.sent(self._received.prompt.body(placement))
+        as_came, body = asked.sent(self._received.prompt.body(with_memory=with_memory))
         headers = as_came.copy()
         headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
         answer = await self._assignment.ask("POST", asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
         if answer.status in REFUSALS:
-            return Offered(shown, placement, answer, *await read_refusal(answer))
+            return Offered(shown, with_memory, answer, *await read_refusal(answer))
         beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
         broken = answer.content.exception()
         if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:
             self._assignment.failed(broken)
             raise broken  # nothing of it has reached the client
-        return Offered(shown, placement, answer, beginning.read, beginning.error)
+        return Offered(shown, with_memory, answer, beginning.read, beginning.error)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
         reason = self._assignment.server.reason_of(error)

@@ -147,21 +147,19 @@ class Retriever:
         encoder: Encoder,
         settings: RetrievalSettings,
         *,
-        header: str,
         dates: bool,
         count: Callable[[str], int],
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """
         Args:
-            header: `injection.header`, whose tokens are part of the block's.
             dates: whether the block shows days (`injection.dates`).
             count: the raw tokens of a text; called from several threads.
             now_us: microseconds since the epoch, for the day that is today.
         """
         self._encoder = encoder
         self._settings = settings
-        self._header, self._dates, self._now_us = header, dates, now_us
+        self._dates, self._now_us = dates, now_us
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
         self._tokens_of = lru_cache(maxsize=4096)(count)
@@ -293,7 +291,7 @@ class Retriever:
             rows, more = self._reranked(question, field, rows, budget)
             notes += [] if more is None else [more]
         marks.append(time.perf_counter())
-        header = block.heading(self._header, now_us if self._dates else None)
+        header = block.heading(now_us if self._dates else None)
         filling = self._filled(field, scores, rows, header, budget, filters)
         marks.append(time.perf_counter())
         spent = [(end - start) * 1000 for start, end in itertools.pairwise(marks)]

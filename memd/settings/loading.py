@@ -66,6 +66,7 @@ REMOVED = {
     "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
     "buffer.soft_tokens": "what leaves after a reply is an eighth less than what has to leave before a request",
+    "buffer.idle_seconds": "a conversation that rests for five minutes is stored completely",
     "buffer.hard_tokens": "the window decides when old turns leave: set upstream.window to a smaller one",
     "buffer.store_after_seconds": "turns are stored a second after their reply",
     "compaction.retry_seconds": "a write that failed is tried again after 5 s, then ever more rarely",
@@ -75,16 +76,21 @@ REMOVED = {
     "segment.max_entries": "a segment has 5,000 entries",
     "store.topic_idle_seconds": "a topic is closed after ten minutes without a request, see store.memory_bytes_max",
     "retrieval.top_k": "as many chunks are recalled as fit injection.budget_tokens",
+    "retrieval.question": "the embedding model reads a question where the question table and the words disagree",
     "retrieval.min_share": "a block ends with chunks of a twentieth of the best one's score",
     "retrieval.feedback_weight": _MEASURED,
     "retrieval.neighbour_weight": _MEASURED,
     "retrieval.time_weight": _MEASURED,
     "retrieval.timeout_ms": "a recall that takes longer than two seconds is skipped",
     "rerank.timeout_ms": "a question waits half a second for the reranker",
+    "injection.role": "memory stands in front of the user's message: many templates drop a message of its own",
+    "injection.header": "the block's first line is always the same",
     "injection.pressure_ratio": "context_pressure is signalled from 0.8 on",
     "injection.freeze_seconds": "a request that is repeated within two minutes is a retry",
     "conversation.max_open": "256 conversations are kept in memory, and the others stored",
+    "ingest.reindex_seconds": "sources are read again when files change, and every five minutes",
     "embedding.threads": "a text is embedded by one thread",
+    "limits.bodies_bytes_max": "the bodies of all requests have 512 MB, or limits.body_bytes_max where that is more",
     "limits.header_bytes_max": "headers have at most 64 KB",
     "limits.capture_bytes_max": "at most 8 MB of a reply are remembered",
     "limits.idle_seconds": "a connection may wait 75 s",
@@ -389,8 +395,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "admin.port", f"is {config.admin.port}, as listen.port is; memd's own routes need a port of their own"
     if bool(config.listen.tls_cert) != bool(config.listen.tls_key):
         yield "listen.tls_cert", "and listen.tls_key belong together: set both, or neither for plain HTTP"
-    if "[" in config.injection.header or "]" in config.injection.header:
-        yield "injection.header", "has a square bracket, which would be mistaken for memd's own marks; remove it"
     for key in ("ignore", "ignore_system", "strip"):
         for pattern in getattr(config.ingest, key) or ():
             try:

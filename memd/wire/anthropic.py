@@ -7,7 +7,7 @@ through every API. A user message with tool results is parsed into several messa
     element  {"role": "user", "content": [tool_result a, tool_result b, text, image]}
     pieces        tool: [tool_result a]    tool: [tool_result b]    user: [text, image]
 
-A block is always merged into the user message, because the API allows no other role in mid-conversation. The events of
+The events of
 a reply are put together to a message of the API, which is parsed as an echo is.
 """
 
@@ -355,7 +355,6 @@ class AnthropicApi(Api):
     name = "messages"
     path = "/messages"
     count_path = "/v1/messages/count_tokens"
-    block_role = ""
     bounds = ("max_tokens",)
     standing = ("system", "tools")
     instructions = "system"

@@ -7,7 +7,6 @@ them all.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -33,9 +32,6 @@ from memd.wire.request import (
 from memd.wire.sideband import MemoryOut
 from memd.wire.sse import SseParser
 
-Placement = Literal["separate", "merged"]
-"""`separate`: a block becomes a message of its own; `merged`: it goes in front of the next message's content."""
-
 
 class Changes(msgspec.Struct, frozen=True):
     """The differences between a body as it came and as it is forwarded, by the index of each message."""
@@ -44,8 +40,7 @@ class Changes(msgspec.Struct, frozen=True):
     replaced: Mapping[int, str]
     """The texts that take the place of the contents of results of tools."""
     blocks: Mapping[int, str]
-    """Texts to put before or into these messages, each a user's."""
-    placement: Placement
+    """Texts to put in front of the contents of these messages, each a user's."""
 
 
 class Api:
@@ -61,8 +56,6 @@ class Api:
     """The content type of a streamed reply."""
     list_name = "messages"
     """The member of a body that holds the messages."""
-    block_role = "developer"
-    """Whose message a block of its own is; empty: this API knows `merged` alone."""
     result_member = "content"
     """The member of a tool's result that holds its text."""
     bounds: tuple[str, ...] = ()
@@ -144,17 +137,16 @@ class Api:
         leave_out: Collection[int] = (),
         replaced: Mapping[int, str] = NOTHING_REPLACED,
         blocks: Mapping[int, str] = NOTHING_REPLACED,
-        placement: Placement = "merged",
     ) -> bytes:
         """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `blocks`.
 
         `replaced`: by the index of a result, a tool's or one in the user's name, the text that takes the place of its
-        content; it stays the answer to its call. `blocks`: by the index of a user's message the text that `placement`
-        puts before or into it; where the message is left out, the text is too.
+        content; it stays the answer to its call. `blocks`: by the index of a user's message the text to put in front of
+        its content; where the message is left out, the text is too.
         """
         if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
-        changes = Changes(frozenset(leave_out), replaced, blocks, placement)
+        changes = Changes(frozenset(leave_out), replaced, blocks)
         return encode_body(request, self.list_name, self.elements(request, changes))
 
     def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
@@ -167,9 +159,7 @@ class Api:
             if position in changes.left_out:
                 continue
             raw = request.raw_messages[position]
-            if position in changes.blocks and changes.placement == "separate":
-                elements.append(self.encode_message(Message(self.block_role, changes.blocks[position])))
-            elif position in changes.blocks:
+            if position in changes.blocks:
                 raw = self.in_front(raw, changes.blocks[position])
             elif position in changes.replaced:
                 is_tools = request.messages[position].role in RESULT_ROLES

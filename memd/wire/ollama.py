@@ -139,7 +139,6 @@ class OllamaApi(ChatApi):
     stream_type = "application/x-ndjson"
     capture = OllamaCapture
     parser = LineParser
-    block_role = "system"
     bounds = ()
     standing = ("tools", "format")
     parse_one = staticmethod(parse_message)

@@ -40,7 +40,6 @@ from memd.settings.model import AdminSettings, Config, ConversationSettings, Lis
 from memd.settings.tokens import AuthSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.chat import CHAT
 from memd.wording import counted
 
@@ -61,7 +60,7 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
     {"role": "user", "content": "And what is new?"},
 )
 Rendering = Literal["shown", "dropped", "refused", "unknown"]
-"""How the chat template treats a block in its placement; unknown: the server cannot render."""
+"""How the chat template treats a block; unknown: the server cannot render."""
 
 
 class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +84,6 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     """Where it comes from: an address of the server, or `upstream.window`."""
     counts_exactly: bool = False
     """Whether it counts the tokens of a prompt."""
-    placement: Placement = "merged"
     block: Rendering = "unknown"
 
 
@@ -132,20 +130,19 @@ async def probed(config: Config) -> UpstreamProbe:
             window=window.tokens,
             window_source=window.source,
             counts_exactly=count is not None,
-            placement=upstream.placement,
-            block=await _render(upstream, config.injection.header, body),
+            block=await _render(upstream, body),
         )
     finally:
         await upstream.close()
         await tasks.finish(timeout_seconds=ASK_SECONDS)
 
 
-async def _render(upstream: Upstream, header: str, body: bytes) -> Rendering:
+async def _render(upstream: Upstream, body: bytes) -> Rendering:
     """Have the server render a conversation with a block in it, as for a model."""
-    opening, closing = block.frame(header).split("\n")
+    opening, closing = block.frame(block.heading(None)).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
     blocks = {len(_CONVERSATION) - 1: shown}
-    asked = CHAT.encode(CHAT.parse(body), blocks=blocks, placement=upstream.placement)
+    asked = CHAT.encode(CHAT.parse(body), blocks=blocks)
     prompt = await upstream.rendered(asked, upstream.with_key(None))
     if not prompt:
         return "unknown" if prompt is None else "refused"
@@ -222,7 +219,7 @@ def _server(
         _window(config, probe),
         *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
         _counts(probe),
-        _placement(config, probe),
+        _placement(probe),
     ]
 
 
@@ -254,19 +251,14 @@ def _counts(probe: UpstreamProbe) -> CheckResult:
     return warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
 
 
-def _placement(config: Config, probe: UpstreamProbe) -> CheckResult:
-    chosen = "memory stands in front of the user's message (injection.role)"
-    if probe.placement == "separate":
-        chosen = "memory is a developer message of its own (injection.role: separate)"
+def _placement(probe: UpstreamProbe) -> CheckResult:
+    place = "memory stands in front of the user's message"
     if probe.block == "unknown":
-        return ok(PLACEMENT, f"{chosen}; this server does not say what its chat template does with it")
+        return ok(PLACEMENT, f"{place}; this server does not say what its chat template does with it")
     if probe.block != "shown":
         said = f"the model's chat template has {probe.block} a plain conversation"
         return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
-    if config.injection.role == "separate" and probe.placement == "merged":
-        said = "the model's chat template does not show a developer message in its place: memory is merged"
-        return warning(PLACEMENT, f"{said} into the user's message", "set injection.role to auto")
-    return ok(PLACEMENT, f"{chosen}, and the model's chat template shows it")
+    return ok(PLACEMENT, f"{place}, and the model's chat template shows it")
 
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."

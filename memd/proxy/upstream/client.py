@@ -7,9 +7,6 @@ rise to it, else `upstream.api_key`; neither is kept.
 What is wrong with a request says nothing about a server: only a server that does not answer is left out at once, one
 that answers every request with an error after a few. To be left out is to come last, never to be refused: where no
 server is well, all are tried.
-
-A template shows a separate memory message in place only if the prompt with the block is the prompt without it, plus the
-block before its question and nothing else. Where the server renders nothing, there is no verdict.
 """
 
 from __future__ import annotations
@@ -17,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os.path
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -40,7 +36,6 @@ from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, a
 from memd.settings.model import Config
 from memd.settings.url import base_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.api import Placement
 from memd.wire.lenient_json import UNREADABLE
 from memd.wording import counted
 
@@ -122,8 +117,6 @@ class UpstreamFacts(msgspec.Struct, frozen=True):
     model: str = ""
     template: str = ""
     """The digest of the chat template."""
-    shows_separate: bool | None = None
-    """Whether this model's template renders a separate memory message in its place; None if not probed."""
 
     @property
     def lacks_template(self) -> bool:
@@ -150,48 +143,6 @@ def facts_from(props: dict[str, Any]) -> UpstreamFacts:
         model="" if is_router(props) else str(props.get("model_alias") or props.get("model_path") or ""),
         template=hashlib.blake2b(template.encode(), digest_size=16).hexdigest(),
     )
-
-
-Messages = Sequence[Mapping[str, str]]
-_TOLD = {"role": "system", "content": "memd is being told."}
-_ASKED_FIRST = {"role": "user", "content": "memd asks first."}
-_ANSWERED = {"role": "assistant", "content": "memd was answered."}
-_ASKED_LAST = {"role": "user", "content": "memd asks last."}
-_BLOCKS = (
-    ({"role": "developer", "content": "memd asks for the first block."}, _ASKED_FIRST),
-    ({"role": "developer", "content": "memd asks for the second block."}, _ASKED_LAST),
-)
-"""With the question that each stands before."""
-
-
-async def shows_in_place(render: Callable[[Messages], Awaitable[str | None]]) -> bool | None:
-    """Whether the blocks of two turns are rendered in place, with and without a system message; None: unknown.
-
-    `render`: see `Upstream.rendered`.
-    """
-    for lead in ([_TOLD], []):
-        messages = [*lead, _ASKED_FIRST, _ANSWERED, _ASKED_LAST]
-        shown = await render(messages)
-        if not shown:  # a template that refuses even this proves nothing about blocks
-            return None
-        for block, asked in _BLOCKS:
-            place = messages.index(asked)
-            messages.insert(place, block)
-            plain, shown = shown, await render(messages)
-            if shown is None:
-                return None
-            if not _is_inserted(plain, shown, messages[max(0, place - 1) : place + 2]):
-                return False
-    return True
-
-
-def _is_inserted(plain: str, shown: str, messages: Messages) -> bool:
-    """Whether `shown` is `plain` and a block more, and has these messages once each and in this order."""
-    texts = [message["content"] for message in messages]
-    places = [shown.find(text) for text in texts]
-    head = os.path.commonprefix([plain, shown])  # noqa: RUF071 - by characters is what is meant, these are no paths
-    is_there_once = all(shown.count(text) == 1 for text in texts)
-    return is_there_once and places == sorted(places) and shown.endswith(plain[len(head) :])
 
 
 PROBE_SECONDS = 30.0
@@ -266,7 +217,6 @@ class Upstream:
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
         self.windows = KnownWindows(config.upstream.window)
         self._api_key = config.upstream.api_key
-        self._wants_separate = config.injection.role == "separate"
         self._tasks = tasks
         self._uncounted_until: dict[str, float] = {}  # by path
         self._asked_at: Latest[str, float] = Latest(MODELS_MAX)
@@ -281,16 +231,6 @@ class Upstream:
     def facts(self) -> UpstreamFacts:
         """All that is known now; the window is that of the model that was used last."""
         return msgspec.structs.replace(self._facts, window=self.windows.of(self._latest_model).tokens)
-
-    @property
-    def placement(self) -> Placement:
-        """How a block is placed before the user's message: merged, unless the settings want it separate and that works.
-
-        Measured (bench/NOTES.md): with full attention both cost the same; with a sliding window llama.cpp reads the
-        whole prompt again when a block that is a message of its own leaves, and only what is necessary when a merged
-        one does. Every chat template takes a merged block, but many drop, move or refuse a separate one.
-        """
-        return "separate" if self._wants_separate and self._facts.shows_separate is not False else "merged"
 
     @property
     def is_up(self) -> bool:
@@ -471,11 +411,6 @@ class Upstream:
                     self.windows.told(windows)
                 self._is_settled = bool(windows) or not facts.wants_key
             self._facts = facts
-            if self._wants_separate and self._is_settled and facts.shows_separate is None:
-                shows = await shows_in_place(
-                    lambda messages: self.rendered(msgspec.json.encode({"messages": messages}), headers)
-                )
-                self._facts = msgspec.structs.replace(self._facts, shows_separate=shows)
         finally:
             self._asked_at[model] = time.monotonic()
             self._asking = None
@@ -501,10 +436,7 @@ class Upstream:
             known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told.json if isinstance(told.json, dict) else {}
-        facts = facts_from(props)
-        if (facts.model, facts.template) == (self._facts.model, self._facts.template):  # then what was probed holds
-            facts = msgspec.structs.replace(facts, shows_separate=self._facts.shows_separate)
-        return facts, props
+        return facts_from(props), props
 
     def _tell_away(self, reason: str) -> None:
         if self._on_away is not None:
