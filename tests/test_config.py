@@ -297,6 +297,8 @@ WRONG = {
     "sources: [{path: a, topic: a/b}]": "sources, item 1: topic is not what it should be; give the name of a topic",
     "sources: [{path: a, formats: '*.md'}]": "sources, item 1: formats is not what it should be; give a list of "
     "suffixes such as [md, pdf], not '*.md'",
+    "sources:\n  - a\n  - path: b\n    formats: [md, pfd]": "config.yaml, line 3: sources, item 2: formats has "
+    "pfd, which memd does not read; did you mean pdf?",
     "sources: [[a]]": "sources, item 1: it is not what it should be; give its path, topic",
     "sources: [memory/notes]": "memory/notes, which is in memd's own data directory",
     "sources: [config.yaml]": "config.yaml, which is a file; name its folder",

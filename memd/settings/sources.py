@@ -6,12 +6,15 @@ may be mounted later; that it is no file is.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from memd.assets import words_of
 from memd.errors import ConfigError
 from memd.settings.file import Setting, item_problem
 from memd.settings.model import SourceSettings
@@ -52,15 +55,28 @@ def read_sources(setting: Setting, expand: Expand) -> list[tuple[str, SourceSett
         except msgspec.ValidationError as error:
             problem = item_problem(error, item, SourceSettings, _ALLOWED)
             raise ConfigError(f"{place}: sources, item {number}: {problem}") from None
+        source = _whole(source, expand)
+        if unread := next((one for one in source.formats if one not in _suffixes()), None):
+            near = difflib.get_close_matches(unread, _suffixes(), n=1)
+            remedy = f"did you mean {near[0]}?" if near else "docs/documents.md lists those that it reads"
+            raise ConfigError(
+                f"{place}: sources, item {number}: formats has {unread}, which memd does not read; {remedy}"
+            )
         items.append((place, source))
-    return [(place, _whole(one, excluded, expand)) for place, one in items]
+    return [(place, msgspec.structs.replace(one, exclude=(*one.exclude, *excluded))) for place, one in items]
 
 
-def _whole(one: SourceSettings, excluded: list[str], expand: Expand) -> SourceSettings:
+@functools.cache
+def _suffixes() -> list[str]:
+    """The ends of the names of files that memd reads, without their dots."""
+    return [suffix[1:] for one in words_of("formats")["formats"] for suffix in one["suffixes"].split()]
+
+
+def _whole(one: SourceSettings, expand: Expand) -> SourceSettings:
     return msgspec.structs.replace(
         one,
         path=str(_without_dots(expand(one.path))),
-        exclude=(*(_exclusion(part, expand) for part in one.exclude), *excluded),
+        exclude=tuple(_exclusion(part, expand) for part in one.exclude),
         formats=tuple(suffix.lower().removeprefix(".") for suffix in one.formats),
     )
 
