@@ -231,9 +231,8 @@ TOKEN_IN_ADDRESS = (
     "memd: a token does not belong in an address, which logs, histories and proxies keep; show it as `Authorization: "
     f"Bearer TOKEN` or in the header {TOKEN_HEADER}, and replace this one if it is in use"
 )
-NO_TOKEN = (
-    "memd: no token was shown, or one that memd does not know or that was taken back; show auth.token, or one of `memd "
-    f"token add`, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
+SHOW_ONE = (
+    f"show auth.token, or one of `memd token add`, as `Authorization: Bearer TOKEN` or in the header {TOKEN_HEADER}"
 )
 
 
@@ -294,7 +293,8 @@ class WrongTokens:
             return self._too_many(request.remote, api_of())
         if shown:
             self._count(request.remote)
-        return error_response(401, NO_TOKEN, "authentication_error", api_of())
+        wrong = "this token is none that memd knows, or was taken back" if shown else "no token was shown"
+        return error_response(401, f"memd: {wrong}; {SHOW_ONE}", "authentication_error", api_of())
 
     def look_up(self, remote: str | None, secret: str) -> Principal | None:
         """The principal whose token a person typed in; None: nobody's, or one too many that could be guessed."""

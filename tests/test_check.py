@@ -191,8 +191,9 @@ def test_a_directory_that_cannot_be_written_is_named(folder: str, tmp_path: Path
     assert set(failures) == {"data directory"} and named in failures["data directory"]
 
 
-@pytest.mark.process
-def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
+@pytest.fixture
+def holder(place: Place) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock and answers nobody, as one that is just starting."""
     place.data_dir.mkdir()
     program = (
         "import sys; from pathlib import Path; from memd.store.disk import LocalDisk; "
@@ -201,9 +202,32 @@ def test_who_holds_the_lock_without_answering_is_named(place: Place) -> None:
     command = [sys.executable, "-c", program, str(place.data_dir / "memd.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        failures = place.failures()
+        yield holder
         holder.kill()
-    assert set(failures) == {"lock"} and f"pid {holder.pid}," in failures["lock"]
+
+
+@pytest.mark.process
+def test_who_holds_the_lock_without_answering_is_named(
+    place: Place, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.cli.running.START_SECONDS_MAX", 0.0)
+    assert place.failures()["lock"].startswith(f"held by a memd command or daemon (pid {holder.pid},")
+    (place.data_dir / "memd.url").write_text("http://203.0.113.9:8766")
+    failures = place.failures()
+    assert failures.keys() == {"lock"}
+    assert failures["lock"].startswith(f"held by a daemon at http://203.0.113.9:8766 (pid {holder.pid},")
+
+
+@pytest.mark.process
+def test_a_daemon_that_is_just_starting_is_waited_for(
+    place: Place, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_then(seconds: float) -> None:
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr("memd.cli.running.time.sleep", until_then)
+    assert "lock" not in place.failures() and holder.poll() is not None
 
 
 # What is installed
@@ -318,7 +342,8 @@ def test_a_daemon_with_another_token_is_not_taken_for_none(
     found = {one["check"]: one for one in json.loads(daemon.run("check", "--json").stdout)["checks"]}
     assert found["lock"]["mark"] == "failed" and found["lock"]["remedy"] == remedy
     assert daemon.own_url in found["address"]["said"] and "listens at" not in found["address"]["said"]
-    assert f"the daemon at {daemon.own_url}, which does not know this token" in daemon.run("stats").stdout
+    assert "which wants a token" in found["lock"]["said"]  # and not: which does not know this one, as none was shown
+    assert f"the daemon at {daemon.own_url}, which wants a token" in daemon.run("stats").stdout
     refused = daemon.run("log")
     assert refused.returncode == 1
     assert refused.stderr == f"memd: the daemon at {daemon.own_url} wants a token; {remedy}\n"

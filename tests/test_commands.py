@@ -126,6 +126,10 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     assert "is live" in out(told, "show", chunk["id"])
     other = events(told)[-1]["id"]
     assert f"chunk {other} was not corrected" in told.run("undo", other).stderr
+    refused = told.run("undo", "--topic", "work", "3").stderr
+    assert refused == (
+        "memd: there is no entry 3; undo takes a chunk's id (9ada), or the number behind `entry` in `memd log`\n"
+    )
 
 
 @with_a_daemon

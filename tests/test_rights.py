@@ -299,12 +299,16 @@ class Door:
         principals = Principals({digest_of(SHORT): OWNER, digest_of(LONG): OWNER})
         self.wrong = WrongTokens(principals, lambda *_: None, clock=lambda: self.now)
 
+    said = ""
+    """Of the last answer."""
+
     def __call__(self, secret: str, address: str = "10.0.0.7", path: str = "/memd/health") -> tuple[int, str | None]:
         headers = {"X-Memory-Token": secret} if secret else {}
         transport = unittest.mock.Mock()
         transport.get_extra_info.return_value = (address, 1)
         request = make_mocked_request("GET", path, headers, transport=transport)
         answer = self.wrong.refusal(request)
+        self.said = "" if answer is None else str(answer.text)
         return (200, None) if answer is None else (answer.status, answer.headers.get("Retry-After"))
 
 
@@ -332,6 +336,12 @@ def test_the_memory_of_addresses_is_bounded_and_a_network_of_ipv6_is_one(monkeyp
     for number in range(300 + 5):
         door("guess", f"10.0.{number >> 8}.{number & 255}")
     assert len(door.wrong._tried) == 300
+
+
+def test_a_refusal_says_whether_a_token_was_shown() -> None:
+    door = Door()
+    assert door("")[0] == 401 and "memd: no token was shown; show auth.token" in door.said
+    assert door("guess")[0] == 401 and "memd: this token is none that memd knows, or was taken back; show" in door.said
 
 
 def test_a_token_in_the_address_is_refused_with_the_reason() -> None:

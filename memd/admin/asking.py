@@ -35,6 +35,11 @@ class OwnRoutesClient:
         self._token = token
         self._command_token = command_token
 
+    @property
+    def refusal(self) -> str:
+        """Why a daemon that wants a token refuses this client, as said of the daemon."""
+        return "does not know this token" if self._token else "wants a token"
+
     def get(self, path: str, **query: object) -> bytes:
         """Return the body of the answer to a GET; a query parameter that is None is left out.
 
@@ -103,8 +108,7 @@ class OwnRoutesClient:
             answer = connection.getresponse()
             content = answer.read()
         if answer.status == WANTS_TOKEN:
-            wants = "does not know this token" if self._token else "wants a token"
-            raise RightMissing(f"the daemon at {self.url} {wants}; {THE_RIGHT_ONE}")
+            raise RightMissing(f"the daemon at {self.url} {self.refusal}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             message, kind = _error(content)
             refused: type[MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError

@@ -33,6 +33,7 @@ _DONE = {
     "replacement": "is shown in its place",
 }
 """The outcome of an entry; an undo's depends on the chunk."""
+UNDOES = "undo takes a chunk's id (9ada), or the number behind `entry` in `memd log`"
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 
 
@@ -93,7 +94,7 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
             before = int(id_) + 1
             page = daemon.ask(reads.log_page, topic=[topic] if topic else [], before=before, limit=1)
             if not page.events or page.events[0].canonical_id != int(id_):
-                raise NotFound(f"there is no entry {int(id_)}; `memd log` lists them")
+                raise NotFound(f"there is no entry {id_}; {UNDOES}")
             [undone] = page.events
         else:
             story = _chunk(daemon, id_, topic)

@@ -112,23 +112,30 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
     if elsewhere := memory_elsewhere(config):
         click.echo(f"memd: {elsewhere}", err=True)
     note_memory(config.data_dir)
-    until = time.monotonic() + START_SECONDS_MAX
     with ExitStack() as until_then:
         daemon: RunningDaemon | None = None
         while daemon is None:
-            is_late, is_held = time.monotonic() > until, LocalDisk().is_locked(config.data_dir / LOCK_NAME)
-            is_starting = is_held and not _has_listener(config.data_dir)
-            if not is_starting:
-                daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-            if daemon is None and (is_late or not is_starting):
+            daemon, is_held = awaited(config)
+            if daemon is None:
                 try:
                     daemon = RunningDaemon(*until_then.enter_context(embedded_daemon(config, command_name())))
                 except StoreLocked:
-                    if is_late or is_held:
+                    if is_held:
                         raise
-            if daemon is None:
-                time.sleep(START_GLANCES_SECONDS)
         yield daemon
+
+
+def awaited(config: Config) -> tuple[RunningDaemon | None, bool]:
+    """Return the daemon that holds the data directory, or None, and whether somebody holds it.
+
+    One that is being started, or ended, is waited for.
+    """
+    until = time.monotonic() + START_SECONDS_MAX
+    while (is_held := LocalDisk().is_locked(config.data_dir / LOCK_NAME)) and not _has_listener(config.data_dir):
+        if time.monotonic() > until:
+            break
+        time.sleep(START_GLANCES_SECONDS)
+    return RunningDaemon.find(config.data_dir, config.auth.token), is_held
 
 
 def _has_listener(data_dir: Path) -> bool:

@@ -113,7 +113,7 @@ def _lines(figures: StoredFigures) -> Lines:
     if figures.daemon is None:
         who = "No daemon holds this folder; only a running one"
         if figures.daemon_url is not None:
-            who = f"Only the daemon at {figures.daemon_url}, which does not know this token,"
+            who = f"Only the daemon at {figures.daemon_url}, which wants a token that it knows,"
         return [*lines, f"{who} knows the last three columns."]
     lines += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
     used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
@@ -143,7 +143,7 @@ def overview() -> str:
     if daemon is not None:
         health = daemon.health()
         url = health.get("model_url", daemon.url)
-        lines = [f"A daemon runs at {url}, which does not know this token.", *remembered]
+        lines = [f"A daemon runs at {url}, which {daemon.refusal}.", *remembered]
         if health:
             answers = "" if health["upstream"]["reachable"] else ", which does not answer"
             troubles = msgspec.convert(health["troubles"], list[Trouble])

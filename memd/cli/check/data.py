@@ -30,7 +30,7 @@ from memd.store.bucket.objects import Bucket
 from memd.store.bucket.rounds import IDENTITY_KEY, read_identity
 from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
-from memd.store.layout import BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
+from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import torn_files
 from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
@@ -118,21 +118,27 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Chec
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
         return ok(LOCK, "free: no daemon is running on this folder")
-    try:
-        holder = files.read(path).decode(errors="replace").strip() or "which has not said who it is"
-    except StoreError:
-        holder = "unknown"
+    holder, at = (_told(files, one) for one in (path, data_dir / ADDRESS_NAME))
     if daemon is None:
-        said = f"held by another process ({holder}), and no daemon answers for this folder"
-        remedy = "wait if a memd command is at work or a daemon is just starting; else stop that process"
+        who = f"a daemon at {at}" if at else "a memd command or daemon"
+        said = f"held by {who} ({holder or 'unknown'}), which did not answer"
+        remedy = (
+            "it may be at work, or another user's or container's: `memd check` there looks at it; if it hangs, stop it"
+        )
         return failed(LOCK, said, remedy)
-    held, version = f"held by the daemon at {daemon.url} ({holder}), which", daemon.health().get("version")
+    held, version = f"held by the daemon at {daemon.url} ({holder or 'unknown'}), which", daemon.health().get("version")
     if version is None:
-        return failed(LOCK, f"{held} does not know this token", THE_RIGHT_ONE)
+        return failed(LOCK, f"{held} {daemon.refusal}", THE_RIGHT_ONE)
     if version != __version__:
         remedy = "start the daemon again so that it is the installed version"
         return warning(LOCK, f"{held} is memd {version}; this is {__version__}", remedy)
     return ok(LOCK, f"{held} answers")
+
+
+def _told(files: LocalDisk, path: Path) -> str:
+    with contextlib.suppress(StoreError):
+        return files.read(path).decode(errors="replace").strip()
+    return ""
 
 
 def log(

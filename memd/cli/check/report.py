@@ -20,7 +20,7 @@ from memd.cli.check import data, settings, upstream
 from memd.cli.check import traffic as recorded
 from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
 from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
-from memd.cli.running import RunningDaemon
+from memd.cli.running import awaited
 from memd.cli.tables import WIDE, progress
 from memd.errors import ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
@@ -112,7 +112,7 @@ def outcomes(
     yield settings.access(config, file, places)
     yield settings.open_files(config)
     yield from settings.sources(config)
-    daemon = RunningDaemon.find(config.data_dir, config.auth.token)
+    daemon, _ = awaited(config)
     try:
         disk = disk_of(config, files)
     except StoreError as error:
