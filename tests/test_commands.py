@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
 from memd.cli.main import main
@@ -63,6 +63,19 @@ def events(daemon: DaemonProcess) -> list[dict[str, Any]]:
 def latest_turn(daemon: DaemonProcess) -> str:
     turn_id: str = json.loads(out(daemon, "turn", "--json", "--limit", "1"))["turns"][0]["turn_id"]
     return turn_id
+
+
+def test_a_request_that_was_retried_after_a_failure_is_told_as_stored(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    failures = iter([Response((b"bad gateway",), status=502)])
+    upstream.answer = lambda request: next(failures, None) or chat_answer(request)
+    daemon = make_daemon(upstream.url).start()
+    assert [daemon.chat([user(FACTS[0])]).status for _ in "12"] == [502, 200]
+    wait_until(lambda: len(daemon.export()) == 1, lambda: f"stored: {daemon.export()}")
+    wait_until(lambda: len(json.loads(out(daemon, "turn", "--json"))["turns"]) == 2, daemon.__repr__)
+    retried, first = [line for line in out(daemon, "turn").splitlines() if FACTS[0][:20] in line]
+    assert "HTTP 502" in first and "stored" in retried and "no memory" not in retried
 
 
 def test_a_turn_is_explained(told: DaemonProcess) -> None:

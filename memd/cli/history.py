@@ -146,8 +146,9 @@ def _latest(page: TurnsPage) -> Lines:
     shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
     for one in page.turns:
         asked = "(a step of its turn)" if one["is_step"] else one["asked"]
-        is_kept = one["mode"] == "full" and not one["is_retry"]
-        words = memory_words(one["status"], len(one["shown"]), is_kept=is_kept, http_status=one["http_status"])
+        words = memory_words(
+            one["status"], len(one["shown"]), is_kept=one["mode"] == "full", http_status=one["http_status"]
+        )
         words += [counted(one["steps"], "step")] if one.get("steps") else []
         asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
         shown.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
