@@ -367,6 +367,39 @@ def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
     }
 
 
+@pytest.mark.parametrize("seconds", [0, 3600], ids=["stored", "waiting"])
+def test_all_that_one_author_said_is_erased_and_nothing_else(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, seconds: int
+) -> None:
+    tokens = [
+        {"name": name, "token_sha256": digest_of(secret_of(name)).hex(), "topics": ["*"], "rights": ["read", "write"]}
+        for name in ("ann", "bob")
+    ]
+    buffer = {"store_after_seconds": seconds, "idle_seconds": 7200}
+    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": buffer}).start()
+    shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}
+    daemon.chat([{"role": "user", "content": LAMP}], headers=shown["ann"])
+    daemon.chat([{"role": "user", "content": VAULT}], headers=shown["bob"])
+    notes = {"topic_id": "harbour", "notes": [{"content": ROPE}]}
+    [note] = ask(f"{daemon.own_url}/memd/notes", notes, headers=shown["ann"]).json["notes"]
+    daemon.wait_stored(*([LAMP, VAULT, ROPE] if seconds == 0 else [ROPE]))
+    fix = {"topic_id": "harbour", "chunk_ids": note["chunk_ids"], "action": "Update", "content": "Ann's rope is red."}
+    assert ask(f"{daemon.own_url}/memd/corrections", fix, headers=shown["ann"]).status == 403
+    both = daemon.run("erase", "--author", "ann", "--chunk", "a3f9")
+    assert both.returncode == 2 and "not --chunk and --author" in both.stderr
+    planned = daemon.run("erase", "--author", "ann", "--dry-run").stdout
+    assert LAMP[:20] in planned and ROPE[:20] in planned and VAULT[:20] not in planned
+    assert "topic default: 1 chunk (1 entry)" in planned and "topic harbour: 1 chunk (1 entry)" in planned
+    only = daemon.run("erase", "harbour", "--author", "ann", "--dry-run").stdout
+    assert "topic harbour: 1 chunk" in only and "topic default: " not in only
+    done = daemon.run("erase", "--author", "ann", "--yes")
+    assert done.returncode == 0, done.stderr
+    files = [path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()]
+    has = {text: any(text.encode() in content for content in files) for text in (LAMP, VAULT, ROPE)}
+    assert has == {LAMP: False, VAULT: True, ROPE: False}
+    assert "There is nothing to erase." in daemon.run("erase", "--author", "ann", "--yes").stdout
+
+
 # What one principal said is changed and taken out by others only with the right to correct, whatever the way in
 
 

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,16 +35,18 @@ from memd.ingest.erasing import (
     texts_of,
     versions_of,
     visible_digests,
+    written_by,
 )
 from memd.ingest.notes import TakenNote, take_note
 from memd.ingest.topic import waiting_in
 from memd.ingest.topics import Topic
 from memd.notes import GivenNote, check_not_ahead, checked_notes
-from memd.principals import Principal
+from memd.principals import OWNER_NAME, Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import since
 from memd.store.encryption.opening import key_id_of
+from memd.store.pending import UnstoredText
 from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up
@@ -242,7 +243,9 @@ def mark_of(key: str, body: msgspec.Struct, who: Principal) -> bytes:
 
 
 CHUNKS_MAX = 1_000
-WHAT = "name a topic_id, chunk_ids, resume or retention"
+NAMED_MAX = 10
+"""Chunks that a plan tells of one by one."""
+WHAT = "name a topic_id, chunk_ids, an author, resume or retention"
 
 
 class ErasureBody(Body, frozen=True, kw_only=True):
@@ -255,6 +258,9 @@ class ErasureBody(Body, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Only this chunk: its id, or enough first digits of its uuid; may be given again."),
     ] = ()
+    author: Annotated[
+        str | None, Meta(description="All that this principal said or wrote (owner); with a topic only there.")
+    ] = None
     before: Annotated[
         str | None,
         Meta(description="Only what was said in the topic before this date or time (2026-11-20). Documents stay."),
@@ -291,8 +297,9 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
 async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
     """Erase chunks or topics for good, or with `dry_run` say what would go."""
-    asked = [body.resume, body.retention, bool(body.chunk_ids or body.topic_id)]
-    if sum(asked) != 1 or (body.before and (body.chunk_ids or not body.topic_id)):
+    is_of_chunks = bool(body.chunk_ids or body.author)
+    asked = [body.resume, body.retention, is_of_chunks or bool(body.topic_id)]
+    if sum(asked) != 1 or (body.chunk_ids and body.author) or (body.before and (is_of_chunks or not body.topic_id)):
         raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
     if body.resume or body.retention:
         who.check_everywhere("admin")
@@ -303,7 +310,7 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
         plans = await parts.retention.plans()
         done = () if body.dry_run else tuple(await parts.retention.run(parts.auditor.name_of(who), confirmed=True))
         return ErasureAnswer(plans=tuple(plans), done=done, remains=_backups(parts))
-    if body.chunk_ids:
+    if is_of_chunks:
         asked_for = await _chunks(parts, body, who)
     else:
         assert body.topic_id is not None, "asked for above"
@@ -356,7 +363,7 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
         raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
     names = [body.topic_id] if body.topic_id else []
     async with parts.held(names, who, ["admin"]) as own:
-        named = await parts.named(own, body.chunk_ids, names, who)
+        named = await (_written(own, body.author) if body.author else parts.named(own, body.chunk_ids, names, who))
         for topic in own:
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
@@ -372,6 +379,19 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
             remains += _live_prompts(topic, digests, forbid=body.forbid)
         remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
     return _Asked(plans, plans, uuids, remains)
+
+
+async def _written(topics: Sequence[Topic], author: str) -> list[history.Named]:
+    """All chunks of an author, also those that are not in the log yet."""
+    name = "" if author == OWNER_NAME else author
+
+    def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:
+        snapshot, waiting = topic.log.snapshot(), unstored.chunks()
+        own = (one.entry.uuid for one in waiting if (one.entry.author or "") == name)
+        stored = [history.Named(snapshot, uuid) for uuid in written_by(snapshot, name)]
+        return [*stored, *(history.Named(snapshot, uuid, waiting) for uuid in own)]
+
+    return [one for topic in topics for one in await asyncio.to_thread(found, topic, topic.unstored())]
 
 
 def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
@@ -419,16 +439,16 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
         texts += texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
-    by_topic: dict[str, list[bytes]] = defaultdict(list)
-    for uuid, snapshot in repeating([topic.log.snapshot() for topic in topics], texts, uuids):
-        by_topic[snapshot.topic_id].append(uuid)
-    told += (
-        f"other chunks with the same words: {_short_ids(found)} in topic {name}" for name, found in by_topic.items()
-    )
+    others = repeating([topic.log.snapshot() for topic in topics], texts, uuids)
+    for one in others[:NAMED_MAX]:
+        more = f" and {counted(len(one.words) - 1, 'passage')} more of it" if len(one.words) > 1 else " of it"
+        told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r}{more}")
+    if len(others) > NAMED_MAX:
+        told.append(f"{counted(len(others) - NAMED_MAX, 'chunk')} more that have words of it stay")
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
     return tuple(told)
 
 
 def _short_ids(uuids: Collection[bytes]) -> str:
     shown = [uuid.hex()[:8] for uuid in uuids]
-    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more" if len(shown) > 10 else "")
+    return ", ".join(shown[:NAMED_MAX]) + (f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else "")

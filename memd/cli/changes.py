@@ -150,13 +150,16 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
 
     Example: memd erase --dry-run work
     """
-    chunk_ids, before, retention, resume = (chosen[name] for name in ("chunk_ids", "before", "retention", "resume"))
-    given = {"TOPIC": bool(topic and not chunk_ids), "--chunk": bool(chunk_ids), "--retention": retention}
-    named = [name for name, is_given in (given | {"--resume": resume}).items() if is_given]
+    chunk_ids, author, before, retention, resume = (
+        chosen[name] for name in ("chunk_ids", "author", "before", "retention", "resume")
+    )
+    is_of_chunks = bool(chunk_ids or author)
+    given = {"TOPIC": bool(topic and not is_of_chunks), "--chunk": bool(chunk_ids), "--author": bool(author)}
+    given |= {"--retention": retention, "--resume": resume}
+    named = [name for name, is_given in given.items() if is_given]
     if len(named) != 1 or (topic and (retention or resume)):
-        raise BadQuestion(
-            f"say what to erase: TOPIC, --chunk ID, --retention or --resume, not {' and '.join(named) or 'none'}"
-        )
+        flags = "TOPIC, --chunk ID, --author NAME, --retention or --resume"
+        raise BadQuestion(f"say what to erase: {flags}, not {' and '.join(named) or 'none'}")
     if before and named != ["TOPIC"]:
         raise BadQuestion("--before belongs to a TOPIC")
     if as_json and not (yes or dry_run or resume):
@@ -165,7 +168,7 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
-            whole_topic = topic if not before and not chunk_ids else None  # also without a chunk, or unreadable
+            whole_topic = topic if not before and not is_of_chunks else None  # also without a chunk, or unreadable
             click.echo("\n".join(_planned(plan, whole_topic)))
             if retention and not config.retention:
                 click.echo("The settings keep everything: they have no `retention`.")

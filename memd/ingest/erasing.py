@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -128,19 +129,28 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
         yield from (text for text in (entry.content, entry.reason) if text)
 
 
-def repeating(
-    snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]
-) -> list[tuple[bytes, Snapshot]]:
-    """Return the other chunks that repeat words of these texts, as `Overlap` has it, and where they are; those that
-    repeat most first."""
-    overlap, found = Overlap(texts), dict[bytes, tuple[int, Snapshot]]()
+class Repeating(NamedTuple):
+    """A chunk that repeats words of what is erased, and stays."""
+
+    uuid: bytes
+    topic_id: str
+    words: list[str]
+    """See `Overlap.shared`."""
+
+
+def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> list[Repeating]:
+    """Return the other chunks that repeat words of these texts; those that repeat most first."""
+    overlap, found = Overlap(texts), dict[bytes, Repeating]()
     for snapshot in snapshots:
-        for number, view in snapshot.views.items():
-            rows = np.flatnonzero((view.rows["status"] == 0) & (view.rows["is_erased"] == 0)).tolist()
-            for entry in _entries(snapshot, ((number, row) for row in rows)):
-                if entry.uuid not in but and (count := overlap.shared(entry.content)):
-                    found[entry.uuid] = count, snapshot
-    return [(uuid, found[uuid][1]) for uuid in sorted(found, key=lambda uuid: found[uuid][0], reverse=True)]
+        for entry in _entries_with(snapshot, status=0):
+            if entry.uuid not in but and (words := overlap.shared(entry.content)):
+                found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
+    return sorted(found.values(), key=lambda one: len(one.words), reverse=True)
+
+
+def written_by(snapshot: Snapshot, author: str) -> set[bytes]:
+    """Return the chunks that have, or had, something of an author; the empty one: of nobody that is named."""
+    return {entry.uuid for entry in _entries_with(snapshot) if (entry.author or "") == author}
 
 
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
@@ -176,6 +186,15 @@ def _entries_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Entry]:
     return _entries(snapshot, _places_of(snapshot, uuids))
 
 
+def _entries_with(snapshot: Snapshot, **columns: int) -> Iterator[Entry]:
+    """The entries with these values in their columns that are not erased."""
+    for number, view in snapshot.views.items():
+        bits: Bits = np.logical_and.reduce(
+            [view.rows[name] == one for name, one in {"is_erased": 0, **columns}.items()]
+        )
+        yield from _entries(snapshot, ((number, row) for row in np.flatnonzero(bits).tolist()))
+
+
 def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
     """The entries at these places that can be read."""
     for place in places:
@@ -194,10 +213,11 @@ class Overlap:
         self._runs = {run for words in lists for run in _runs(words, min(RUN, len(words)))}
         self._sizes = {len(run) for run in self._runs}
 
-    def shared(self, text: str) -> int:
-        """How many of the runs and of the short texts `text` has."""
+    def shared(self, text: str) -> list[str]:
+        """Those of the runs and of the short texts that `text` has, each once."""
         words = _WORDS.findall(text.lower())
-        return sum(len(self._runs.intersection(_runs(words, size))) for size in self._sizes)
+        runs = dict.fromkeys(run for size in self._sizes for run in _runs(words, size) if run in self._runs)
+        return [" ".join(run) for run in runs]
 
 
 def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
