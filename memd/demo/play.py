@@ -158,7 +158,7 @@ class ChatClient:
         if corrections:
             memory_in["corrections"] = corrections
         body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
-        body |= {"max_tokens": ANSWER_TOKENS_MAX}
+        body |= {"max_tokens": ANSWER_TOKENS_MAX, "temperature": 0}
         forever = aiohttp.ClientTimeout()  # a large model on a small machine takes its time, and Ctrl-C ends it
         async with self._session.post(self._url, json=body, headers=headers, timeout=forever) as response:
             if not response.ok:
@@ -309,7 +309,7 @@ async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None
                 answer = await new_chat().say(question.text, headers={"X-Memory-Mode": mode})
             known[mode] += question.expects.casefold() in answer.text.casefold()
             asked = question.text if mode == "full" else f"{question.text} (memory off)"
-            screen.answer(asked, answer.text, question.expects, answer.recall_ms)
+            screen.answer(asked, _excerpt(answer.text), question.expects, answer.recall_ms)
     told = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
     screen.event(f"[/] {told}", below=1)
 
