@@ -22,7 +22,7 @@ from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
-from memd.store.tools.backup import MARKER_NAME, backup
+from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, backup
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -280,7 +280,7 @@ def test_a_backup_that_was_only_looked_into_is_brought_up_to_date(
     journal.append([b"two"])
     report = backup(source, target, files)
     assert report.findings == []
-    assert {path.name for path in target.iterdir()} == {MARKER_NAME, "talk"}
+    assert {path.name for path in target.iterdir()} == {MARKER_NAME, LISTING_NAME, "talk"}
     assert not (target / "talk" / "lexical").exists()
     assert contents(target) == chunks(0, 13 + later) and verify(target, DISK).ok
     assert read_journal(target / "talk" / "hot.log", DISK) == [b"one", b"two"]
@@ -399,6 +399,30 @@ def test_a_damaged_backup_is_restored_as_far_as_it_is_whole_and_its_damage_is_to
     assert "1 topic as of" in told.stdout and set(chunks(5, 12)) <= set(contents(folder))
     as_json = CliRunner().invoke(main, ["restore", str(target), str(tmp_path / "again"), "--json"])
     assert as_json.exit_code == 1 and len(msgspec.json.decode(as_json.stdout)["damaged"]) == len(damaged)
+
+
+def test_a_topic_that_a_backup_has_lost_is_missed_and_one_that_was_erased_is_not(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    store = open_store(None, source)
+    for name in ("garden", "talk"):
+        store.topic(name).append([draft(1)])
+    store.close()
+    backup(source, target, DISK)
+    assert CliRunner().invoke(main, ["verify", str(target)]).exit_code == 0
+    shutil.move(target / "garden", tmp_path / "garden")
+    checked = CliRunner().invoke(main, ["verify", str(target)])
+    lost = f"{target / 'garden'}: is missing: the backup had this topic"
+    assert checked.exit_code == 1 and checked.stdout.splitlines()[0] == lost
+    assert "1 finding" in checked.stdout and "all whole" not in checked.stdout
+    folder = tmp_path / "restored"
+    told = CliRunner().invoke(main, ["restore", str(target), str(folder)])
+    assert told.exit_code == 1 and f"damaged: {lost}" in told.stdout and "1 topic as of" in told.stdout
+    assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0, "it is no backup, and has all that it had"
+    shutil.move(tmp_path / "garden", target / "garden")
+    erased = ["erase", "garden", "--yes", "--data-dir", str(source)]
+    assert CliRunner().invoke(main, erased).exit_code == 0 and backup(source, target, DISK).erased == 1
+    assert CliRunner().invoke(main, ["verify", str(target)]).exit_code == 0
 
 
 def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_before(

@@ -213,7 +213,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
     try:
         files = disk_of(msgspec.structs.replace(config, data_dir=folder))
         verified = with_audit(verify_log(folder, files), folder, files)
-        report.damaged = list(map(str, verified.damaged))
+        report.damaged += map(str, verified.damaged)
         report.notes += (line for line in verified.lines[:-1] if line not in report.damaged)
     except WrongKey as error:
         report.notes.append(f"damage that the backup may have was not looked for: {error}")

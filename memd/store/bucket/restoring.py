@@ -49,9 +49,11 @@ from memd.store.layout import (
     is_derived,
     topic_ids_in,
 )
-from memd.store.tools.backup import MARKER_NAME
+from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics
 from memd.wording import counted, day_and_time
 
+_ITS_OWN = (MARKER_NAME, LISTING_NAME, LOCK_NAME, RECENT_NAME)
+"""Files of a backup in a folder that are no part of what is restored."""
 _WHOLE_BYTES = 256 << 10
 """Rounds up to this are read as a whole: pieces of many files are in them."""
 _KEPT = 256
@@ -132,6 +134,7 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
     _make_whole(files, target)
     report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
     report.topics = len(topic_ids_in(files, target))
+    report.damaged = list(map(str, missing_topics(source, files)))
     return report
 
 
@@ -141,7 +144,7 @@ def _copied(source: Path, target: Path, files: LocalDisk) -> Iterator[tuple[Path
         path = source / name
         if files.is_directory(path):
             yield from _copied(path, target / name, files)
-        elif not name.endswith(TEMPORARY_SUFFIX) and name not in (MARKER_NAME, LOCK_NAME, RECENT_NAME):
+        elif not name.endswith(TEMPORARY_SUFFIX) and name not in _ITS_OWN:
             size = files.size(path) or 0
             crc = checksum_of(files, path, size).crc
             yield target / name, KnownFile(size, crc, files.changed_at(path), (Stretch(str(path), 0, size),))

@@ -62,6 +62,8 @@ Waiting = Callable[[Path, LocalDisk], int]
 """How many messages of a journal are in no log yet."""
 MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
+LISTING_NAME = ".memd-backup-topics"
+"""The topics that the backup had when it was made, a line each: a folder that is lost leaves no other trace."""
 
 
 class BackupReport(msgspec.Struct):
@@ -107,6 +109,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
         for topic_id in topic_folders_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
+        replace_file(files, target / LISTING_NAME, "".join(f"{one}\n" for one in topic_ids_in(files, target)).encode())
     if is_looked_into:
         files.remove(target / LOCK_NAME)
     return copying.report
@@ -129,6 +132,16 @@ def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
         return []
     told = files.read(data_dir / BACKUPS_NAME).decode("utf-8", "replace").splitlines()
     return [one for one in told if one and files.size(Path(one) / MARKER_NAME) is not None]
+
+
+def missing_topics(folder: Path, files: LocalDisk) -> list[Finding]:
+    """Return a finding for each topic that a backup had when it was made, and that is neither there nor erased."""
+    if files.size(folder / LISTING_NAME) is None:
+        return []
+    listed = files.read(folder / LISTING_NAME).decode("utf-8", "replace").split()
+    erased = [one.topic_id for one in read_erasures(files, erasures_dir(folder))[0] if one.kind == "topic"]
+    lost = sorted({*listed} - {*topic_ids_in(files, folder), *erased})
+    return [Finding("damaged", str(folder / one), "is missing: the backup had this topic") for one in lost]
 
 
 def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:

@@ -33,6 +33,7 @@ from memd.store.log.recovery import (
     read_log_file,
     torn_files,
 )
+from memd.store.tools.backup import missing_topics
 from memd.wording import counted, day_and_time
 
 _WRONG = {"damaged", "derived", "foreign", "returned", "unfinished"}
@@ -72,6 +73,7 @@ def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> Veri
     for topic_id in topic_ids_in(files, data_dir):
         check.topic(TopicLayout(data_dir, topic_id))
     check.erasures()
+    check.findings += missing_topics(data_dir, files)
     counts = check.counts
     wrong = [finding for finding in check.findings if finding.kind in _WRONG]
     summary = (
