@@ -126,6 +126,10 @@ class StoreError(MemdError):
     """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
 
 
+class ErasedMeanwhile(StoreError):
+    """The text of an entry was erased since the snapshot was taken that it is looked for in: it is not there."""
+
+
 class StoreLocked(StoreError):
     """Another daemon holds the data directory."""
 

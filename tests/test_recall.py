@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry, Speaker, Status
+from memd.entries import Draft, Entry, Erased, Speaker, Status
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of
 from memd.recall.corrections import undo
@@ -24,6 +24,8 @@ from memd.recall.question import PARTS_MAX, parts_of
 from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retriever
 from memd.selection import Selection
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
+from memd.store.disk import LocalDisk, Wiper
+from memd.store.snapshot import Snapshot
 from memd.store.store import Store, TopicLog
 
 BUDGET = Budget(2000)
@@ -104,6 +106,31 @@ async def test_an_index_whose_words_are_not_made_yet_is_searched_by_meaning(tmp_
     store.topic("default").load()
     assert contents(await asked(store.topic("default"), "When does the cellar flood?"))[0] == TALK[3]
     store.close()
+
+
+class ErasedWhileAsked:
+    """A topic in which a chunk is erased right after a search has begun."""
+
+    def __init__(self, log: TopicLog, uuid: bytes) -> None:
+        self.topic_id, self.unstored = log.topic_id, log.unstored
+        self._log, self._uuid = log, uuid
+        self.snapshots = 0
+
+    def snapshot(self) -> Snapshot:
+        before, self.snapshots = self._log.snapshot(), self.snapshots + 1
+        if self.snapshots == 1:
+            self._log.erase({self._uuid}, Erased(at=1, by="ann"), Wiper(LocalDisk()))
+        return before
+
+
+async def test_a_search_that_an_erasure_overtakes_finds_all_else_and_reports_no_damage(
+    topic: TopicLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    overtaken = ErasedWhileAsked(topic, bytes([1]) * 16)  # of the bread
+    topic.load()
+    found = await asked([overtaken], "Who paints the boat house, and when is bread baked?")  # type: ignore[list-item]
+    assert TALK[2] in contents(found) and TALK[1] not in contents(found) and overtaken.snapshots > 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.fixture

@@ -293,7 +293,7 @@ def _check_count(chunks: int, read: str, remedy: str) -> None:
 def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
     wanted_key = None if query.name is None else key_of(query.name)
     written: dict[str, Counter[str]] = defaultdict(Counter)
-    having: dict[str, list[tuple[int, Snapshot]]] = defaultdict(list)
+    having: dict[str, list[tuple[int, ChunkName]]] = defaultdict(list)
     if query.name is None:
         _check_count(sum(one.live_count for one in snapshots), "names are read in", "choose a topic, or a name")
     for snapshot in snapshots:
@@ -304,15 +304,13 @@ def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
                 key = key_of(name)
                 if wanted_key in (None, key):
                     written[key][name] += 1
-                    having[key].append((entry.canonical_id, snapshot))
+                    having[key].append((entry.canonical_id, ChunkName(snapshot.topic_id, entry.public_id)))
     names = {key: counts.most_common(1)[0][0] for key, counts in written.items()}
     most_first = sorted(having, key=lambda key: (-len(having[key]), key))
     kept = [key for key in most_first if not query.kind or kind_of(names[key]) in query.kind]
     found = []
     for key in kept[: query.limit]:
         latest = sorted(having[key], key=lambda one: -one[0])[: LATEST if wanted_key is None else query.limit]
-        places_of = ((snapshot, snapshot.place(canonical_id)) for canonical_id, snapshot in latest)
-        chunks = [ChunkName(one.topic_id, one.read(place).public_id) for one, place in places_of if place is not None]
-        kind = kind_of(names[key])
-        found.append(Entity(name=names[key], kind=kind, count=len(having[key]), chunks=tuple(chunks)))
+        chunks = tuple(name for _, name in latest)
+        found.append(Entity(name=names[key], kind=kind_of(names[key]), count=len(having[key]), chunks=chunks))
     return Entities(tuple(found), len(kept))

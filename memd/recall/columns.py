@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.entries import Entry
-from memd.errors import StoreError
+from memd.errors import ErasedMeanwhile, StoreError
 from memd.recall.times import Span
 from memd.selection import EVERYTHING, Selection
 from memd.store.choice import chosen
@@ -459,12 +459,14 @@ class TopicColumns:
         )
 
     def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
-        """Read chunks; those are absent that cannot be read, and the log of the daemon says why."""
+        """Read chunks; absent are those that were erased meanwhile or cannot be read, of which the log says why."""
         stored = [place for place in places if place[0] != PENDING_SEGMENT]
         read = self.snapshot.read_many(stored) if stored else {}
         for place in [one for one in stored if one not in read]:
             try:
                 read[place] = self.snapshot.read(place)
+            except ErasedMeanwhile:
+                continue
             except StoreError as error:
                 told = {"topic": self.topic_id, "error": error}
                 log.error("a chunk cannot be recalled; run `memd verify`", extra=told)

@@ -196,11 +196,15 @@ class Retriever:
                 parts = self._parts(question, filters.step)
                 now_us = self._now_us() if filters.asked_at is None else int(filters.asked_at)
                 times = spans(question, now_us) if self._settings.time_weight else ()
-                searched = [
-                    TopicColumns(topic, list(parts), some, filters.wanted, filters.visible_digests, times)
-                    for topic, some in zip(topics, waiting, strict=True)
-                ]
-                found = self._answer(question, parts, searched, times, now_us, budget, filters)
+                while True:
+                    searched = [
+                        TopicColumns(topic, list(parts), some, filters.wanted, filters.visible_digests, times)
+                        for topic, some in zip(topics, waiting, strict=True)
+                    ]
+                    found = self._answer(question, parts, searched, times, now_us, budget, filters)
+                    pairs = zip(searched, topics, strict=True)
+                    if all(one.snapshot.has_same_files(topic.snapshot()) for one, topic in pairs):
+                        break  # else indexes that were searched may have been overwritten by an erasure meanwhile
                 if not any(one.is_partial for one in unstored):
                     return found
                 if budget.seconds is not None and not found.shown:

@@ -353,6 +353,12 @@ class Snapshot:
             found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
         return found
 
+    def has_same_files(self, now: Snapshot) -> bool:
+        """Whether none of the segments was sealed or read again after an erasure since, as of a later snapshot."""
+        return self is now or all(
+            number in now.views and now.views[number].segment is view.segment for number, view in self.views.items()
+        )
+
     def is_live(self, place: Place) -> bool:
         """Whether the entry at a place counts."""
         return not self.views[place[0]].dead[place[1]]

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from memd.caching import ByteCache
 from memd.entries import Entry, Status
-from memd.errors import CorruptFile, StoreError
+from memd.errors import CorruptFile, ErasedMeanwhile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, write_beside
 from memd.store.layout import TopicLayout
@@ -72,7 +72,7 @@ def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dime
             problem = error if files.size(path) is not None else problem
             continue
         if entry is not None and entry.erased is not UNSET and not record["is_erased"]:
-            problem = StoreError(f"{path}: the text of entry {entry.canonical_id} was erased a moment ago")
+            problem = ErasedMeanwhile(f"{path}: the text of entry {entry.canonical_id} was erased a moment ago")
         elif entry is not None:
             return entry
     raise problem
