@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # The tests start hundreds of processes; without bytecode each of them would compile all of memd.
 export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
-.PHONY: demo quick test llama-tests fuzz faults cluster lint constraints clean help
+.PHONY: demo quick test llama-tests fuzz faults cluster lint openapi constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -44,6 +44,10 @@ lint: .venv/installed-test ## Lint, layout and types only
 	$(PY) -m mypy
 
 RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench examples
+
+openapi: .venv/installed ## Renew docs/openapi.json from the routes
+	@$(PY) -c "import json; from memd.admin.routes import ROUTES; from memd.admin.routing import document; \
+		print(json.dumps(document(ROUTES), indent=1, ensure_ascii=False))" > docs/openapi.json
 
 constraints: | .venv/bin/python ## Renew constraints.txt: the newest versions that pyproject.toml allows
 	$(PIP) install --upgrade --upgrade-strategy eager -e '.[test]' || $(INSTALL_FAILED)

@@ -21,7 +21,7 @@ DOCUMENT = json.loads(FILE.read_text())
 
 
 def test_it_is_a_valid_document_and_that_of_the_code() -> None:
-    """To bring the file up to date, save what a daemon answers to `GET /memd/openapi.json`."""
+    """`make openapi` brings the file up to date."""
     validate(DOCUMENT)
     assert json.loads(json.dumps(document(ROUTES))) == DOCUMENT
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from daemon_in_process import House, house_in, secret_of
@@ -50,40 +51,20 @@ def asked_of(path: str, body: object = None) -> Callable[[str], Asked]:
 
 
 HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
-    ("GET", "/memd/health"): asked_of("/memd/health"),
-    ("GET", "/memd/stats"): asked_of("/memd/stats"),
-    ("GET", "/memd/topics"): asked_of("/memd/topics"),
     ("GET", "/memd/buffer"): asked_of("/memd/buffer?topic=TOPIC"),
     ("GET", "/memd/search"): asked_of(f"/memd/search?q={quote(QUESTION)}&topic=TOPIC"),
-    ("GET", "/memd/log"): asked_of("/memd/log?topic=TOPIC"),
-    ("GET", "/memd/chunks"): asked_of("/memd/chunks?topic=TOPIC"),
-    ("GET", "/memd/days"): asked_of("/memd/days?topic=TOPIC"),
     ("GET", "/memd/chunks/{id}"): asked_of("/memd/chunks/ffff?topic=TOPIC"),
     ("GET", "/memd/chunks/{id}/related"): asked_of("/memd/chunks/ffff/related?topic=TOPIC"),
-    ("GET", "/memd/export"): asked_of("/memd/export?topic=TOPIC"),
-    ("GET", "/memd/digest"): asked_of("/memd/digest?topic=TOPIC"),
-    ("GET", "/memd/entities"): asked_of("/memd/entities?topic=TOPIC"),
-    ("GET", "/memd/turns"): asked_of("/memd/turns?topic=TOPIC"),
     ("GET", "/memd/turns/{id}"): asked_of("/memd/turns/none"),
     ("GET", "/memd/turns/{id}/replay"): asked_of("/memd/turns/none/replay"),
-    ("GET", "/memd/conversations"): asked_of("/memd/conversations?topic=TOPIC"),
     ("GET", "/memd/conversations/{id}"): asked_of("/memd/conversations/none?topic=TOPIC"),
-    ("GET", "/memd/transcript"): asked_of("/memd/transcript?topic=TOPIC"),
-    ("GET", "/memd/usage"): asked_of("/memd/usage?topic=TOPIC"),
-    ("GET", "/memd/receipts"): asked_of("/memd/receipts"),
-    ("GET", "/memd/figures"): asked_of("/memd/figures?topic=TOPIC"),
-    ("GET", "/memd/events"): asked_of("/memd/events"),
-    ("GET", "/memd/metrics"): asked_of("/memd/metrics"),
     ("POST", "/memd/notes"): asked_of("/memd/notes", {"topic_id": "TOPIC", "notes": [{"content": "A note."}]}),
-    ("GET", "/memd/documents"): asked_of("/memd/documents?topic=TOPIC"),
     ("GET", "/memd/documents/chunks"): asked_of("/memd/documents/chunks?topic=TOPIC&source=x"),
     ("POST", "/memd/documents"): asked_of(
         "/memd/documents",
         {"topic_id": "TOPIC", "document": {"source": "a.md", "hash": "00" * 32, "sections": [{"text": "A word."}]}},
     ),
     ("POST", "/memd/documents/remove"): asked_of("/memd/documents/remove", {"topic_id": "TOPIC", "sources": ["b.md"]}),
-    ("GET", "/memd/sources"): asked_of("/memd/sources?topic=TOPIC"),
-    ("GET", "/memd/index"): asked_of("/memd/index"),
     ("POST", "/memd/index"): asked_of("/memd/index", {}),
     ("POST", "/memd/import/messages"): asked_of("/memd/import/messages", {"topic_id": "TOPIC", "part": PART}),
     ("POST", "/memd/import/entries"): asked_of("/memd/import/entries", {"topic_id": "TOPIC", "lines": []}),
@@ -92,15 +73,23 @@ HOW: dict[tuple[str, str], Callable[[str], Asked]] = {
     ),
     ("POST", "/memd/undo"): asked_of("/memd/undo", {"topic_id": "TOPIC", "canonical_id": 1}),
     ("POST", "/memd/erase"): asked_of("/memd/erase", {"topic_id": "TOPIC", "dry_run": True}),
-    ("GET", "/memd/grants"): asked_of("/memd/grants"),
     ("POST", "/memd/grants/end"): asked_of("/memd/grants/end", {"id": "none"}),
     ("POST", "/memd/backup"): asked_of("/memd/backup", {"folder": "not absolute"}),
     ("GET", "/memd/audit"): asked_of("/memd/audit"),
-    ("GET", "/memd/me"): asked_of("/memd/me"),
     ("POST", "/memd/tokens/reload"): asked_of("/memd/tokens/reload", {}),
-    ("GET", "/memd/openapi.json"): asked_of("/memd/openapi.json"),
 }
-"""How each route is asked for a topic. A new route has its line here, or the test of the table fails."""
+"""How a route is asked for a topic. One that reads and needs no more than that has no line."""
+
+
+def how_asked(route: Route) -> Callable[[str], Asked]:
+    """How a route is asked for a topic; KeyError: it needs a line above."""
+    fields = msgspec.structs.fields(route.query)
+    if route.method == "GET" and "{" not in route.path and not any(field.required for field in fields):
+        has_topic = any(field.encode_name == "topic" for field in fields)
+        return HOW.get((route.method, route.path)) or asked_of(f"{route.path}{'?topic=TOPIC' * has_topic}")
+    return HOW[route.method, route.path]
+
+
 GUARDED = [route for route in ROUTES if route.right != "open"]
 
 
@@ -110,12 +99,12 @@ def is_for(right: str, route: Route) -> bool:
 
 
 async def test_every_route_asks_for_its_right_in_the_topic_and_tells_of_no_other(house: House) -> None:
-    assert {(route.method, route.path) for route in GUARDED} == set(HOW), "each route but an open one has its line"
+    assert set(HOW) <= {(route.method, route.path) for route in GUARDED}
     await told(house, "team-a", LAMP)
     await told(house, "secret", VAULT)
     await house.settled()
     for route in GUARDED:
-        how = HOW[route.method, route.path]
+        how = how_asked(route)
         names_topic = how("one") != how("two")
         assert route.takes_who or not names_topic, f"{route.path} has a topic, so its handler has to take `who`"
         for right in RIGHTS:
@@ -141,7 +130,7 @@ async def test_what_names_no_topic_has_what_the_token_may_read_and_nothing_else(
     seen = 0
     for route in GUARDED:
         if route.method == "GET" and route.right in ("read", "any") and "{" not in route.path:
-            path, _ = HOW["GET", route.path]("secret")
+            path, _ = how_asked(route)("secret")
             path = path.replace("&topic=secret", "").replace("topic=secret", "")
             status, answer = await house.ask("ann", path)
             shown = json.dumps(answer)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import is_plain, json_values, valid_text
+from test_wire_anthropic_capture import odd_events
+from wire_cases import Dialect, events_stream, is_plain, json_values, valid_text
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
@@ -255,6 +256,13 @@ def test_blocks_in_an_odd_order_stay_in_it() -> None:
 
 user_messages = st.fixed_dictionaries(
     {"role": st.just("user"), "content": valid_text | st.lists(blocks.filter(lambda block: len(block) > 1), max_size=5)}
+)
+DIALECT = Dialect(
+    *(ANTHROPIC, "messages", st.lists(user_messages, min_size=1, max_size=6)),
+    st.lists(odd_messages | json_values, max_size=4),
+    odd_bodies,
+    odd_events.map(lambda event: events_stream(event)),
+    odd_events,
 )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import json_values, plain_values, valid_text
+from test_wire_chat_capture import odd_answers
+from wire_cases import Dialect, events_stream, json_values, plain_values, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
@@ -26,6 +27,13 @@ odd_members = st.sampled_from(["role", "content", "refusal", "tool_calls", "func
 odd_messages = st.dictionaries(odd_members, json_values)
 odd_bodies = st.dictionaries(
     st.sampled_from(["model", "stream", "max_tokens", "n_predict", "metadata", "memory_in", "tools", "x"]), json_values
+)
+DIALECT = Dialect(
+    *(CHAT, "messages", st.lists(chat_messages, min_size=1, max_size=6)),
+    st.lists(odd_messages | json_values, max_size=4),
+    odd_bodies,
+    odd_answers.map(lambda answer: events_stream(answer)),
+    odd_answers,
 )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire_chat import chat_messages
+from wire_cases import Dialect
 
 from memd.messages import Message, ToolCall
 from memd.wire.ollama import OLLAMA
@@ -35,6 +37,13 @@ odd_values = st.recursive(
         )
     ),
     max_leaves=12,
+)
+DIALECT = Dialect(
+    *(OLLAMA, "messages", st.lists(chat_messages, max_size=3).map(lambda told: [*told, ASKED])),
+    st.lists(odd_values, max_size=4),
+    st.dictionaries(st.sampled_from(["options", "stream", "tools"]), odd_values),
+    odd_values.map(lambda value: json.dumps({"message": value, "done": value}).encode() + b"\n"),
+    odd_values.map(lambda value: {"message": value, "done": value}),
 )
 
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
-import test_wire_anthropic as anthropic
-import test_wire_anthropic_capture as anthropic_capture
-import test_wire_chat as chat
-import test_wire_chat_capture as chat_capture
-import test_wire_ollama as ollama
-import test_wire_responses as responses
-import test_wire_responses_capture as responses_capture
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import captured, cuts, events_stream, json_values
+from wire_cases import Dialect, captured, cuts
 
 from memd.errors import BadRequestBody
 from memd.messages import Message
@@ -26,11 +20,9 @@ from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
 from memd.wire.message_cache import MessageCache
-from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
 from memd.wire.request import ModelRequest, without_own_blocks
-from memd.wire.responses import RESPONSES
 
 
 def counted(metrics: Metrics) -> set[str]:
@@ -65,57 +57,11 @@ BLOCK = (
     "[mem:a3f9] user: Use PostgreSQL.\n"
     "[/memory]"
 )
-Strategy = st.SearchStrategy[Any]
-
-
-class Dialect(NamedTuple):
-    """An API, and what its clients and servers may send."""
-
-    api: Api
-    member: str
-    """Of a request: it has the conversation."""
-    conversations: Strategy
-    """As clients send them, with a message that takes a block."""
-    odd_conversations: Strategy
-    odd_members: Strategy
-    odd_streams: Strategy
-    odd_answers: Strategy
-
-
-EVERY = pytest.mark.parametrize(
-    "dialect",
-    [
-        Dialect(
-            *(CHAT, "messages", st.lists(chat.chat_messages, min_size=1, max_size=6)),
-            st.lists(chat.odd_messages | json_values, max_size=4),
-            chat.odd_bodies,
-            chat_capture.odd_answers.map(lambda answer: events_stream(answer)),
-            chat_capture.odd_answers,
-        ),
-        Dialect(
-            *(ANTHROPIC, "messages", st.lists(anthropic.user_messages, min_size=1, max_size=6)),
-            st.lists(anthropic.odd_messages | json_values, max_size=4),
-            anthropic.odd_bodies,
-            anthropic_capture.odd_events.map(lambda event: events_stream(event)),
-            anthropic_capture.odd_events,
-        ),
-        Dialect(
-            *(RESPONSES, "input", st.builds(lambda before, last: [*before, last], responses.turns, responses.users)),
-            json_values | st.lists(responses.odd_items(json_values), max_size=4),
-            st.just({}),
-            responses_capture.odd_events.map(lambda event: events_stream(event)),
-            responses_capture.odd_responses,
-        ),
-        Dialect(
-            *(OLLAMA, "messages", st.lists(chat.chat_messages, max_size=3).map(lambda told: [*told, ollama.ASKED])),
-            st.lists(ollama.odd_values, max_size=4),
-            st.dictionaries(st.sampled_from(["options", "stream", "tools"]), ollama.odd_values),
-            ollama.odd_values.map(lambda value: json.dumps({"message": value, "done": value}).encode() + b"\n"),
-            ollama.odd_values.map(lambda value: {"message": value, "done": value}),
-        ),
-    ],
-    ids=lambda dialect: dialect.api.name,
-)
+DIALECTS: list[Dialect] = [
+    importlib.import_module(type(api).__module__.replace("memd.wire.", "test_wire_")).DIALECT for api in APIS
+]
+"""Each is in the test file of its API."""
+EVERY = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.api.name)
 
 
 def body_of(dialect: Dialect, conversation: Any, **members: Any) -> bytes:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import all_text, plain_values
+from test_wire_responses_capture import odd_events, odd_responses
+from wire_cases import Dialect, all_text, events_stream, json_values, plain_values
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
@@ -223,6 +224,13 @@ def test_untouched_members_and_items_keep_their_bytes_and_their_order() -> None:
 
 users = st.builds(said, all_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
+DIALECT = Dialect(
+    *(RESPONSES, "input", st.builds(lambda before, last: [*before, last], turns, users)),
+    json_values | st.lists(odd_items(json_values), max_size=4),
+    st.just({}),
+    odd_events.map(lambda event: events_stream(event)),
+    odd_responses,
+)
 
 
 @given(turns, st.data())

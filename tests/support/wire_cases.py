@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -30,6 +30,23 @@ def is_plain(value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+Strategy = st.SearchStrategy[Any]
+
+
+class Dialect(NamedTuple):
+    """An API, and what its clients and servers may send."""
+
+    api: Api
+    member: str
+    """Of a request: it has the conversation."""
+    conversations: Strategy
+    """As clients send them, with a message that takes a block."""
+    odd_conversations: Strategy
+    odd_members: Strategy
+    odd_streams: Strategy
+    odd_answers: Strategy
 
 
 cuts = st.lists(st.integers(min_value=0))
