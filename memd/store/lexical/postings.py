@@ -11,7 +11,6 @@ of BM25 with the length of the chunk, without the rarity of the term, which the 
 from __future__ import annotations
 
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
@@ -179,8 +178,9 @@ class GrowingColumns:
 
     def __init__(self) -> None:
         self.count = 0
-        self._postings: dict[int, array[int]] = {}
-        """Of a term: row << 8 | times, for each row that has it. See `_copied`."""
+        self._postings: dict[int, bytearray] = {}
+        """Of a term: row << 8 | times in 32 bits, for each row that has it. See `_copied`. There may be 100,000: the
+        garbage collector, for which everybody waits, looks through arrays, but not through these."""
         self._lengths = np.zeros(64, np.uint16)
         self._tokens = np.zeros(64, np.uint16)
         self._follows = np.zeros(64, np.bool_)
@@ -262,7 +262,7 @@ class GrowingColumns:
     def having(self, keys: Keys) -> NDArray[np.intp]:
         """How many rows have each of these terms."""
         postings = self._postings
-        return np.array([len(postings.get(key, ())) for key in keys.tolist()], np.intp)
+        return np.array([len(postings.get(key, b"")) // 4 for key in keys.tolist()], np.intp)
 
     def postings(self, keys: Keys, count: int, _: int) -> Postings:
         """Where these terms occur in the first `count` rows."""
@@ -316,10 +316,10 @@ class GrowingColumns:
         packed, bounds = (rows << np.uint32(8) | times).tobytes(), (4 * starts.astype(np.intp)).tolist()
         for key, start, end in zip(terms_once.tolist(), bounds, bounds[1:], strict=False):
             if (found := self._postings.get(key)) is None:
-                found = self._postings[key] = array("I")
+                found = self._postings[key] = bytearray()
                 if key in LANGUAGE_KEYS:
                     self.languages |= {LANGUAGE_KEYS[key]}
-            found.frombytes(packed[start:end])
+            found += packed[start:end]
 
     def _add_shown(self, row: int, uuids: Sequence[bytes]) -> None:
         start = int(self._shown_starts[row])
@@ -445,13 +445,13 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
         return first, np.where(self.terms[at] == keys, self.starts[at + 1].astype(np.intp), first)
 
 
-_NONE = array("I")
+_NONE = bytearray()
 
 
-def _copied(packed: array[int]) -> NDArray[np.uint32]:
-    """The numbers in an array that another thread may append to: it cannot grow while somebody looks into it, and numpy
-    would let others run while it copies; `tobytes` does not."""
-    return np.frombuffer(packed.tobytes(), np.uint32)
+def _copied(packed: bytearray) -> NDArray[np.uint32]:
+    """The numbers in bytes that another thread may append to: they cannot grow while somebody looks into them, and
+    numpy would let others run while it copies; `bytes` does not."""
+    return np.frombuffer(bytes(packed), np.uint32)
 
 
 def _in_all(found: Sequence[NDArray[np.uint32]]) -> Rows:

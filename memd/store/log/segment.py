@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +148,7 @@ class GrowingSegment(LogSegment):
         self._by_text: dict[int, tuple[int, ...]] = {}
         self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
         self._completed: dict[int, None] = {}
-        self._said: list[frozenset[int]] = []
+        self._said: list[tuple[int, ...]] = []
         self.columns = GrowingColumns()
         """Words, tokens and neighbours of its rows."""
 
@@ -168,7 +168,7 @@ class GrowingSegment(LogSegment):
         for row, entry, key in zip(added, entries, rows["text_hash"].tolist(), strict=True):
             self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
             self._by_text[key] = (*self._by_text.get(key, ()), row)
-            self._said.append(frozenset(map(digest_word, entry.digests)))
+            self._said.append(tuple(dict.fromkeys(map(digest_word, entry.digests))))
             for word in self._said[-1]:
                 self._digests[word] = (*self._digests.get(word, ()), row)
             self._completed.update(dict.fromkeys(map(digest_word, entry.completed)))
@@ -216,10 +216,10 @@ class GrowingSegment(LogSegment):
         """Return the rows that have text of a message with this `digest_word`."""
         return self._digests.get(word, ())
 
-    def rows_of_messages(self, words: Set[int]) -> list[int]:
+    def rows_of_messages(self, words: frozenset[int]) -> list[int]:
         """Return the rows that came from messages, and from none but those with these `digest_word`s."""
         rows = {row for word in words for row in self._digests.get(word, ())}
-        return [row for row in rows if self._said[row] <= words]
+        return [row for row in rows if words.issuperset(self._said[row])]
 
     def rotated_to(self, path: Path) -> None:
         """Note that the file was renamed; readers that still try the old name fall back to the new one."""
