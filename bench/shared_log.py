@@ -95,7 +95,7 @@ class Asker:
         """Of a streamed reply in a new conversation."""
         question = f"With which word is gate {number % NOTES} opened? I ask for the {number}th time."
         asked = [{"role": "user", "content": question}]
-        body = {"stream": True, "max_tokens": 8, "messages": asked, "stop": ["slowly"]}
+        body = {"messages": asked, "stream": True, "max_tokens": 8, "stop": ["slowly"]}  # the stub reads its end
         return self._timed(self._models, f"/t/{topic}/v1/chat/completions", body, first=True)
 
     def note(self, number: int) -> float:
@@ -113,10 +113,11 @@ class Asker:
         began = time.perf_counter()
         connection.request("GET" if body is None else "POST", path, sent, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        answer.read(1 if first else None)
+        begun = answer.read(1 if first else None)
         took = (time.perf_counter() - began) * 1000
         answer.read()
         assert answer.status == 200, path
+        assert not first or begun == b"d", f"no stream: {begun!r}"
         return took
 
 

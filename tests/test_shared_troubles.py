@@ -50,6 +50,11 @@ def status(pair: Cluster, number: int, topic: str, text: str) -> str:
     return str(answer.headers["X-Memory-Status"])
 
 
+def said(pair: Cluster) -> str:
+    """What the first daemon says of itself."""
+    return ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
+
+
 def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_back(
     pair: Cluster, server: PostgresServer
 ) -> None:
@@ -61,7 +66,7 @@ def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_
     assert status(pair, 0, "away", "Who was the first keeper of the lighthouse?") == "degraded:store"
     assert "Ada" in pair.last_prompt()[-1]["content"]
     assert status(pair, 0, "new-meanwhile", "The second keeper was Bertram.") == "degraded:store"
-    told = ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
+    told = said(pair)
     assert "PostgreSQL" in told and "check that the server runs" in told
 
     server.start()
@@ -87,7 +92,7 @@ def test_what_is_said_while_the_databases_disk_is_full_waits_and_is_stored_once_
             assert status(pair, 0, "full", "Its wheel is made of larch.") == "degraded:disk-full"
             assert status(pair, 0, "full", "Who built the mill?") == "degraded:disk-full"
             assert "Konrad" in pair.last_prompt()[-1]["content"]
-            told = ask(f"{pair.daemons[0].own_url}/memd/health").body.decode()
+            told = said(pair)
             assert "No space left on device" in told and "free some space on its disk" in told
         finally:
             connection.execute("DROP FUNCTION full_disk CASCADE")
@@ -95,6 +100,26 @@ def test_what_is_said_while_the_databases_disk_is_full_waits_and_is_stored_once_
     wait_until(lambda: status(pair, 0, "full", "Who built it?") == "injected", lambda: str(pair))
     pair.wait_stored("full", "larch")
     assert "\n".join(pair.stored("full")).count("larch") == 1
+
+
+def test_a_database_that_its_service_has_made_read_only_is_told_with_the_remedy(
+    pair: Cluster, server: PostgresServer
+) -> None:
+    name = pair.url.partition("@/")[2].partition("?")[0]
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        try:
+            connection.execute(cut, (name,))
+            assert status(pair, 0, "quota", "The bell is made of bronze.") == "degraded:store"
+            assert "make room where it is read-only because it is full" in said(pair)
+        finally:
+            connection.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            connection.execute(cut, (name,))
+
+    pair.wait_stored("quota", "bronze")
+    wait_until(lambda: status(pair, 0, "quota", "And the bell?") != "degraded:store", lambda: str(pair))
+    assert "\n".join(pair.stored("quota")).count("bronze") == 1
 
 
 def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, relay: LosingRelay) -> None:
@@ -228,6 +253,7 @@ def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> No
                 assert status(pair, number % 2, "failing", f"Buoy {number} lies at mark {number * 13}.")
             primary.kill()
             status(pair, 0, "failing", "Buoy 5 lies at mark 65.")
+            assert "promote the standby, or start the primary" in said(pair)
             with psycopg.connect(standby.url(), autocommit=True) as connection:
                 connection.execute("SELECT pg_promote()")
 

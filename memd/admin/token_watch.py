@@ -152,7 +152,7 @@ class TokenWatch:
                 ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)
             except (StoreError, TimeoutError):
                 return
-            changes = {book: news.heads["kept"].last if news.heads else 0 for book, news in ends.items()}
+            changes = {book: news.heads.get("kept", 0) for book, news in ends.items()}
             if all(changes[book] == heard() for book, heard in self._heard.items()):
                 return
         is_stuck = self._looking.locked() and steady_now() - self._look_began > HEAR_SECONDS

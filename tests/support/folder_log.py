@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memd.errors import BadTopicId, InDoubt, StoreWriteFailed
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream, StreamHead
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, Stream
 
 
 class FolderLog:
@@ -36,13 +36,8 @@ class FolderLog:
     def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
         with self._call("ends"):
             told = {name: self._told(name) for name in topic_ids}
-            return {
-                name: News(
-                    generation=one["generation"],
-                    heads={stream: StreamHead(*ends) for stream, ends in one["heads"].items()},
-                )
-                for name, one in told.items()
-            }
+            heads = {name: {stream: head for stream, (head, _) in one["heads"].items()} for name, one in told.items()}
+            return {name: News(generation=told[name]["generation"], heads=heads[name]) for name in told}
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         with self._call("since"):
@@ -54,7 +49,7 @@ class FolderLog:
             for stream in sorted(after):
                 assert after[stream] >= 0
                 rows += self._rows(topic_id, stream, after[stream])[:limit]
-            heads = {stream: StreamHead(*told["heads"][stream]) for stream in after}
+            heads = {stream: told["heads"][stream][0] for stream in after}
             return News(generation=told["generation"], heads=heads, rows=tuple(rows))
 
     def append(

@@ -32,7 +32,7 @@ from memd.store.disk import LocalDisk
 from memd.store.disk_trouble import disk_trouble, trouble_by_writing
 from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import torn_files
-from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog, remedy_of, words_of
+from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, PostgresLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
@@ -359,9 +359,8 @@ def told_of(server: DatabaseServer) -> Iterator[CheckResult]:
     if server.number < OLDEST:
         yield failed(DATABASE, said, f"memd needs PostgreSQL {OLDEST} or later")
     if server.is_standby or server.is_read_only:
-        remedy = "name the primary in cluster.database; with several hosts add ?target_session_attrs=read-write"
         reads = "a standby" if server.is_standby else "read-only"
-        yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", remedy)
+        yield failed(DATABASE, f"{said} is {reads}, and nothing can be written there", READ_ONLY)
     if not server.may_write and server.schema is None:
         told = "has no tables of memd's, and this user may not make any"
         yield failed(DATABASE, told, "grant it CREATE on its schema")

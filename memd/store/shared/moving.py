@@ -126,7 +126,7 @@ def _copy(kept: SharedLog, log: TopicLog) -> None:
 
 def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTopic:
     news = kept.since(layout.topic_id, {"log": 0, "hot": 0, "kept": 0}, limit=1)
-    generation, heads = news.generation, {stream: head.last for stream, head in news.heads.items()}
+    generation, heads = news.generation, news.heads
     head = heads.get("log", 0)
     ends = {last for last, _, _ in _groups(layout, files)}
     if head and head not in ends:

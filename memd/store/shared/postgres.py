@@ -32,7 +32,7 @@ from memd.errors import BadTopicId, CorruptFile, DiskFull, InDoubt, MemdError, S
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import CLUSTER_NAME, topic_ids_in
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream, StreamHead
+from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream
 from memd.wording import pip_install
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ CREATE TABLE memd_log (
 );
 ALTER TABLE memd_log ALTER COLUMN data SET STORAGE EXTERNAL;
 """
-_ENDS = "SELECT topic, stream, head, base, generation FROM memd_topic WHERE topic = ANY(%s::text[])"
+_ENDS = "SELECT topic, stream, head, generation FROM memd_topic WHERE topic = ANY(%s::text[])"
 _SINCE = """
 SELECT t.stream, t.head, t.base, t.generation, l.last, l.data
 FROM memd_topic t JOIN unnest(%(streams)s::text[], %(after)s::bigint[]) w (stream, after) USING (stream)
@@ -110,13 +110,18 @@ _REMEDIES = [
         (r"not support SSL|root certificate|certificate verify|match host name", "correct sslmode and sslrootcert"),
         (r"is bad: invalid", "correct it"),
         (r"resolve host", "correct the host"),
+        (r"session is read-only|is in recovery|in hot standby", "promote the standby, or start the primary"),
         (r"refused|No such file", "start the server, or correct host and port"),
         (r"timeout expired|does not answer", "check that it runs and that the network lets memd through"),
         (r"too many (clients|connections)|remaining connection slots", "raise max_connections there"),
     )
 ]
+READ_ONLY = (
+    "let the URL lead to the primary (several hosts, and target_session_attrs=read-write), or make room where it is "
+    "read-only because it is full"
+)
 _BY_STATE = {
-    "25006": "let the URL lead to the primary (several hosts, and target_session_attrs=read-write)",
+    "25006": READ_ONLY,
     "42501": "grant this user CREATE on the schema, and its tables",
     "53100": "free some space on its disk",
     "42P01": "the tables are gone: restore the database from a backup, or restart memd to begin a new one",
@@ -195,10 +200,7 @@ class PostgresLog:
         found = self._called(lambda connection: connection.execute(_ENDS, [names], binary=True).fetchall())
         told = {name: [row[1:] for row in found if row[0] == name] for name in names}
         return {
-            name: News(
-                generation=rows[0][3] if rows else 0,
-                heads={stream: StreamHead(head, base) for stream, head, base, _ in rows},
-            )
+            name: News(generation=rows[0][2] if rows else 0, heads={stream: head for stream, head, _ in rows})
             for name, rows in told.items()
         }
 
@@ -207,10 +209,10 @@ class PostgresLog:
         names, known = list(after), list(after.values())
         told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
-        heads: dict[Stream, StreamHead] = {}
+        heads: dict[Stream, int] = {}
         rows, generation = [], 0
         for stream, head, base, of_generation, last, data in found:
-            heads[stream] = StreamHead(head, base)
+            heads[stream] = head
             generation = of_generation
             if last is not None:
                 rows.append(

@@ -36,20 +36,13 @@ class Row(msgspec.Struct, frozen=True):
     """It replaces all before it."""
 
 
-class StreamHead(msgspec.Struct, frozen=True):
-    """Where a stream ends."""
-
-    last: int = 0
-    base: int = 0
-    """The row that replaces all before it; 0: there is none."""
-
-
 class News(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of a topic behind those that somebody knows."""
 
     generation: int = 0
     """Another one after rows were rewritten: then nothing counts that was read before. 0: there is no such topic."""
-    heads: Mapping[Stream, StreamHead] = {}
+    heads: Mapping[Stream, int] = {}
+    """The last row of each stream."""
     rows: tuple[Row, ...] = ()
     """Ascending in each stream; of a long one the first."""
 

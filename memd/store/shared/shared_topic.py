@@ -52,7 +52,7 @@ class SharedTopicLog(TopicLog):
     def has_all(self, ends: News, hot: int) -> bool:
         """Whether this copy has all that there was when the ends were asked for. `hot`: the known row of the buffer."""
         known = self._known(hot)
-        is_same = all(known[stream] == head.last for stream, head in ends.heads.items())
+        is_same = all(known[stream] == head for stream, head in ends.heads.items())
         self.is_current = self.is_sound and ends.generation == self.generation and is_same
         return self.is_current
 
@@ -81,11 +81,11 @@ class SharedTopicLog(TopicLog):
             if hot is not None and (rows := news.of("hot")):
                 found, hot = found + rows, rows[-1].last
             known = self._known(hot)
-            if not news.rows or all(known[stream] >= news.heads[stream].last for stream in known):
+            if not news.rows or all(known[stream] >= news.heads[stream] for stream in known):
                 break
         with self._state:
-            if news.generation and self.head < news.heads["log"].last:
-                self.head = news.heads["log"].last  # of a topic that was removed: ids do not go back
+            if news.generation and self.head < news.heads["log"]:
+                self.head = news.heads["log"]  # of a topic that was removed: ids do not go back
                 self._shared.clock.observe(self.head)
         self.is_current = True
         return found
@@ -155,7 +155,7 @@ class SharedTopicLog(TopicLog):
         """Raise Rewritten unless the copy is the beginning of what there is."""
         if not self.generation and self.head == 0:
             self.generation = news.generation
-        is_ahead = any(known.get(stream, 0) > head.last for stream, head in news.heads.items())
+        is_ahead = any(known.get(stream, 0) > head for stream, head in news.heads.items())
         if news.generation != self.generation or is_ahead or not self.is_sound:
             raise Rewritten(f"topic {self.topic_id}: the copy here is not what there is now; it is read anew")
 
@@ -257,5 +257,5 @@ def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
             return
         generation = kept.rewrite(topic_id, news.generation, None)
     if forbidden:
-        head = news.heads["kept"].last
+        head = news.heads["kept"]
         kept.append(topic_id, "kept", head, head + 1, forbidden, generation=generation, base=True)
