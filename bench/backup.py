@@ -34,7 +34,7 @@ from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import restore
 from memd.store.bucket.writing import BucketWriter, NotingDisk
 from memd.store.disk import LocalDisk
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 KINDS = ("without", "with a backup")
 Figures = dict[str, float]
@@ -52,7 +52,9 @@ def random_drafts(count: int, chosen: np.random.Generator) -> list[Draft]:
 
 def opened(folder: Path, files: LocalDisk) -> Store:
     """A store on that disk."""
-    return Store(folder, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES, files=files)
+    return Store(
+        folder, StoreShared(model=ModelId(DIMENSION, "bench"), segment_entries_max=SEGMENT_ENTRIES, files=files)
+    )
 
 
 def writer_of(folder: Path, disk: NotingDisk) -> BucketWriter:

@@ -35,7 +35,7 @@ from memd.recall.columns import sources_of
 from memd.settings.model import EmbeddingSettings, EncryptionSettings
 from memd.store.encryption.opening import disk_for
 from memd.store.log.columns import Floats
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 TOPIC = "default"
 QUERIES = 200
@@ -52,7 +52,7 @@ def opened(folder: Path, kind: str, key: Path) -> Store:
     settings = EncryptionSettings(key_file=str(key) if kind == "encrypted" else "")
     files = disk_for(folder / kind, settings, creating=True)
     return Store(
-        folder / kind, dimension=DIMENSION, fingerprint="bench", segment_entries_max=SEGMENT_ENTRIES, files=files
+        folder / kind, StoreShared(model=ModelId(DIMENSION, "bench"), segment_entries_max=SEGMENT_ENTRIES, files=files)
     )
 
 

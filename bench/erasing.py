@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from memd.entries import Draft, Erased
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 DIMENSION, SEGMENT = 384, 5_000
 TEXT = "user: The harbour office keeps number {} in the blue ledger beside the barometer, as everybody knows. " * 6
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=100_000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memd-erasing-") as folder:
-        store = Store(Path(folder), dimension=DIMENSION, fingerprint="0" * 32, segment_entries_max=SEGMENT)
+        store = Store(Path(folder), StoreShared(model=ModelId(DIMENSION, "0" * 32), segment_entries_max=SEGMENT))
         topic = store.topic("bench")
         for first in range(0, asked.entries, 500):
             topic.append(drafts(first, 500))

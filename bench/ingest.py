@@ -62,7 +62,7 @@ from memd.settings.model import (
     SegmentSettings,
     UpstreamSettings,
 )
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 SEGMENT_ENTRIES = 500
 """Of the topic that is written to: one is full every few seconds."""
@@ -115,10 +115,7 @@ def costs(
     """
     spent = Spent()
     store = Store(
-        folder,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=1_000_000,
+        folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=1_000_000)
     )
     log = store.topic("costs")
     drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed_many))
@@ -283,7 +280,7 @@ def prepare(folder: Path, embedder: Embedder) -> float:
         ("merging", MERGED_SEGMENTS, MERGED_ENTRIES),
     ):
         store = Store(
-            folder, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=entries
+            folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=entries)
         )
         log = store.topic(name)
         for _ in range(segments):

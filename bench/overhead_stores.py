@@ -20,7 +20,7 @@ from memd.settings.model import EmbeddingSettings
 from memd.store.layout import TopicLayout
 from memd.store.log.format import HEADER_BYTES, ModelId, encode_header
 from memd.store.log.segment import new_header
-from memd.store.store import Store
+from memd.store.store import Store, StoreShared
 
 SEGMENT_ENTRIES = 5000
 BASE_SENTENCES = 2000
@@ -34,10 +34,11 @@ def fill(folder: Path, chunks: int, kept: Path | None) -> None:
         chunks = 0
     store = Store(
         folder / "memory",
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=SEGMENT_ENTRIES,
-        line_tokens=lambda entry: counter.count(line_of(entry)),
+        StoreShared(
+            model=ModelId(embedder.dimension, embedder.fingerprint),
+            segment_entries_max=SEGMENT_ENTRIES,
+            line_tokens=lambda entry: counter.count(line_of(entry)),
+        ),
     )
     log = store.topic("default")
     if chunks:
@@ -57,7 +58,7 @@ def add_topics(folder: Path, count: int) -> None:
     embedder, chosen = load_embedder(EmbeddingSettings()), np.random.default_rng(2)
     data_dir, model = folder / "memory", ModelId(embedder.dimension, embedder.fingerprint)
     store = Store(
-        data_dir, dimension=model.dimension, fingerprint=model.fingerprint, segment_entries_max=SEGMENT_ENTRIES
+        data_dir, StoreShared(model=ModelId(model.dimension, model.fingerprint), segment_entries_max=SEGMENT_ENTRIES)
     )
     store.topic("topic-0").append(drafts(embedded(embedder, 1), chosen))
     store.close()

@@ -44,7 +44,7 @@ from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts  # noqa: E402
 
 from memd.store.shared.postgres import PostgresLog  # noqa: E402
 from memd.store.shared.shared_topic import SharedTopicLog  # noqa: E402
-from memd.store.store import Store, TopicLog  # noqa: E402
+from memd.store.store import ModelId, Store, StoreShared, TopicLog  # noqa: E402
 
 Figures = dict[str, float]
 FOLDER, SHARED, OTHER = "folder", "PostgreSQL", "its other daemon"
@@ -60,12 +60,12 @@ def appends(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
     with ExitStack() as stack:
         kept = [stack.enter_context(closing(PostgresLog(postgres.database("appends")))) for _ in range(1)]
         kept.append(stack.enter_context(closing(PostgresLog(kept[0]._url))))
-        told = {"dimension": DIMENSION, "fingerprint": "bench", "segment_entries_max": SEGMENT_ENTRIES}
-        alone = stack.enter_context(closing(Store(folder / "alone", **told))).topic("team")  # type: ignore[arg-type]
-        shared = [
-            stack.enter_context(closing(Store(folder / f"copy{i}", kept=one, **told))).topic("team")  # type: ignore[arg-type]
-            for i, one in enumerate(kept)
-        ]
+
+        def opened(name: str, one: PostgresLog | None = None) -> TopicLog:
+            own = StoreShared(model=ModelId(DIMENSION, "bench"), segment_entries_max=SEGMENT_ENTRIES)
+            return stack.enter_context(closing(Store(folder / name, own, kept=one))).topic("team")
+
+        alone, shared = opened("alone"), [opened(f"copy{i}", one) for i, one in enumerate(kept)]
         first, second = (log for log in shared if isinstance(log, SharedTopicLog))
         logs: list[tuple[str, TopicLog]] = [(FOLDER, alone), (SHARED, first)]
 

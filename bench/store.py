@@ -51,7 +51,7 @@ from memd.recall.columns import sources_of
 from memd.settings.model import EmbeddingSettings
 from memd.store.log.columns import Floats
 from memd.store.snapshot import Place
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 BASE_SENTENCES = 4000
 SEGMENT_ENTRIES = 5000
@@ -70,10 +70,11 @@ def opened(folder: Path, fingerprint: str, counter: TokenCounter | None = None) 
     """The store under test; with `counter` it counts the tokens of each chunk, as in the daemon."""
     return Store(
         folder,
-        dimension=DIMENSION,
-        fingerprint=fingerprint,
-        segment_entries_max=SEGMENT_ENTRIES,
-        line_tokens=None if counter is None else lambda entry: counter.count(line_of(entry)),
+        StoreShared(
+            model=ModelId(DIMENSION, fingerprint),
+            segment_entries_max=SEGMENT_ENTRIES,
+            line_tokens=None if counter is None else lambda entry: counter.count(line_of(entry)),
+        ),
     )
 
 

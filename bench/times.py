@@ -36,7 +36,7 @@ from memd.entries import Draft, Speaker
 from memd.recall.days import day_of
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config, EmbeddingSettings, RetrievalSettings
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 DATA = Path(__file__).parent / "data" / "times.json"
 DINNERS_EVERY_DAYS = 4
@@ -187,9 +187,10 @@ async def main() -> None:
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as folder:
         store = Store(
             Path(folder),
-            dimension=embedder.dimension,
-            fingerprint=embedder.fingerprint,
-            segment_entries_max=Config().segment.max_entries,
+            StoreShared(
+                model=ModelId(embedder.dimension, embedder.fingerprint),
+                segment_entries_max=Config().segment.max_entries,
+            ),
         )
         for language, year in told["languages"].items():
             said, about = year_of(language, year, now)

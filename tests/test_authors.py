@@ -30,7 +30,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.messages import Message, chain_all
 from memd.principals import digest_of
 from memd.settings.model import BufferSettings, ChunkingSettings, IngestSettings
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 TOPIC = "/memd/chunks?topic=team-a&all=true"
 ROPE = "The rope for the boat hangs in the shed behind the lighthouse, on the third nail from the left."
@@ -47,7 +47,8 @@ def by(author: str, *texts: str) -> list[Message]:
 def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tuple[str, str]]:
     """Author and text of each chunk of a conversation of which the log has the messages `known`."""
     store = Store(
-        DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
+        DATA_DIR,
+        StoreShared(model=ModelId(DIMENSION, HashEmbedder.fingerprint), segment_entries_max=9, files=CrashFiles()),
     )
     topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER)
     digests = chain_all(message.content_digest for message in messages)
@@ -97,7 +98,8 @@ def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_th
 def cut_entries(messages: Sequence[Message]) -> list[Entry]:
     cutter = Cutter(ChunkingSettings(), COUNTER)
     store = Store(
-        DATA_DIR, dimension=DIMENSION, fingerprint=HashEmbedder.fingerprint, segment_entries_max=9, files=CrashFiles()
+        DATA_DIR,
+        StoreShared(model=ModelId(DIMENSION, HashEmbedder.fingerprint), segment_entries_max=9, files=CrashFiles()),
     )
     drafts = cutter.cut("talk", unstored_runs(store.topic("talk"), [(bytes(16), one) for one in messages]))
     vector = HashEmbedder().embed_many(["x"])[0].tobytes()

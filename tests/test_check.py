@@ -37,7 +37,7 @@ from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
 from memd.embedding.local import FINGERPRINT
 from memd.entries import Draft
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 UNTRUSTED = Path(__file__).parent / "support" / "untrusted.pem"
@@ -101,7 +101,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 def fill(data_dir: Path, fingerprint: str = FINGERPRINT, segment_entries_max: int = 100) -> None:
     """Put five entries into a log, as if a model with this fingerprint had embedded them."""
-    store = Store(data_dir, dimension=384, fingerprint=fingerprint, segment_entries_max=segment_entries_max)
+    store = Store(data_dir, StoreShared(model=ModelId(384, fingerprint), segment_entries_max=segment_entries_max))
     for number in range(5):
         vector = np.zeros(384, dtype="<f4")
         vector[number] = 1

@@ -21,7 +21,7 @@ from memd import __version__
 from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main
 from memd.entries import Draft
 from memd.settings.loading import CONSTANTS_VARIABLE
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 DIMENSION = 8
 ENTRIES = 2_000  # more than a pipe holds
@@ -51,7 +51,7 @@ def draft(number: int) -> Draft:
 def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with two topics."""
     folder = tmp_path_factory.mktemp("log")
-    store = Store(folder, dimension=DIMENSION, fingerprint="test", segment_entries_max=100_000)
+    store = Store(folder, StoreShared(model=ModelId(DIMENSION, "test"), segment_entries_max=100_000))
     store.topic("first").append([draft(number) for number in range(ENTRIES)])
     store.topic("second").append([draft(0)])
     store.close()
@@ -61,7 +61,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def damaged_dir(tmp_path: Path) -> Path:
     """A data directory in which a byte in the middle of a file has flipped."""
-    store = Store(tmp_path, dimension=DIMENSION, fingerprint="test", segment_entries_max=100_000)
+    store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, "test"), segment_entries_max=100_000))
     store.topic("first").append([draft(number) for number in range(10)])
     store.topic("first").append([draft(number) for number in range(10)])
     store.close()

@@ -17,7 +17,7 @@ from memd.entries import Draft, Entry
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import ALIKE_COSINE, BatchDraft, Drafter, may_return, standing_for, words_of
 from memd.settings.model import Config, EmbeddingSettings
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def drafter() -> Drafter:
 
 @pytest.fixture
 def topic() -> Iterator[TopicLog]:
-    store = Store(DATA_DIR, dimension=384, fingerprint="a" * 32, segment_entries_max=2, files=CrashFiles())
+    store = Store(DATA_DIR, StoreShared(model=ModelId(384, "a" * 32), segment_entries_max=2, files=CrashFiles()))
     yield store.topic("talk")
     store.close()
 

@@ -37,7 +37,7 @@ from memd.errors import BadQuestion, EmbeddingError, NotFound, StoreError
 from memd.messages import BlockChunk
 from memd.recall import corrections
 from memd.recall.corrections import Plan, plan
-from memd.store.store import Snapshot, Store, TopicLog
+from memd.store.store import ModelId, Snapshot, Store, StoreShared, TopicLog
 
 NOW_US = 1_700_000_000_000_000
 FIRST, SECOND, THIRD = (entry(name, f"user: {name}", at=at) for at, name in enumerate(("aaaa", "bbbb", "cccc"), 1))
@@ -453,7 +453,7 @@ class Log:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path, dimension=DIMENSION, fingerprint=MODEL, segment_entries_max=100)
+    store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, MODEL), segment_entries_max=100))
     yield store
     store.close()
 

@@ -20,7 +20,7 @@ from memd.errors import EmbeddingError
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.settings.model import Config
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 DIMENSION = 8
 
@@ -55,7 +55,9 @@ def vector_of(text: str) -> NDArray[np.float32]:
 
 @pytest.fixture
 def topic() -> Iterator[TopicLog]:
-    store = Store(DATA_DIR, dimension=DIMENSION, fingerprint="b" * 32, segment_entries_max=100, files=CrashFiles())
+    store = Store(
+        DATA_DIR, StoreShared(model=ModelId(DIMENSION, "b" * 32), segment_entries_max=100, files=CrashFiles())
+    )
     yield store.topic("default")
     store.close()
 

@@ -26,7 +26,7 @@ from memd.ingest import offline
 from memd.ingest.offline import reembed_topics
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 KEY = "The spare key hangs behind the blue bicycle."
 WHERE = "Where does the spare key hang?"
@@ -308,7 +308,7 @@ def test_reembed_goes_to_a_server_in_batches_is_resumed_when_it_failed_and_goes_
 
     def opened(model: str) -> Store:
         dimension, fingerprint = models[model]
-        return Store(folder, dimension=dimension, fingerprint=fingerprint, segment_entries_max=8)
+        return Store(folder, StoreShared(model=ModelId(dimension, fingerprint), segment_entries_max=8))
 
     texts = [f"Lamp {number} is lit." for number in range(25)]
     store = opened("hash")

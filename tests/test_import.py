@@ -33,7 +33,7 @@ from memd.ingest.imports.parts import Sending
 from memd.principals import OWNER
 from memd.recall.corrections import plan_undo
 from memd.store.disk import LocalDisk
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.conversations import FORMS
 from memd.store.tools.export import export, shown_text
 from memd.store.tools.verify import verify
@@ -83,9 +83,7 @@ def run(embedder: Embedder, counter: TokenCounter) -> Run:
 def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> Store:
     return Store(
         folder,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=segment_entries_max,
+        StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=segment_entries_max),
     )
 
 

@@ -15,7 +15,7 @@ from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.messages import stored_text
 from memd.settings.model import Config, IngestSettings
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 SENTENCE = "The ferry does not run in January."
 
@@ -29,11 +29,12 @@ def embedder() -> HashEmbedder:
 def topic(embedder: HashEmbedder) -> Iterator[TopicLog]:
     store = Store(
         DATA_DIR,
-        dimension=DIMENSION,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=3,
-        draft_filter=last_look(Redactor.of(IngestSettings(redact=True, redact_patterns=OWN))),
-        files=CrashFiles(),
+        StoreShared(
+            model=ModelId(DIMENSION, embedder.fingerprint),
+            segment_entries_max=3,
+            draft_filter=last_look(Redactor.of(IngestSettings(redact=True, redact_patterns=OWN))),
+            files=CrashFiles(),
+        ),
     )
     yield store.topic("talk")
     store.close()

@@ -26,7 +26,7 @@ from memd.selection import Selection
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.snapshot import Snapshot
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 BUDGET = Budget(2000)
 FACTS = ("The spare key hangs behind the blue bicycle.", "The spare key is copied at the shop in Mill Lane.")
@@ -51,10 +51,11 @@ def _words(text: str) -> int:
 def _store(path: Path, embedder: Embedder, *, entries_max: int = 100) -> Store:
     return Store(
         path,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=entries_max,
-        line_tokens=lambda entry: _words(line_of(entry)),
+        StoreShared(
+            model=ModelId(embedder.dimension, embedder.fingerprint),
+            segment_entries_max=entries_max,
+            line_tokens=lambda entry: _words(line_of(entry)),
+        ),
     )
 
 
@@ -480,7 +481,7 @@ async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_say
 async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
     tmp_path: Path, embedder: Embedder, is_sealed: bool
 ) -> None:
-    other = Store(tmp_path, dimension=8, fingerprint="f" * 32, segment_entries_max=100)
+    other = Store(tmp_path, StoreShared(model=ModelId(8, "f" * 32), segment_entries_max=100))
     vector = np.eye(8, dtype="<f4")[0].tobytes()
     other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
     other.close()

@@ -10,7 +10,7 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, FINGERPRINT, draft, open_store
 
 from memd.errors import BadTopicId
-from memd.store.store import Store
+from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
 
 RECENT = DATA_DIR / "memd.recent"
 NAMES = [f"topic-{number}" for number in range(10)]
@@ -43,7 +43,10 @@ def at_rest(files: CrashFiles) -> int:
 def reopened(files: CrashFiles) -> Store:
     """With a clock that was set back to the beginning of time."""
     return Store(
-        DATA_DIR, dimension=8, fingerprint=FINGERPRINT, segment_entries_max=1000, files=files, now_us=lambda: 1
+        DATA_DIR,
+        StoreShared(
+            model=ModelId(8, FINGERPRINT), segment_entries_max=1000, files=files, clock=CanonicalClock(lambda: 1)
+        ),
     )
 
 

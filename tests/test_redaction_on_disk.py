@@ -18,7 +18,7 @@ from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.embedding.local import FINGERPRINT
 from memd.receipts import KEPT_CHARACTERS
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 KEY_LINES = [f"MIIEow{line:02}q83vEjRWeJABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq{line:02}zz" for line in range(24)]
 PEM = "\n".join(["-----BEGIN RSA PRIVATE KEY-----", *KEY_LINES, "-----END RSA PRIVATE KEY-----"])
@@ -363,7 +363,7 @@ def assert_gone(daemon: DaemonProcess) -> None:
 
 def words_in_the_index(daemon: DaemonProcess, *words: str) -> bool:
     """Whether a stopped daemon's topic finds one of these words."""
-    store = Store(daemon.data_dir, dimension=384, fingerprint=FINGERPRINT, segment_entries_max=20)
+    store = Store(daemon.data_dir, StoreShared(model=ModelId(384, FINGERPRINT), segment_entries_max=20))
     try:
         topic = store.topic("default")
         topic.load()

@@ -24,7 +24,7 @@ from memd.entries import Draft
 from memd.ingest import offline
 from memd.ingest.offline import reembed_topics
 from memd.store.disk import LocalDisk
-from memd.store.store import Store, TopicLog
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -73,7 +73,7 @@ def former(request: pytest.FixtureRequest, embedder: Embedder) -> Embedder:
 
 
 def opened(folder: Path, embedder: Embedder) -> Store:
-    return Store(folder, dimension=embedder.dimension, fingerprint=embedder.fingerprint, segment_entries_max=10)
+    return Store(folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=10))
 
 
 def text_of(number: int) -> str:

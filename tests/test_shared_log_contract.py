@@ -22,7 +22,7 @@ from memd.ingest.shared_topic import Ends
 from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 
 pytestmark = pytest.mark.process
 
@@ -211,7 +211,7 @@ def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_w
     kept: SharedLog, tmp_path: Path
 ) -> None:
     stores = [
-        Store(tmp_path / name, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=9, kept=kept)
+        Store(tmp_path / name, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=9), kept=kept)
         for name in ("one", "other")
     ]
     one, other = (store.topic("t") for store in stores)

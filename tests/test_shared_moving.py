@@ -18,7 +18,7 @@ from memd.store.log.format import encode_record
 from memd.store.log.journal import read_journal
 from memd.store.shared.moving import Step, into_folder, into_log
 from memd.store.shared.seam import SharedLog
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.verify import verify
 
 FOLDER = Path("/memory")
@@ -30,8 +30,8 @@ SAID = b"\x93said\x01\x02"
 def filled(kept: SharedLog) -> SharedLog:
     """With the topics, and something in the buffer of each."""
     files = CrashFiles.with_directory(Path("/daemon"))
-    told = {"dimension": DIMENSION, "fingerprint": "f", "segment_entries_max": 100}
-    with closing(Store(Path("/daemon"), files=files, kept=kept, **told)) as store:  # type: ignore[arg-type]
+    shared = StoreShared(model=ModelId(DIMENSION, "f"), segment_entries_max=100, files=files)
+    with closing(Store(Path("/daemon"), shared, kept=kept)) as store:
         for name, groups in TOPICS.items():
             for group in range(groups):
                 store.topic(name).append([draft(f"{name} {group} {number}") for number in range(2)])

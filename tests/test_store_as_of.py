@@ -18,7 +18,7 @@ from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import LocalDisk
 from memd.store.pending import NOTHING_PENDING
 from memd.store.snapshot import id_before, id_upto
-from memd.store.store import Store, TopicLog
+from memd.store.store import CanonicalClock, ModelId, Store, StoreShared, TopicLog
 from memd.store.tools.export import decode_line, export
 
 QUERIES = np.stack([unit_vector("a question")])
@@ -37,7 +37,7 @@ def told(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
     """Forty chunks, praised, blamed and taken out in between, in segments of eight entries."""
     chance = np.random.default_rng(7)
     sizes = 1000 if request.param == "growing" else 8
-    store = Store(tmp_path, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=sizes)
+    store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=sizes))
     log = store.topic("one")
     state: dict[bytes, Entry] = {}
     states = {0: dict(state)}
@@ -57,7 +57,7 @@ def told(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
         log.merge(log.snapshot().indexes[0].index.segment_ids + log.snapshot().indexes[1].index.segment_ids)
     if request.param == "reopened":
         store.close()
-        store = Store(tmp_path, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=sizes)
+        store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=sizes))
         log = store.topic("one")
     yield Told(log, states)
     store.close()
@@ -117,7 +117,10 @@ def test_a_time_means_the_last_moment_at_which_the_clock_showed_it(tmp_path: Pat
 
     def opened() -> Store:
         return Store(
-            tmp_path, dimension=DIMENSION, fingerprint=FINGERPRINT, segment_entries_max=2, now_us=lambda: now_us[0]
+            tmp_path,
+            StoreShared(
+                model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=2, clock=CanonicalClock(lambda: now_us[0])
+            ),
         )
 
     store = opened()

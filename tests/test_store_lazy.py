@@ -15,7 +15,7 @@ from memd.store.disk import LocalDisk
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.log.columns import Bits
 from memd.store.log.format import HEADER_BYTES, scan_records
-from memd.store.store import Store
+from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"
@@ -37,7 +37,10 @@ def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
 def reopened(files: LocalDisk, *, earliest: int = 1) -> Store:
     """With a clock that stands still long before anything was written."""
     return Store(
-        DATA_DIR, dimension=8, fingerprint="f" * 32, segment_entries_max=10, files=files, now_us=lambda: earliest
+        DATA_DIR,
+        StoreShared(
+            model=ModelId(8, "f" * 32), segment_entries_max=10, files=files, clock=CanonicalClock(lambda: earliest)
+        ),
     )
 
 

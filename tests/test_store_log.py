@@ -142,8 +142,8 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
 @pytest.mark.process
 def test_a_second_daemon_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from memd.store.store import Store\n"
-        "store = Store(Path(sys.argv[1]), dimension=8, fingerprint='f', segment_entries_max=10)\n"
+        "import sys; from pathlib import Path; from memd.store.store import ModelId, Store, StoreShared\n"
+        "store = Store(Path(sys.argv[1]), StoreShared(model=ModelId(8, 'f'), segment_entries_max=10))\n"
         "print('open', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

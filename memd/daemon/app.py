@@ -66,7 +66,7 @@ from memd.store.layout import ADDRESS_NAME, SECRET_NAME, models_dir
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog
-from memd.store.store import MakeErasures, Store
+from memd.store.store import MakeErasures, ModelId, Store, StoreShared
 from memd.store.syscalls import raise_descriptors_limit
 from memd.store.token_list import TokenList
 from memd.telemetry.logging import configure_logging
@@ -435,12 +435,13 @@ def _opened(
     erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
     return Store(
         config.data_dir,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=config.segment.max_entries,
-        draft_filter=last_look(redactor),
-        line_tokens=lambda entry: count(line_of(entry)),
-        files=files,
+        StoreShared(
+            model=ModelId(embedder.dimension, embedder.fingerprint),
+            segment_entries_max=config.segment.max_entries,
+            draft_filter=last_look(redactor),
+            line_tokens=lambda entry: count(line_of(entry)),
+            files=files,
+        ),
         kept=kept,
         erasures=erasures,
     )

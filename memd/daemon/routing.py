@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from urllib.parse import unquote
 
@@ -24,6 +24,7 @@ from memd.http import (
     BodyRoom,
     Take,
     TooManyBodies,
+    body_parts,
     error_response,
     prove,
     read_body,
@@ -67,7 +68,10 @@ FOREIGN_PAGE = (
     " page show it, or let it send an Authorization of its own"
 )
 
-
+READ_WHOLE_BYTES_MAX = 4 << 20
+"""A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
+slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
+the upstream has closed a pooled connection."""
 OTHER_TOPIC = (
     "name another one in the path (/t/TOPIC/v1) or in X-Memory-Topic, or send X-Memory-Mode: off to go without memory"
 )
@@ -207,10 +211,13 @@ class Router:
             listed = await self._pool.listed_models(target, headers)
             if listed is not None:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
-        seconds = self._limits.idle_seconds
-        return await pass_through(
-            request, headers, self._pool, target, hints=hints, idle_seconds=seconds, take=take, extra=extra, body=body
-        )
+        parts: AsyncIterator[bytes] | bytes | None = body
+        if body is None and request.can_read_body:
+            parts = body_parts(request, self._limits.idle_seconds)
+            if request.content_length is not None and request.content_length <= READ_WHOLE_BYTES_MAX:
+                take(request.content_length)
+                parts = b"".join([part async for part in parts])
+        return await pass_through(request, headers, self._pool, target, body=parts, hints=hints, extra=extra)
 
     def _unanswered(
         self, request: web.Request, error: Exception, api: Api, record: RequestRecord

@@ -24,7 +24,7 @@ from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import models_dir
-from memd.store.store import Store, TopicLog, models_in
+from memd.store.store import ModelId, Store, StoreShared, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
 """A callback for progress: how much is done, and how much there is to do altogether."""
@@ -51,11 +51,12 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
     redactor = Redactor.of(config.ingest)
     store = Store(
         config.data_dir,
-        dimension=embedder.dimension,
-        fingerprint=embedder.fingerprint,
-        segment_entries_max=config.segment.max_entries,
-        draft_filter=last_look(redactor),
-        files=files,
+        StoreShared(
+            model=ModelId(embedder.dimension, embedder.fingerprint),
+            segment_entries_max=config.segment.max_entries,
+            draft_filter=last_look(redactor),
+            files=files,
+        ),
     )
     try:
         yield store, embedder

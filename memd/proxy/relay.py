@@ -31,7 +31,6 @@ from multidict import CIMultiDict, MultiMapping
 
 from memd.access import headers_with_token, without_secrets
 from memd.errors import UpstreamError
-from memd.http import Take, body_parts
 from memd.principals import Principals
 from memd.proxy.headers import decoded, let_page_read_own_headers, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
@@ -166,10 +165,6 @@ OWN_REQUEST_HEADERS = (
 )
 _OF_ANOTHER_DAEMON = ("x-memory-proof",)
 """Headers of an answer that another daemon gave to this one."""
-READ_WHOLE_BYTES_MAX = 4 << 20
-"""A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
-slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
-the upstream has closed a pooled connection."""
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """Headers that aiohttp adds to a response that lacks them."""
@@ -194,29 +189,18 @@ async def pass_through(
     pool: UpstreamPool,
     target: str,
     *,
+    body: AsyncIterator[bytes] | bytes | None,
     hints: Callable[[bytes | None], Hints],
-    idle_seconds: float,
-    take: Take,
     extra: list[tuple[str, str]] | None = None,
-    body: AsyncIterator[bytes] | bytes | None = None,
 ) -> web.StreamResponse:
-    """Forward a request unchanged and relay the answer; a large body is streamed.
+    """Forward a request unchanged and relay the answer.
 
     Args:
         hints: which server it should go to, by its body where that was read whole.
-        body: its body, where that has been read.
     """
-    if body is None and request.can_read_body:
-        size = request.content_length
-        if size is not None and size <= READ_WHOLE_BYTES_MAX:
-            take(size)
-            body = b"".join([part async for part in body_parts(request, idle_seconds)])
-        else:
-            body = body_parts(request, idle_seconds)
-        if size is not None:
-            headers["Content-Length"] = str(size)
-    read = body if isinstance(body, bytes) else None
-    with pool.assign(lambda: hints(read)) as assignment:
+    if not isinstance(body, bytes | None) and request.content_length is not None:
+        headers["Content-Length"] = str(request.content_length)
+    with pool.assign(lambda: hints(body if isinstance(body, bytes) else None)) as assignment:
         answer = await assignment.send(request.method, target, headers, body, interim_to(request))
         record_of(request).server = assignment.shown
         async with answer:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from memd.entries import TOPIC_ID_PATTERN, Entry
+from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
 from memd.store.claim import AppendFile, Claim
 from memd.store.disk import LocalDisk, Wiper, replace_file
@@ -62,9 +61,9 @@ from memd.store.shared.postgres import join
 from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Snapshot
-from memd.store.topic import CanonicalClock, DraftFilter, StoreShared, TopicLog, keep_draft
+from memd.store.topic import CanonicalClock, StoreShared, TopicLog
 
-__all__ = ["Finding", "Snapshot", "Store", "TopicLog"]
+__all__ = ["CanonicalClock", "Finding", "ModelId", "Snapshot", "Store", "StoreShared", "TopicLog"]
 
 
 MakeErasures = Callable[[LocalDisk, Path], Erasures]
@@ -74,43 +73,31 @@ _SPARE_BYTES = 32 << 10
 """Names of topics at rest that the file may have before it is written anew."""
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1000
-
-
 class Store:
     """A data directory, held by one daemon at a time."""
 
     def __init__(
         self,
         data_dir: Path,
+        shared: StoreShared,
         *,
-        dimension: int,
-        fingerprint: str,
-        segment_entries_max: int,
-        draft_filter: DraftFilter = keep_draft,
-        line_tokens: Callable[[Entry], int] | None = None,
-        files: LocalDisk | None = None,
         kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
-        now_us: Callable[[], int] = _now_us,
     ) -> None:
-        """Lock and open the directory, created if necessary.
-
-        `dimension` and `fingerprint` (at most 32 ASCII characters) are those of the embedding model in use; every draft
-        goes through `draft_filter` before it is written; `line_tokens` are each entry's; it is a copy of
-        `kept`.
+        """Lock and open the directory, created if necessary; it is a copy of `kept`.
 
         Raises:
             StoreLocked: another daemon holds it.
-            WrongKey: it is encrypted, and `files` is not its encrypted disk.
+            WrongKey: it is encrypted, and `shared.files` is not its encrypted disk.
             StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
                 write fails instead.)
         """
         self.data_dir = data_dir
-        self.files = files = files or LocalDisk()
-        self.model = ModelId(dimension, fingerprint)
-        self.clock = clock = CanonicalClock(now_us)
+        self.shared = shared
+        """The parts that all topics share."""
+        self.files = files = shared.files
+        self.model = shared.model
+        self.clock = clock = shared.clock
         self.kept = kept
         """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
         self._topics: dict[str, TopicLog] = {}
@@ -131,19 +118,10 @@ class Store:
             self._recent = RecentTopics(files, data_dir, len(self._names))
             clock.observe(max(self.ledger.highest_id, self._recent.highest_id))
             for topic_id in self._names if self._recent.names is None else self._recent.names:
-                clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), dimension))
+                clock.observe(highest_id_on_disk(files, TopicLayout(data_dir, topic_id), shared.model.dimension))
         except BaseException:
             self._lock.release()
             raise
-        self.shared = StoreShared(
-            files=files,
-            model=self.model,
-            clock=clock,
-            segment_entries_max=segment_entries_max,
-            draft_filter=draft_filter,
-            line_tokens=line_tokens,
-        )
-        """The parts that all topics share."""
 
     def topic(self, topic_id: str) -> TopicLog:
         """Return the topic's log, recovered from disk at the first call, created if there is none.

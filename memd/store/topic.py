@@ -7,6 +7,7 @@ merging may run in others; readers take a snapshot and wait for none of them.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -61,10 +62,11 @@ def keep_draft(draft: Draft) -> Draft:
 class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
-    files: LocalDisk
     model: ModelId
-    clock: CanonicalClock
+    """The embedding model in use; its fingerprint has at most 32 ASCII characters."""
     segment_entries_max: int
+    files: LocalDisk = msgspec.field(default_factory=LocalDisk)
+    clock: CanonicalClock = msgspec.field(default_factory=lambda: CanonicalClock())
     draft_filter: DraftFilter = keep_draft
     """Applied to every draft of every topic: there is no other way into the log."""
     line_tokens: Callable[[Entry], int] | None = None
@@ -586,7 +588,7 @@ class CanonicalClock:
     """The clock of a store, which gives out canonical ids: strictly increasing, and microseconds since the epoch while
     the machine's clock goes on. They fit a JavaScript number until the year 2255. Any thread may use it."""
 
-    def __init__(self, now_us: Callable[[], int]) -> None:
+    def __init__(self, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self.now_us = now_us
         self.last = 0
         """The highest id so far."""

@@ -28,7 +28,7 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
@@ -82,11 +82,12 @@ class Stage:
         self.wall = time.time()
         self.store = Store(
             DATA_DIR,
-            dimension=DIMENSION,
-            fingerprint=self.embedder.fingerprint,
-            segment_entries_max=config.segment.max_entries,
-            draft_filter=last_look(self.redactor),
-            files=self.files,
+            StoreShared(
+                model=ModelId(DIMENSION, self.embedder.fingerprint),
+                segment_entries_max=config.segment.max_entries,
+                draft_filter=last_look(self.redactor),
+                files=self.files,
+            ),
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER)

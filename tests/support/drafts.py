@@ -18,7 +18,7 @@ from memd.store.layout import TopicLayout
 from memd.store.log.columns import uuid_bytes
 from memd.store.log.journal import Journal
 from memd.store.snapshot import Place, Snapshot
-from memd.store.store import Store, TopicLog
+from memd.store.store import CanonicalClock, ModelId, Store, StoreShared, TopicLog
 
 DIMENSION = 8
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
@@ -108,11 +108,12 @@ def open_store(
 ) -> Store:
     return Store(
         data_dir,
-        dimension=dimension,
-        fingerprint=fingerprint,
-        segment_entries_max=segment_entries_max,
-        files=files,
-        now_us=counting_clock(),
+        StoreShared(
+            model=ModelId(dimension, fingerprint),
+            segment_entries_max=segment_entries_max,
+            files=files or LocalDisk(),
+            clock=CanonicalClock(counting_clock()),
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from memd.messages import Block, BlockChunk
 from memd.store.disk import LocalDisk
 from memd.store.log.format import FORMAT_VERSION
 from memd.store.log.journal import read_journal
-from memd.store.store import Store
+from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
 from memd.store.tools.export import export
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -82,10 +82,11 @@ def opened(data_dir: Path) -> Store:
     """The store of a golden folder."""
     return Store(
         data_dir,
-        dimension=DIMENSION,
-        fingerprint=FINGERPRINT,
-        segment_entries_max=SEGMENT_ENTRIES_MAX,
-        now_us=clock(),
+        StoreShared(
+            model=ModelId(DIMENSION, FINGERPRINT),
+            segment_entries_max=SEGMENT_ENTRIES_MAX,
+            clock=CanonicalClock(clock()),
+        ),
     )
 
 

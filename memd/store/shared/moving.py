@@ -30,7 +30,7 @@ from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journa
 from memd.store.log.recovery import find_damage, read_log_file
 from memd.store.shared.seam import Row, SharedLog, Stream, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog
-from memd.store.store import Store
+from memd.store.store import ModelId, Store, StoreShared
 from memd.store.topic import TopicLog
 
 _SEGMENT_ENTRIES = 5_000
@@ -64,10 +64,11 @@ def into_folder(
     with closing(
         Store(
             folder,
-            dimension=1 if model is None else model.dimension,
-            fingerprint="" if model is None else model.fingerprint,
-            segment_entries_max=_SEGMENT_ENTRIES,
-            files=files,
+            StoreShared(
+                model=ModelId(1 if model is None else model.dimension, "" if model is None else model.fingerprint),
+                segment_entries_max=_SEGMENT_ENTRIES,
+                files=files,
+            ),
             kept=kept,
         )
     ) as store:
