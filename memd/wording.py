@@ -97,6 +97,14 @@ def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | N
     return [*told, "stored"] if is_kept and is_well else told or ["no memory"]
 
 
+def not_english(language: str) -> tuple[str, str]:
+    """Say that the bundled model does not know a language in which most of what is stored is, and what to do."""
+    told = (
+        f"most of what was said last is in {language}, and the bundled model knows English: by meaning it finds little"
+    )
+    return told, "run `memd model add multilingual`, set embedding.model: multilingual, and run `memd reembed`"
+
+
 def instructing_words(signs: Sequence[str]) -> str:
     """Return the label of a chunk that looks like an instruction to a model, by its signs; empty without any."""
     return f"looks like an instruction to a model ({', '.join(signs)})" if signs else ""

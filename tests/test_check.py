@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -347,6 +347,39 @@ def test_a_daemon_with_another_token_is_not_taken_for_none(
     refused = daemon.run("log")
     assert refused.returncode == 1
     assert refused.stderr == f"memd: the daemon at {daemon.own_url} wants a token; {remedy}\n"
+
+
+GERMAN = (
+    "Die Werkstatt öffnet um neun Uhr und schließt am Abend um sechs.",
+    "Der Schlüssel für den Keller hängt hinter der blauen Tür im Flur.",
+    "Wir haben gestern beschlossen, dass die Rechnungen am Montag verschickt werden.",
+    "Das Lager ist im Winter nicht geheizt, deshalb stehen die Farben im Büro.",
+)
+
+
+def test_a_memory_in_a_language_that_the_model_does_not_know_is_told(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url).start()
+    told = "in German, and the bundled model knows English: by meaning it finds little"
+
+    def remember(texts: Sequence[str]) -> None:
+        notes = [{"content": f"{text} ({number})"} for number, text in enumerate(texts)]
+        assert ask(f"{daemon.own_url}/memd/notes", {"notes": notes}).status == 200
+
+    remember(["The workshop opens at nine in the morning and it closes at six."] * 20)
+    daemon.wait_stored("(19)")
+    assert told not in daemon.run("check").stdout
+    remember(GERMAN * 6)
+    daemon.wait_stored("Büro. (23)")
+    found = [one for one in json.loads(daemon.run("check", "--json").stdout)["checks"] if told in one["said"]]
+    assert [one["mark"] for one in found] == ["warning"]
+    assert found[0]["remedy"].startswith("run `memd model add multilingual`, set embedding.model: multilingual")
+    assert told not in daemon.log.read_text()
+    assert daemon.terminate() == 0
+    daemon.start()
+    daemon.run("search", "Wann öffnet die Werkstatt?")
+    assert daemon.log.read_text().count(told) == 1
 
 
 # The model server

@@ -11,7 +11,7 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from memd import __version__
 from memd.conversation.events import Forgotten
 from memd.conversation.hot_buffer import rebased
-from memd.embedding.loading import give_back_memory
+from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Tokenizer
@@ -35,6 +35,7 @@ from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import Row
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store, TopicLog
+from memd.wording import not_english
 
 __all__ = ["Topic", "Topics"]
 
@@ -262,6 +263,8 @@ class Topics:
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
+        if self._config.embedding.model == BUNDLED and (language := log_.snapshot().main_language) is not None:
+            _tell_of(language)
         topic = (Topic if hot is None else SharedTopic)(
             log_,
             buffer,
@@ -337,3 +340,9 @@ class Topics:
 def _give_back() -> None:
     gc.collect()  # a topic and its log know each other
     give_back_memory()
+
+
+@lru_cache
+def _tell_of(language: str) -> None:
+    """Log once that the bundled model does not know a language."""
+    log.warning("; ".join(not_english(language)))

@@ -22,7 +22,7 @@ from memd.errors import StoreError
 from memd.selection import Selection
 from memd.store.index.sealed_index import MergedPart, SealedIndex
 from memd.store.index.vectors import cosines
-from memd.store.lexical.postings import query_keys
+from memd.store.lexical.postings import main_language, query_keys
 from memd.store.log.columns import (
     ROW,
     Bits,
@@ -352,6 +352,11 @@ class Snapshot:
             entries = view.segment.read_many(view.rows[rows])
             found.update(((segment_id, row), one) for row, one in zip(rows, entries, strict=True) if one is not None)
         return found
+
+    @property
+    def main_language(self) -> str | None:
+        """See `main_language`; of what was appended last."""
+        return next((found for segment, _ in self._growing if (found := main_language(segment.columns))), None)
 
     def has_same_files(self, now: Snapshot) -> bool:
         """Whether none of the segments was sealed or read again after an erasure since, as of a later snapshot."""

@@ -36,11 +36,14 @@ from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
 from memd.settings.tokens import REMEDY_IF_SHORT
 from memd.settings.url import is_this_machine
 from memd.store.disk import LocalDisk
-from memd.store.layout import models_dir
+from memd.store.layout import TopicLayout, models_dir
+from memd.store.lexical.postings import GrowingColumns, main_language
+from memd.store.log.recovery import read_log_file
 from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_hard_limit
 from memd.store.token_list import TokenList
 from memd.store.tools.disk_usage import TopicDiskUsage
-from memd.wording import counted, name_for_terminal, pip_install
+from memd.store.tools.export import active_bytes
+from memd.wording import counted, name_for_terminal, not_english, pip_install
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
 OTHERS_MAY_READ = 0o044
@@ -110,6 +113,8 @@ def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
 
 
 SOURCES = "sources"
+LATEST = 200
+"""Entries whose language is looked at."""
 FILES_COUNTED_MAX = 20_000
 """Of one source; some seconds on a slow disk."""
 
@@ -224,6 +229,20 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDi
             f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them",
             "stop memd and run `memd reembed`, or set embedding.model back",
         )
+    if embedder.fingerprint == FINGERPRINT:
+        layouts = (TopicLayout(config.data_dir, topic.topic_id) for topic in topics)
+        for language in dict.fromkeys(filter(None, (_said_last_in(files, one) for one in layouts))):
+            yield warning(MODEL, *not_english(language))
+
+
+def _said_last_in(files: LocalDisk, layout: TopicLayout) -> str | None:
+    """See `main_language`; of the latest entries of a topic."""
+    with suppress(StoreError):  # which the check of the log tells
+        data, columns = active_bytes(files, layout), GrowingColumns()
+        found = None if data is None else read_log_file(data, name=str(layout.active), dimension=None)
+        columns.extend([] if found is None else found.entries[-LATEST:])
+        return main_language(columns)
+    return None
 
 
 def reranker(config: Config) -> Iterator[CheckResult]:

@@ -330,6 +330,19 @@ class GrowingColumns:
         self._shown_starts[row + 1] = start + len(uuids)
 
 
+FEW_ROWS = 20
+
+
+def main_language(columns: GrowingColumns) -> str | None:
+    """The language but English that most rows are in, as `German`; None: most are in English, or there are few."""
+    found = dict(
+        zip(LANGUAGE_KEYS.values(), columns.having(np.array([*LANGUAGE_KEYS], np.uint32)).tolist(), strict=True)
+    )
+    if columns.count < FEW_ROWS or 2 * sum(found.values()) <= columns.count:
+        return None
+    return STEMMERS[max(found, key=lambda one: found[one])].capitalize()
+
+
 class SealedColumns(msgspec.Struct, frozen=True, eq=False):
     """Columns that do not change: of sealed segments, one after the other, or of what waits to be stored."""
 
