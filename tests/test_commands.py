@@ -280,7 +280,8 @@ def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, mo
     assert told.exit_code == 0 and not told.stderr, "there is no other memory"
 
     monkeypatch.chdir(other)
-    where = f"nothing is remembered yet in {other / 'memory'}, the memory of this folder. There is memory in {home}"
+    meant = f"If you meant another one ({home / 'memory'}), name it: --data-dir {home / 'memory'}, "
+    where = f"nothing is remembered yet in {other / 'memory'}, the memory of this folder. {meant}"
     for command in (["search", "Where is the key?"], ["add", str(home / "memory"), "--format", "md"]):
         assert where in CliRunner().invoke(main, command).stderr
     assert where[1:] in CliRunner().invoke(main, []).output

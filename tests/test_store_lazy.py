@@ -16,6 +16,7 @@ from memd.store.index.sealed_index import SealedIndex
 from memd.store.log.columns import Bits
 from memd.store.log.format import HEADER_BYTES, scan_records
 from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
+from memd.store.tools.disk_usage import disk_usage
 
 TOPIC = DATA_DIR / "talk"
 ACTIVE = TOPIC / "active.bin"
@@ -162,3 +163,20 @@ def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: 
     assert [finding.kind for finding in topic.findings] == ["derived"]
     assert topic.is_loaded and len(topic.snapshot().indexes) == 3
     assert len(live_contents(topic)) == 35
+
+
+def test_topics_are_counted_again_only_where_something_was_stored() -> None:
+    files = filled(2, 3)
+    store = open_store(files, segment_entries_max=10)
+    store.topic("other").append([draft("other")])
+    assert [(one.topic_id, one.chunks, one.segments) for one in disk_usage(DATA_DIR, files)] == [
+        ("other", 1, 0),
+        ("talk", 23, 2),
+    ]
+    files.bytes_read.clear()
+    assert [one.chunks for one in disk_usage(DATA_DIR, files)] == [1, 23] and not files.bytes_read
+    (last,) = store.topic("talk").append([draft("more")])
+    store.topic("talk").append([adjusted(last, 2)])
+    files.bytes_read.clear()
+    assert [(one.chunks, one.entries) for one in disk_usage(DATA_DIR, files)] == [(1, 1), (24, 25)]
+    assert "active.bin" in files.bytes_read

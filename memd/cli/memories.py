@@ -40,8 +40,8 @@ def memory_elsewhere(config: Config) -> str:
     if not others:
         return ""
     return (
-        f"nothing is remembered yet in {data_dir}, the memory of this folder. There is memory in "
-        f"{', '.join(others[:NAMED_MAX])}: --data-dir, MEMD_DATA_DIR or a settings file names it"
+        f"nothing is remembered yet in {data_dir}, the memory of this folder. If you meant another one "
+        f"({', '.join(others[:NAMED_MAX])}), name it: --data-dir {others[0]}, or MEMD_DATA_DIR, or in a settings file"
     )
 
 

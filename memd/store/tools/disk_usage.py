@@ -1,7 +1,8 @@
 """Disk usage of a data directory: topics, entries, bytes.
 
 Rule: writes nothing, needs no lock and works beside a running daemon. Sealed segments are counted from
-their `.meta`; only the rest of the log is read.
+their `.meta`; only the rest of the log is read, and again only where a file has changed: the page asks for all topics
+every time that it is looked at.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -50,28 +52,45 @@ def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
     return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
 
 
+Stamps = dict[Path, tuple[int, int]]
+"""Of the files of entries: size and time of the last change."""
+_known: WeakKeyDictionary[LocalDisk, dict[Path, tuple[Stamps, TopicDiskUsage]]] = WeakKeyDictionary()
+"""By the folder of a topic, as it was counted last."""
+
+
 def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
+    log_bytes = derived_bytes = 0
+    stamps: Stamps = {}
+    for directory in (layout.directory, layout.segments):
+        for path in (directory / name for name in files.names(directory)):
+            if files.is_directory(path):
+                continue
+            size = files.size(path) or 0
+            if is_derived(path.name):
+                derived_bytes += size
+            else:
+                log_bytes += size
+            if path.suffix == ".bin":
+                stamps[path] = size, files.changed_at(path)
+    known = _known.setdefault(files, {})
+    if (counted := known.get(layout.directory)) is None or counted[0] != stamps:
+        counted = known[layout.directory] = stamps, _counted(files, layout)
+    return msgspec.structs.replace(counted[1], log_bytes=log_bytes, derived_bytes=derived_bytes)
+
+
+def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
+    """The usage without the sizes of files."""
     found = list(log_columns(files, layout))
     parts = [(header, rows) for _, header, rows in found]
     records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])
     live = ~superseded(records)
-    log_bytes = derived_bytes = 0
-    for directory in (layout.directory, layout.segments):
-        for name in files.names(directory):
-            if files.is_directory(directory / name):
-                continue
-            size = files.size(directory / name) or 0
-            if is_derived(name):
-                derived_bytes += size
-            else:
-                log_bytes += size
     return TopicDiskUsage(
         topic_id=layout.topic_id,
         chunks=int(np.count_nonzero(live)),
         entries=len(records),
         segments=sum(paths[0] != layout.active for paths, _, _ in found),
-        log_bytes=log_bytes,
-        derived_bytes=derived_bytes,
+        log_bytes=0,
+        derived_bytes=0,
         chunks_by_model=_by_model(parts, live),
     )
 
