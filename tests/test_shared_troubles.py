@@ -145,6 +145,7 @@ def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
     pair: Cluster, relay: LosingRelay
 ) -> None:
     """Whether a write is confirmed in the time that an answer has depends on who else writes; it is stored once."""
+    wait_until(lambda: status(pair, 1, "slow-other", "Is it back?") != "degraded:store", lambda: str(pair))
     status(pair, 0, "slow", "The stairs are made of oak.")
     pair.wait_stored("slow", "oak")
     relay.delay_seconds = 0.5

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.events import Appended, BufferEvent, Forgotten, Noted
+from memd.conversation.events import Appended, BufferEvent, Noted
 from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, InDoubt, MadeAnew, Rewritten, StoreError
@@ -72,19 +72,17 @@ class Ends:
         asked.add_done_callback(partial(_answered, inquiry.answer))
 
 
-class OpenedHot(msgspec.Struct, frozen=True, kw_only=True):
-    """The buffer of a topic as an opening found it."""
+class Renewed(msgspec.Struct, frozen=True):
+    """A topic that was read anew, because its copy counted no more."""
 
-    kept: HotBuffer
-    """As the rows tell it, or where nobody could be asked the journal."""
-    head: int
-    own: list[BufferEvent]
-    """Events that wait in the journal and are not in the rows."""
-    size: int
-    """Of the rows, in bytes."""
+    log: SharedTopicLog
+    journal: Journal
+    cutter: Cutter
+    rows: list[Row]
+    """Of the buffer, all; none where nobody could be asked."""
 
 
-Renew = Callable[[Topic], Awaitable[tuple[SharedTopicLog, Journal, OpenedHot, Cutter]]]
+Renew = Callable[[str], Renewed]
 
 
 class SharedTopic(Topic):
@@ -92,18 +90,21 @@ class SharedTopic(Topic):
 
     log: SharedTopicLog
 
-    def shares(self, hot: OpenedHot, renew: Renew, ends: Ends) -> None:
-        """Begin to follow the shared log; called once.
+    def shares(self, waiting: Sequence[bytes], renew: Renew, ends: Ends) -> None:
+        """Begin to follow the shared log; called once, in the thread that opens the topic. The buffer is then as the
+        rows tell it, and where nobody can be asked as the journal does.
 
         Args:
-            hot: what the opening found; the buffer has all of it.
+            waiting: the events in the journal that are not known to be in the shared log.
             ends: asks where its streams end.
-            renew: reads the topic anew where its copy counts no more.
+            renew: reads the topic of this id anew where its copy counts no more.
         """
-        self._head, self._rows_bytes, self._base_bytes = hot.head, hot.size, hot.size
-        self._pending: list[tuple[BufferEvent, bytes]] = []
+        mark = self._journal.mark
+        self._head = 0 if mark is None else mark.head
+        self._rows_bytes = self._base_bytes = 0
+        self._pending = [(event, payload) for payload in waiting for event in known_events([payload])]
         """Events of this daemon that are not known to be in the shared log, and their payloads."""
-        self._journaled = 0
+        self._journaled = len(self._pending)
         """How many of those are in the journal here."""
         self._turn = asyncio.Lock()
         """Held while rows of the buffer are asked for or appended."""
@@ -111,6 +112,17 @@ class SharedTopic(Topic):
         """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
         self._renew, self._ends = renew, ends
         self._follow_log()
+        try:
+            rows = self.log.catch_up(self._head)
+            if not self._takes(rows):
+                rows = self.log.catch_up(0) if self._head else rows
+                self._rebase(rows, _buffer_of(rows))
+            self._journal_behind |= bool(rows)
+            self._others.clear()  # who was told that may be gone long since
+        except Rewritten:
+            self._go_on(renewed := renew(self.id), _buffer_of(renewed.rows))
+        except StoreError as error:
+            log.warning("a topic is read from its copy", extra={"topic": self.id, "error": error})
 
     # -- for requests -------------------------------------------------------------------------------------------
 
@@ -220,13 +232,7 @@ class SharedTopic(Topic):
         """Append what waits, and then with `base` the whole buffer, in which there is nothing else then: who has all
         rows before a base need not read it."""
         for _ in range(_TRIES):
-            events, retell = self.buffer.take_unsaved(), self.buffer.retelling
-            if events:
-                for event in events:
-                    if isinstance(event, Appended) and event.messages:
-                        self._others.pop(event.conversation, None)  # this daemon sees to it now
-                encoded = await self._in_writer(partial(self._payloads, events))
-                self._pending += zip(events, encoded, strict=True)
+            await self._take_unsaved()
             if self._pending:
                 if not await self._appended(b"".join(encode_record(payload) for _, payload in self._pending)):
                     await self._catch_up()
@@ -238,7 +244,8 @@ class SharedTopic(Topic):
                 return
             if self.buffer.unsaved:
                 continue
-            told = await self._in_writer(partial(self._retold, retell()))
+            retell = self.buffer.retelling()
+            told = await self._in_writer(lambda retell=retell: self._payloads(retell()))  # type: ignore[misc]
             data = b"".join(map(encode_record, told or [_NOTHING]))
             if await self._appended(data, base=True):
                 self._rows_bytes = self._base_bytes = len(data)
@@ -247,6 +254,19 @@ class SharedTopic(Topic):
             await self._catch_up()
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
 
+    async def _take_unsaved(self) -> None:
+        """Let what was said here since wait to be appended."""
+        events = self.buffer.take_unsaved()
+        for event in events:
+            if isinstance(event, Appended) and event.messages:
+                self._others.pop(event.conversation, None)  # this daemon sees to it now
+        try:
+            encoded = await self._in_writer(partial(self._payloads, events)) if events else []
+        except BaseException:  # also where a client has left: others rely on it that these are kept
+            self.buffer.leave_unsaved(events)
+            raise
+        self._pending += zip(events, encoded, strict=True)
+
     async def _appended(self, data: bytes, *, base: bool = False) -> bool:
         if not await _asked(partial(self.log.append_hot, self._head, data, base=base)):
             return False
@@ -254,33 +274,31 @@ class SharedTopic(Topic):
         self._rows_bytes += len(data)
         return True
 
-    def _retold(self, retell: Callable[[], list[BufferEvent]]) -> list[bytes]:
-        return self._payloads(retell())
-
     async def _catch_up(self) -> None:
-        if rows := await _asked(partial(self.log.catch_up, self._head)):
-            await self._take_hot(rows)
-
-    async def _take_hot(self, rows: Sequence[Row]) -> None:
-        """Bring the buffer to what rows say that come behind those it has."""
-        theirs = self._theirs(rows)
-        if theirs is None or clashing(theirs, [*self._waiting(), *self.buffer.unsaved]):
-            await self._rebase()
-            return
-        self.buffer.replay(theirs)
-        self._head = rows[-1].last
-        self._rows_bytes += sum(len(row.data) for row in rows)
-        if self._pending:
+        rows = await _asked(partial(self.log.catch_up, self._head))
+        if not self._takes(rows):
+            rows = await _asked(partial(self.log.catch_up, 0)) if self._head else rows
+            self._rebase(rows, await _asked(partial(_buffer_of, rows)))
+        elif rows and self._pending:
             self._journal_behind = True  # its order is not that of the rows
-        else:
-            fresh = rows[1:] if rows[0].is_base else rows
-            await self._copy(payloads_of(fresh))
+        elif rows:
+            await self._copy(_payloads_of(rows[1:] if rows[0].is_base else rows))
+
+    def _takes(self, rows: Sequence[Row]) -> bool:
+        """Bring the buffer to what rows say that come behind those it has; False: it has to be read as a whole."""
+        theirs = self._theirs(rows)
+        if theirs is None or clashing(theirs, self._own()):
+            return False
+        self.buffer.replay(theirs)
+        self._head = rows[-1].last if rows else self._head
+        self._rows_bytes += sum(len(row.data) for row in rows)
+        return True
 
     def _theirs(self, rows: Sequence[Row]) -> list[BufferEvent] | None:
         """The events of others in rows that follow what the buffer has; None: some are gone that it does not have."""
-        if rows[0].last > self._head + 1:
+        if rows and (rows[0].last > self._head + 1 or (rows[0].is_base and not self._head)):
             return None
-        payloads = payloads_of(row for row in rows if not row.is_base)
+        payloads = _payloads_of(row for row in rows if not row.is_base)
         own = self._settled(rows)
         theirs = known_events(payload for payload in payloads if payload not in own)
         now = time.monotonic()
@@ -293,53 +311,54 @@ class SharedTopic(Topic):
 
     def _settled(self, rows: Sequence[Row]) -> set[bytes]:
         """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
-        found = set(payloads_of(rows))
+        found = set(_payloads_of(rows))
         own = {payload for _, payload in self._pending}
         if own & found:
             self._pending = [one for one in self._pending if one[1] not in found]
             self._journal_behind, self._journaled = True, 0
         return own
 
-    async def _rebase(self) -> None:
-        """Read the whole buffer anew, and add what is said here alone."""
-        before = self._head
-        rows = await _asked(partial(self.log.catch_up, 0))
-        behind = [row for row in rows if row.last > before]
-        theirs = self._theirs(behind) if behind else []
+    def _rebase(self, rows: Sequence[Row], kept: HotBuffer, *, is_known: bool = True) -> None:
+        """Bring the buffer to all rows, and what is said here alone behind them.
+
+        Args:
+            kept: as they tell it.
+            is_known: the buffer had what the rows say up to `_head`.
+        """
+        theirs = self._theirs([row for row in rows if row.last > self._head]) if is_known else None
         self._settled(rows)
-        kept = await _asked(lambda: replayed(known_events(payloads_of(rows))))
-        rebased(self.buffer, kept, theirs, [*self._waiting(), *self.buffer.unsaved])
+        rebased(self.buffer, kept, theirs, self._own())
         self._pending, self._journaled = [], 0
-        self._head = rows[-1].last if rows else before
+        self._head = rows[-1].last if rows else self._head
         self._rows_bytes = self._base_bytes = sum(len(row.data) for row in rows)
         self._journal_behind = True
 
     async def _renewed(self) -> None:
-        """Go on with a copy that was read anew, without what was erased."""
-        own = [*self._waiting(), *self.buffer.unsaved]
-        log_, journal, hot, cutter = await self._renew(self)
-        self.log, self._journal = log_, journal
-        self.cutter = PartCutter(log_, cutter)
+        renewed = await _asked(partial(self._renew, self.id))
+        self._go_on(renewed, await _asked(partial(_buffer_of, renewed.rows)))
+
+    def _go_on(self, renewed: Renewed, kept: HotBuffer) -> None:
+        """Go on with a copy that was read anew, without what was erased; `kept`: as its rows tell the buffer."""
+        self.log, self._journal = renewed.log, renewed.journal
+        self.cutter = PartCutter(self.log, renewed.cutter)
         self.listed_parts = ListedParts(self.buffer, self.cutter.note_waiting)
-        log_.unstored = self.unstored
+        self.log.unstored = self.unstored
         self._follow_log()
-        rebased(self.buffer, hot.kept, None, own)
-        snapshot = log_.snapshot()
+        self._head = 0
+        self._rebase(renewed.rows, kept, is_known=False)
+        snapshot = self.log.snapshot()
         blocks = [block for one in self.buffer.conversations() for block in one.blocks.values()]
         shown = {chunk.uuid for block in blocks for chunk in block.chunks}
         if erased := {uuid for uuid in shown | self.buffer.injected_uuids() if was_erased(snapshot, uuid)}:
-            self.buffer.record(Forgotten([], list(erased)))
-        self._pending, self._journaled, self._head = [], 0, hot.head
-        self._rows_bytes = self._base_bytes = hot.size
-        self._journal_behind = True
+            self.forget_shown(erased)
         log.info("a topic was read anew: something in it was erased", extra={"topic": self.id})
 
     def _follow_log(self) -> None:
         cutter = self.cutter
         self.log.noticed = cutter.note_stored  # what others have stored is not cut again
 
-    def _waiting(self) -> list[BufferEvent]:
-        return [event for event, _ in self._pending]
+    def _own(self) -> list[BufferEvent]:
+        return [*(event for event, _ in self._pending), *self.buffer.unsaved]
 
     def _note(self, error: StoreError | None) -> None:
         if error is None:
@@ -381,9 +400,7 @@ class SharedTopic(Topic):
 
     async def _wait_in_journal(self, *, sync: bool) -> None:
         """Keep what cannot be appended now where a crash does not take it."""
-        events = self.buffer.take_unsaved()
-        encoded = await self._in_writer(lambda: self._payloads(events)) if events else []
-        self._pending += zip(events, encoded, strict=True)
+        await self._take_unsaved()
         waiting = [payload for _, payload in self._pending[self._journaled :]]
 
         def write() -> None:
@@ -413,25 +430,9 @@ def _answered(answer: asyncio.Future[Ended], asked: asyncio.Future[Ended]) -> No
         answer.set_result(asked.result())
 
 
-def payloads_of(rows: Iterable[Row]) -> list[bytes]:
-    """The payloads of the events in rows."""
+def _payloads_of(rows: Iterable[Row]) -> list[bytes]:
     return [payload for row in rows for payload in payloads_in(row.data, 0)]
 
 
-def opened_hot(journal: Journal, payloads: Sequence[bytes], rows: Sequence[Row]) -> OpenedHot:
-    """The buffer as the journal here has it, with the rows behind it; none where nobody can be asked.
-
-    Args:
-        payloads: of the journal.
-    """
-    mark = journal.mark
-    count = len(payloads) - journal.unmarked if mark is not None else 0
-    head = 0 if mark is None else mark.head
-    found = set(payloads_of(rows))
-    own = known_events(one for one in payloads[count:] if one not in found)
-    if rows and rows[0].last > head + 1:
-        kept = replayed(known_events(payloads_of(rows)))
-    else:
-        fresh = rows[1:] if rows and rows[0].is_base else rows
-        kept = replayed(known_events([*payloads[:count], *payloads_of(fresh)]))
-    return OpenedHot(kept=kept, head=rows[-1].last if rows else head, own=own, size=sum(len(one.data) for one in rows))
+def _buffer_of(rows: Iterable[Row]) -> HotBuffer:
+    return replayed(known_events(_payloads_of(rows)))

@@ -301,6 +301,11 @@ class Topic:
         self._drop(digests, uuids, blocks)
         await self._rewrite(wiper)
 
+    def forget_shown(self, uuids: Collection[bytes]) -> None:
+        """Drop the blocks that show one of these chunks; the next write of the journal leaves none of it there."""
+        self.buffer.record(Forgotten([], list(uuids)))
+        self._journal_behind = True
+
     def _drop(self, digests: Collection[bytes], uuids: Collection[bytes], blocks: Collection[bytes]) -> None:
         self.buffer.record(Forgotten(list(digests), list(uuids)))
         for conversation in self.buffer.conversations() if blocks else ():

@@ -17,15 +17,13 @@ from typing import TypeVar
 import msgspec
 
 from memd import __version__
-from memd.conversation.events import Forgotten
-from memd.conversation.hot_buffer import rebased
 from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Tokenizer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.shared_topic import Ends, OpenedHot, SharedTopic, asking, opened_hot
+from memd.ingest.shared_topic import Ends, Renewed, SharedTopic, asking
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.settings.model import Config
 from memd.shares import Held, surplus
@@ -34,7 +32,7 @@ from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import Row
 from memd.store.shared.shared_topic import SharedTopicLog
-from memd.store.store import Store, TopicLog
+from memd.store.store import Store
 from memd.wording import not_english
 
 __all__ = ["Topic", "Topics"]
@@ -241,31 +239,17 @@ class Topics:
 
     def _read(self, topic_id: str) -> Topic:
         """Open a topic; one that other daemons have too, with what they have appended."""
-        hot = None
-        if self._ends is None:
-            log_: TopicLog = self._store.topic(topic_id)
-            journal, payloads = Journal.open(log_.claim)
-            events, is_as_kept = events_in(payloads, topic_id, self._redactor)
-            buffer, is_current = replayed(events), True
-        else:
-            log_, journal, payloads, hot = self._read_copy(topic_id)
-            buffer, is_as_kept, is_current = hot.kept, True, log_.is_current
-            if hot.own:  # the buffer as it was here, and then as it is there with what waits here
-                buffer = replayed(events_in(payloads, topic_id, self._redactor)[0])
-                if is_current:
-                    rebased(buffer, hot.kept, None, hot.own)
-                else:
-                    buffer.leave_unsaved(hot.own)
-        if erased := erased_in(buffer, self._store.ledger):
-            buffer.record(Forgotten([], list(erased)))
-            is_as_kept = False
-        if has_lost := is_current and log_.has_lost_entries(journal):
+        log_ = self._store.topic(topic_id)
+        journal, payloads = Journal.open(log_.claim)
+        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+        buffer = replayed(events)
+        if has_lost := self._ends is None and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         if self._config.embedding.model == BUNDLED and (language := log_.snapshot().main_language) is not None:
             _tell_of(language)
-        topic = (Topic if hot is None else SharedTopic)(
+        topic = (Topic if self._ends is None else SharedTopic)(
             log_,
             buffer,
             journal,
@@ -273,39 +257,30 @@ class Topics:
             self._redactor,
             self._cutter,
             before_write=self._store.before_write,
-            journal_behind=bool(hot.own) if hot is not None else has_lost or not is_as_kept,
+            journal_behind=has_lost or not is_as_kept,
         )
-        if isinstance(topic, SharedTopic) and hot is not None and self._ends is not None:
-            topic.shares(hot, self._renewed, self._ends)
+        if isinstance(topic, SharedTopic) and self._ends is not None:
+            waiting = journal.unmarked if journal.mark is not None else 0 if topic.log.head else len(payloads)
+            topic.shares(payloads[len(payloads) - waiting :], self._renewed, self._ends)
+        if erased := erased_in(buffer, self._store.ledger):
+            topic.forget_shown(erased)
         return topic
 
-    def _read_copy(self, topic_id: str) -> tuple[SharedTopicLog, Journal, list[bytes], OpenedHot]:
-        """Read a copy, brought up to date; read anew where it counts no more, with what waits in its journal."""
-        waiting = list[bytes]()
+    def _renewed(self, topic_id: str) -> Renewed:
+        """Read a topic anew of which the copy counts no more."""
         while True:
+            self._store.drop_copy(topic_id)
             log_ = self._store.topic(topic_id)
             assert isinstance(log_, SharedTopicLog), "of a log that is shared"
-            journal, payloads = Journal.open(log_.claim)
-            payloads += waiting
-            journal.unmarked += len(waiting)
+            journal, _ = Journal.open(log_.claim)
             rows: list[Row] = []
             try:
-                rows = log_.catch_up(0 if journal.mark is None else journal.mark.head)
+                rows = log_.catch_up(0)
             except Rewritten:
-                waiting = payloads[len(payloads) - journal.unmarked :] if journal.mark is not None else []
-                self._store.drop_copy(topic_id)
                 continue
             except StoreError as error:
                 log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
-            return log_, journal, payloads, opened_hot(journal, payloads, rows)
-
-    async def _renewed(self, topic: Topic) -> tuple[SharedTopicLog, Journal, OpenedHot, Cutter]:
-        def renewed() -> tuple[SharedTopicLog, Journal, OpenedHot]:
-            self._store.drop_copy(topic.id)
-            log_, journal, _, hot = self._read_copy(topic.id)
-            return log_, journal, hot
-
-        return (*await asyncio.get_running_loop().run_in_executor(asking, renewed), self._cutter)
+            return Renewed(log_, journal, self._cutter, rows)
 
     def naming(self, name: str, opened: Collection[str]) -> list[str]:
         """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.

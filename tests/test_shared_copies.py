@@ -1,0 +1,114 @@
+"""The copy of a topic that several daemons have, and its buffer, as the next start of a daemon finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from archiver_stage import COUNTER, DIMENSION
+from folder_log import FolderLog
+
+from memd.conversation.events import encode_event
+from memd.conversation.hot_buffer import HotBuffer
+from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.topics import Topic, Topics
+from memd.messages import Message
+from memd.settings.model import Config
+from memd.store.log.format import encode_record
+from memd.store.log.journal import payloads_in
+from memd.store.store import Store
+
+
+@asynccontextmanager
+async def topics_of(folder: Path, kept: FolderLog) -> AsyncIterator[tuple[Topics, ThreadPoolExecutor]]:
+    """What a daemon has of the topics while it runs; and the thread in which it writes."""
+    config = Config()
+    store = Store(folder, dimension=DIMENSION, fingerprint="a" * 32, segment_entries_max=100, kept=kept)
+    with ThreadPoolExecutor(1) as writer:
+        yield Topics(store, config, writer, Redactor.of(config.ingest), COUNTER), writer
+        store.close()
+
+
+def told(topic: Topic, *texts: str) -> None:
+    """A client's whole history: user and assistant in turns."""
+    messages = [Message(role="user" if i % 2 == 0 else "assistant", text=text) for i, text in enumerate(texts)]
+    topic.buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
+
+
+def moved() -> list[bytes]:
+    """The events of a buffer that has a question in it."""
+    buffer = HotBuffer(lambda: "c1")
+    message = Message(role="user", text="What is the code of the gate?")
+    buffer.receive([message], [message.content_digest], [1], session=None, now=1.0)
+    return [encode_event(event) for event in buffer.take_unsaved()]
+
+
+def said(topic: Topic) -> list[list[str]]:
+    return sorted(
+        [item.message.text for item in one.messages if item.message is not None] for one in topic.buffer.conversations()
+    )
+
+
+async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "What is the code of the gate?")
+        await topic.save()
+    async with topics_of(tmp_path / "b", kept) as (theirs, _):
+        told(topic := await theirs.get("team"), "When does the harbour close?")
+        await topic.save()
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "Who built the mill?")
+        await topic.save()
+        all_said = said(topic)
+
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        assert said(await ours.get("team")) == all_said
+    assert len(all_said) == 3
+
+
+async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(tmp_path: Path) -> None:
+    """A move writes the buffer as one base, before which there is no row."""
+    kept = FolderLog(tmp_path / "log")
+    base = b"".join(encode_record(one) for one in moved())
+    await asyncio.to_thread(kept.append, "team", "hot", 0, 1, base, generation=0, base=True)
+
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        assert said(await ours.get("team")) == [["What is the code of the gate?"]]
+
+
+async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp_path: Path) -> None:
+    kept, goes_on = FolderLog(tmp_path / "log"), threading.Event()
+    async with topics_of(tmp_path / "a", kept) as (ours, writer):
+        told(topic := await ours.get("team"), "What is the code of the gate?")
+        writer.submit(goes_on.wait)
+        left = asyncio.create_task(topic.make_durable())
+        await asyncio.sleep(0)
+        assert not topic.buffer.unsaved, "they are on their way"
+        left.cancel()
+        await asyncio.wait([left])
+        goes_on.set()
+
+        assert await topic.make_durable()
+
+    rows = (await asyncio.to_thread(kept.since, "team", {"hot": 0})).of("hot")
+    assert b"the gate" in b"".join(payload for row in rows for payload in payloads_in(row.data, 0))
+
+
+async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "one")
+        await topic.save()
+        kept.fails = lambda name: "away"
+        told(topic, "one", "two", "three")
+        await topic.save(sync=True)
+    kept.fails = lambda name: ""
+    await asyncio.to_thread(kept.rewrite, "team", 1, {})
+
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        assert said(await ours.get("team")) == [["one", "two", "three"]]
