@@ -18,16 +18,17 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
 from memd.settings.model import Config
-from memd.store.log.format import encode_record
+from memd.store.log.format import ModelId, encode_record
 from memd.store.log.journal import payloads_in
 from memd.store.store import Store
+from memd.store.topic import StoreShared
 
 
 @asynccontextmanager
 async def topics_of(folder: Path, kept: FolderLog) -> AsyncIterator[tuple[Topics, ThreadPoolExecutor]]:
     """What a daemon has of the topics while it runs; and the thread in which it writes."""
     config = Config()
-    store = Store(folder, dimension=DIMENSION, fingerprint="a" * 32, segment_entries_max=100, kept=kept)
+    store = Store(folder, StoreShared(model=ModelId(DIMENSION, "a" * 32), segment_entries_max=100), kept=kept)
     with ThreadPoolExecutor(1) as writer:
         yield Topics(store, config, writer, Redactor.of(config.ingest), COUNTER), writer
         store.close()
