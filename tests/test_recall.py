@@ -247,6 +247,22 @@ async def test_each_part_of_a_question_finds_its_own(topic: TopicLog) -> None:
     assert wanted <= set(contents(found))
 
 
+async def test_what_is_asked_between_the_first_and_the_last_sentence_is_found(topic: TopicLog) -> None:
+    assert TALK[2] in contents(await asked(topic, "Go on as before. Name who paints the boat house. Noted in ZX_81."))
+
+
+async def test_a_clause_that_tells_little_stands_behind_one_that_names_something(
+    log: TopicLog, embedder: Embedder
+) -> None:
+    codes = ["The release code of the copper crane is ZX_81.", "The release code of the northern mill is ZX_82."]
+    results = ["\n".join([*CODE.splitlines()[:8], code]) for code in codes]
+    done = "All was done at noon."
+    log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, done, *results])])
+    question = "When all is done, report the release codes of the copper crane, the northern mill."
+    found = by_content(await asked(log, question, EVERYTHING))
+    assert min(found[one].parts.score for one in results) > found[done].parts.score
+
+
 async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_result_that_has_it(
     log: TopicLog, embedder: Embedder
 ) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from memd.entries import Entry
 from memd.errors import ErasedMeanwhile, StoreError
+from memd.recall.question import is_marked
 from memd.recall.times import Span
 from memd.selection import EVERYTHING, Selection
 from memd.store.choice import chosen
@@ -50,6 +51,9 @@ IDENTIFIER_WEIGHT = 3
 """So many words an identifier counts for as a whole; its parts count besides."""
 FEW_CHUNKS = 25
 """The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
+TELLING_WORDS, TELLING_MIN = 2, 0.25
+"""A part without a question mark counts by what its words tell: whole from two of the rarest of the question on. Of
+"when all is done, report the code of the crane" the first clause has a best chunk too."""
 TABLE_COSINE = 0.85
 """Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
@@ -402,6 +406,13 @@ class TopicColumns:
         """Whether each part has an identifier, in letters and digits or signs, that some chunk has."""
         exact = [identifier_keys(part) for part in self._parts]
         return [bool(len(keys)) and bool(self._having(keys).any()) for keys in exact]
+
+    @cached_property
+    def telling(self) -> Floats:
+        """What each part tells, by its words' rarity, (p,): at most 1, and that where it has a question mark."""
+        told = self.terms.asks @ self.terms.rarity / (TELLING_WORDS * self.terms.rarity.max(initial=1e-6))
+        marked = np.fromiter(map(is_marked, self._parts), np.bool_, len(self._parts))
+        return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
     def share(self, part: int, pool: Pool, place: int) -> float:
         """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""

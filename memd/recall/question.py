@@ -44,21 +44,29 @@ _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 def parts_of(message: str) -> dict[str, bool]:
     """The sentences that ask with their clauses and the ends of long ones, the last and the first sentence, the items
     of a list: at most `PARTS_MAX`, and whether each asks. Where no sentence asks all of them do, the last with its
-    clauses: "report the codes of the crane, the ferry and the mill" asks for three things without a mark."""
+    clauses: "report the codes of the crane, the ferry and the mill" asks for three things without a mark. What stands
+    between first and last is told beside them then."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
     sentences = [one for one in map(str.strip, _ENDS.split(message)) if any(map(str.isalnum, one))]
     sentences = [one for one in sentences if not _TAG.fullmatch(one)] or sentences
-    asking = [one for one in sentences if _ASKS.search(one)][-ASKING_MAX:]
+    asking = [one for one in sentences if is_marked(one)][-ASKING_MAX:]
     tails = [tail for one in asking if (tail := _tail(one))]
     clauses = [some for one in asking or sentences[-1:] for some in _clauses(one)]
     items = (one[found.end() :] for one in sentences if (found := _ITEM.match(one)) is not None)
+    between = [some for one in sentences[-2:0:-1][:PARTS_MAX] for some in (one, *_clauses(one))] if not asking else []
+    beside = {one[:PART_CHARACTERS_MAX] for one in between}
     questions = {one[:PART_CHARACTERS_MAX] for one in itertools.chain(asking, tails, clauses)}
     ends = [*sentences[-1:], *filter(None, map(_tail, sentences[-1:])), *sentences[:1]]
-    chosen = itertools.chain(asking, ends, tails, clauses, items)
+    chosen = itertools.chain(asking, ends, tails, clauses, items, between)
     parts = itertools.islice(dict.fromkeys(one[:PART_CHARACTERS_MAX] for one in chosen), PARTS_MAX)
-    return {one: one in questions or not asking for one in parts}
+    return {one: one in questions or not (asking or one in beside) for one in parts}
+
+
+def is_marked(part: str) -> bool:
+    """Whether a part ends with a question mark."""
+    return _ASKS.search(part) is not None
 
 
 def _tail(sentence: str) -> str:

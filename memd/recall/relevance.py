@@ -116,7 +116,8 @@ class Field:
             scale: see `Embedder.scale`.
         """
         self._topics, self._scale = topics, scale
-        self._weights = np.array(weights, np.float32)
+        telling: Floats = np.max([topic.telling for topic in topics], axis=0)
+        self._weights = np.array(weights, np.float32) * telling / telling.max()
         self.is_named = np.any([topic.named for topic in topics], axis=0)
         """Whether a part has an identifier that some chunk has: a witness by itself."""
         few = min(max(1, sum(topic.competing for topic in topics)), MANY_CHUNKS)
