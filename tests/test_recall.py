@@ -263,13 +263,22 @@ async def test_a_clause_that_tells_little_stands_behind_one_that_names_something
     assert min(found[one].parts.score for one in results) > found[done].parts.score
 
 
+@pytest.mark.parametrize("call", ["", "\n[call read crane]", "\n[call read crane]\nno such file"])
 async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_result_that_has_it(
-    log: TopicLog, embedder: Embedder
+    log: TopicLog, embedder: Embedder, call: str
 ) -> None:
-    mention = "Now I need the release code of the copper crane."
+    mention = f"Now I need the release code of the copper crane.{call}"
+    speakers = [Speaker(0, "assistant")]
+    if (at := mention.find("no such")) > 0:
+        speakers.append(Speaker(at, "tool"))
     result = "\n".join([*CODE.splitlines()[:3], "The release code of the crane is ZX_81."])
-    said = [(mention, ("assistant",)), (result, ("assistant", "tool")), *((text, ("user",)) for text in TALK)]
-    log.append([_draft(embedder, number, text, roles=roles) for number, (text, roles) in enumerate(said)])
+    log.append(
+        [
+            _draft(embedder, 1, mention, roles=tuple(one.role for one in speakers), speakers=tuple(speakers)),
+            _draft(embedder, 2, result, roles=("assistant", "tool")),
+            *(_draft(embedder, number, text) for number, text in enumerate(TALK, 3)),
+        ]
+    )
     question = "When all is done, report the release code of the copper crane."
     assert contents(await asked(log, question))[0] == mention
     assert contents(await asked(log, question, Filters(step="Let me look into the next file.")))[0] == result
