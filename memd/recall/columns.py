@@ -409,7 +409,7 @@ class TopicColumns:
 
     @cached_property
     def telling(self) -> Floats:
-        """What each part tells, by its words' rarity, (p,): at most 1, and that where it has a question mark."""
+        """How much each part tells, by its words' rarity, (p,): at most 1, and that where it has a question mark."""
         told = self.terms.asks @ self.terms.rarity / (TELLING_WORDS * self.terms.rarity.max(initial=1e-6))
         marked = np.fromiter(map(is_marked, self._parts), np.bool_, len(self._parts))
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
