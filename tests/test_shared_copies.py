@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
 from memd.settings.model import Config
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.log.format import ModelId, encode_record
 from memd.store.log.journal import payloads_in
 from memd.store.store import Store
@@ -38,6 +40,24 @@ def told(topic: Topic, *texts: str) -> None:
     """A client's whole history: user and assistant in turns."""
     messages = [Message(role="user" if i % 2 == 0 else "assistant", text=text) for i, text in enumerate(texts)]
     topic.buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
+
+
+async def payloads_of(kept: FolderLog) -> bytes:
+    """All that the rows of the buffer say."""
+    rows = (await asyncio.to_thread(kept.since, "team", {"hot": 0})).of("hot")
+    return b"".join(payload for row in rows for payload in payloads_in(row.data, 0))
+
+
+def meanwhile(say: Callable[[], None], at: int = 1) -> Callable[[str], str]:
+    """Says something while the row of this number is appended."""
+    loop, appends = asyncio.get_running_loop(), itertools.count(1)
+
+    def fails(call: str) -> str:
+        if call == "append" and next(appends) == at:
+            loop.call_soon_threadsafe(say)
+        return ""
+
+    return fails
 
 
 def moved() -> list[bytes]:
@@ -96,8 +116,7 @@ async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp
 
         assert await topic.make_durable()
 
-    rows = (await asyncio.to_thread(kept.since, "team", {"hot": 0})).of("hot")
-    assert b"the gate" in b"".join(payload for row in rows for payload in payloads_in(row.data, 0))
+    assert b"the gate" in await payloads_of(kept)
 
 
 async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(tmp_path: Path) -> None:
@@ -113,3 +132,44 @@ async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         assert said(await ours.get("team")) == [["one", "two", "three"]]
+
+
+async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_copy(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "What is the code of the gate?")
+        kept.fails = lambda call: "away"
+        await topic.save(sync=True)
+        told(topic, "When does the harbour close?")
+        kept.fails = meanwhile(lambda: told(topic, "Who built the mill?"))
+        await topic.save()
+        await topic.save()
+
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        assert len(said(await ours.get("team"))) == 3
+
+
+async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the_copy(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "The code of the gate is 4711.")
+        await topic.save()
+        [digest] = [item.digest for one in topic.buffer.conversations() for item in one.messages]
+        kept.fails = meanwhile(lambda: told(topic, "Who built the mill?"), at=2)  # that of the whole buffer
+
+        await topic.forget([digest], [], Wiper(LocalDisk()))
+
+        assert b"4711" not in (tmp_path / "a" / "team" / "hot.log").read_bytes()
+
+
+async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_acknowledged(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        told(topic := await ours.get("team"), "What is the code of the gate?")
+        await topic.save()
+        await asyncio.to_thread(kept.rewrite, "team", 1, {})
+        told(topic, "When does the harbour close?")
+
+        assert await topic.make_durable()
+
+    assert b"harbour" in await payloads_of(kept)

@@ -212,15 +212,19 @@ class SharedTopic(Topic):
         async with self._turn:
             self._drop(digests, uuids, blocks)
             await self._send(base=True)
+            while self.buffer.unsaved:  # said meanwhile
+                await self._send()
             await self._rewrite_copy(wiper)
 
     # -- private ------------------------------------------------------------------------------------------------
 
     async def _saved(self, *, sync: bool = False, base: bool = False) -> None:
         try:
-            await self._send(base=base)
-        except Rewritten:
-            await self._renewed()
+            try:
+                await self._send(base=base)
+            except Rewritten:
+                await self._renewed()
+                await self._send()
         except StoreError as error:
             self._note(error)
             await self._wait_in_journal(sync=sync)
@@ -237,9 +241,8 @@ class SharedTopic(Topic):
                 if not await self._appended(b"".join(encode_record(payload) for _, payload in self._pending)):
                     await self._catch_up()
                     continue
-                fresh, self._pending = self._pending[self._journaled :], []
-                was_waiting, self._journaled = self._journaled, 0
-                await self._copy([payload for _, payload in fresh], rewrite=bool(was_waiting))
+                fresh, self._pending, self._journaled = self._pending[self._journaled :], [], 0
+                await self._copy([payload for _, payload in fresh])
             if not base:
                 return
             if self.buffer.unsaved:
@@ -249,7 +252,7 @@ class SharedTopic(Topic):
             data = b"".join(map(encode_record, told or [_NOTHING]))
             if await self._appended(data, base=True):
                 self._rows_bytes = self._base_bytes = len(data)
-                await self._copy([], rewrite=True)
+                await self._rewrite_copy()
                 return
             await self._catch_up()
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
@@ -371,9 +374,9 @@ class SharedTopic(Topic):
 
     # -- the copy of the buffer in the folder here ----------------------------------------------------------------
 
-    async def _copy(self, payloads: Sequence[bytes], *, rewrite: bool = False) -> None:
+    async def _copy(self, payloads: Sequence[bytes]) -> None:
         """Write what is in the shared log into the journal here too. A failure costs no more than reading it anew."""
-        if rewrite or self._journal_behind:
+        if self._journal_behind:
             await self._rewrite_copy()
             return
         mark = SharedMark(self.log.generation, self._head)
@@ -383,6 +386,7 @@ class SharedTopic(Topic):
             self._journal_behind = True
 
     async def _rewrite_copy(self, wiper: Wiper | None = None) -> None:
+        self._journal_behind = True
         if self._pending or self.buffer.unsaved:
             return  # what waits is told from the rest by its place behind the mark
         retell, mark = self.buffer.retelling(), SharedMark(self.log.generation, self._head)
@@ -390,7 +394,6 @@ class SharedTopic(Topic):
         def rewrite() -> None:
             self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper, mark)
 
-        self._journal_behind = True
         try:
             await self._in_writer(rewrite)
             self._journal_behind = False
