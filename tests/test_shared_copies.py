@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from archiver_stage import COUNTER, DIMENSION
+from drafts import draft
 from folder_log import FolderLog
 
 from memd.conversation.events import encode_event
@@ -90,6 +92,21 @@ async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Pa
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         assert said(await ours.get("team")) == all_said
     assert len(all_said) == 3
+
+
+async def test_a_topic_that_was_only_read_is_not_read_anew_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = FolderLog(tmp_path / "log")
+    async with topics_of(tmp_path / "b", kept) as (theirs, _):
+        await (await theirs.get("team")).append([draft("The harbour closes at nine.", dimension=DIMENSION)])
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        await ours.get("team")
+        await ours.close()
+    monkeypatch.setattr(Store, "drop_copy", lambda *_: pytest.fail("its copy is as good as it was"))
+
+    async with topics_of(tmp_path / "a", kept) as (ours, _):
+        assert (await ours.get("team")).log.stats().chunks == 1
 
 
 async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(tmp_path: Path) -> None:

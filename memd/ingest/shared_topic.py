@@ -99,8 +99,9 @@ class SharedTopic(Topic):
             ends: asks where its streams end.
             renew: reads the topic of this id anew where its copy counts no more.
         """
-        mark = self._journal.mark
-        self._head = 0 if mark is None else mark.head
+        self._marked = self._journal.mark or SharedMark(0, 0)
+        """The last mark in the journal here."""
+        self._head = self._marked.head
         self._rows_bytes = self._base_bytes = 0
         self._pending = [(event, payload) for payload in waiting for event in known_events([payload])]
         """Events of this daemon that are not known to be in the shared log, and their payloads."""
@@ -202,7 +203,7 @@ class SharedTopic(Topic):
         """Replace the rows of the buffer by one, if that is worth it."""
         async with self._turn:
             is_long = self._rows_bytes > max(BASE_BYTES_MIN, 2 * self._base_bytes)
-            await self._saved(base=is_long)
+            await self._saved(sync=True, base=is_long)
 
     async def forget(
         self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
@@ -231,6 +232,8 @@ class SharedTopic(Topic):
         else:
             if not self.buffer.unsaved and not self._pending:
                 self._note(None)
+            if sync and (self._journal_behind or self._marked != self._mark()):
+                await self._rewrite_copy()  # else the next start has to read the topic anew
 
     async def _send(self, *, base: bool = False) -> None:
         """Append what waits, and then with `base` the whole buffer, in which there is nothing else then: who has all
@@ -360,6 +363,9 @@ class SharedTopic(Topic):
         cutter = self.cutter
         self.log.noticed = cutter.note_stored  # what others have stored is not cut again
 
+    def _mark(self) -> SharedMark:
+        return SharedMark(self.log.generation, self._head)
+
     def _own(self) -> list[BufferEvent]:
         return [*(event for event, _ in self._pending), *self.buffer.unsaved]
 
@@ -379,9 +385,10 @@ class SharedTopic(Topic):
         if self._journal_behind:
             await self._rewrite_copy()
             return
-        mark = SharedMark(self.log.generation, self._head)
+        mark = self._mark()
         try:
             await self._in_writer(lambda: self._journal.append(payloads, self.log.snapshot().extent, mark))
+            self._marked = mark
         except StoreError:
             self._journal_behind = True
 
@@ -389,14 +396,14 @@ class SharedTopic(Topic):
         self._journal_behind = True
         if self._pending or self.buffer.unsaved:
             return  # what waits is told from the rest by its place behind the mark
-        retell, mark = self.buffer.retelling(), SharedMark(self.log.generation, self._head)
+        retell, mark = self.buffer.retelling(), self._mark()
 
         def rewrite() -> None:
             self._journal.rewrite(self._payloads(retell()), self.log.snapshot().extent, wiper, mark)
 
         try:
             await self._in_writer(rewrite)
-            self._journal_behind = False
+            self._journal_behind, self._marked = False, mark
         except StoreError:
             if wiper is not None:
                 raise
