@@ -402,6 +402,18 @@ def test_all_that_one_author_said_is_erased_and_nothing_else(
     assert "There is nothing to erase." in daemon.run("erase", "--author", "ann", "--yes").stdout
 
 
+async def test_the_words_of_very_many_chunks_are_not_looked_for_elsewhere_and_that_is_said(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.admin.writes.COMPARED_MAX", 1)
+    await house.chat("ann", LAMP)
+    await house.chat("ann", ROPE)
+    await house.settled()
+    _, told = await house.ask("owner", "/memd/erase", {"author": "ann", "dry_run": True})
+    assert [one["chunks"] for one in told["plans"]] == [2]
+    assert "other chunks with words of it, if there are any: over 1 are not compared" in told["remains"]
+
+
 # What one principal said is changed and taken out by others only with the right to correct, whatever the way in
 
 

@@ -26,6 +26,7 @@ from memd.admin.routing import post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
 from memd.ingest.erasing import (
+    COMPARED_MAX,
     ErasureDone,
     PlannedErasure,
     digests_of,
@@ -439,7 +440,11 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
         texts += texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
-    others = repeating([topic.log.snapshot() for topic in topics], texts, uuids)
+    is_few = len(uuids) <= COMPARED_MAX
+    others = repeating([topic.log.snapshot() for topic in topics], texts, uuids) if is_few else []
+    told += (
+        [] if is_few else [f"other chunks with words of it, if there are any: over {COMPARED_MAX:,} are not compared"]
+    )
     for one in others[:NAMED_MAX]:
         more = f" and {counted(len(one.words) - 1, 'passage')} more of it" if len(one.words) > 1 else " of it"
         told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r}{more}")
