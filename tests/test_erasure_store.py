@@ -26,8 +26,10 @@ from drafts import (
 )
 from effort import steps
 
+from memd.admin.history import log_page
 from memd.entries import Draft, Entry, Erased
 from memd.errors import StoreError
+from memd.principals import OWNER
 from memd.store.disk import Appender, LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText, stub_payload
 from memd.store.layout import TopicLayout
@@ -133,6 +135,10 @@ def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
         with pytest.raises(StoreError, match="erased a moment ago"):
             before.read(hit.place)
         assert before.read_many([hit.place]) == {}
+    events = {one.uuid: one.event for one in log_page([before], OWNER, None, 100).events}
+    assert [events[uuid_of(number).hex()] for number in (3, 4, 11)] == ["erased", "told", "erased"], (
+        "nothing is damaged"
+    )
 
 
 class AppendingDisk(LocalDisk):

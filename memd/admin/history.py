@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import UNSET
 
 from memd.entries import Entry, Erased, Status, digits_of_id, multiplier_of
-from memd.errors import BadQuestion, NotFound, StoreError
+from memd.errors import BadQuestion, ErasedMeanwhile, NotFound, StoreError
 from memd.principals import Principal
 from memd.recall.corrections import STEPS, replacement_of
 from memd.recall.days import day_of
@@ -327,7 +327,7 @@ def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
             topic_id=snapshot.topic_id,
             id=digits[: int(row["public_digits"])],
             uuid=digits,
-            event="damaged",
+            event="erased" if isinstance(error, ErasedMeanwhile) else "damaged",
             reason=str(error),
             content="",
             roles=(),
