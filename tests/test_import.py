@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -119,10 +120,10 @@ def chunk(embedder: Embedder, number: int, uuid: bytes | None = None) -> Draft:
     )
 
 
-@pytest.fixture
-def grown(tmp_path: Path, embedder: Embedder) -> Path:
+@pytest.fixture(scope="module")
+def grown_once(tmp_path_factory: pytest.TempPathFactory, embedder: Embedder) -> Path:
     """A log with two topics: chunks, praise that was taken back and given again, a replaced and an adopted chunk."""
-    folder = tmp_path / "grown"
+    folder = tmp_path_factory.mktemp("grown") / "grown"
     store = opened(folder, embedder)
     bikes, boats = store.topic("bikes"), store.topic("boats")
     first, second, third = bikes.append([chunk(embedder, number) for number in range(3)])
@@ -139,8 +140,14 @@ def grown(tmp_path: Path, embedder: Embedder) -> Path:
 
 
 @pytest.fixture
-def export_file(tmp_path: Path, grown: Path) -> Path:
-    return written(tmp_path / "export.jsonl", exported(grown))
+def grown(tmp_path: Path, grown_once: Path) -> Path:
+    """A copy of it, for the test alone."""
+    return shutil.copytree(grown_once, tmp_path / "grown")
+
+
+@pytest.fixture(scope="module")
+def export_file(grown_once: Path) -> Path:
+    return written(grown_once.parent / "export.jsonl", exported(grown_once))
 
 
 @pytest.fixture(params=[1, 256])
