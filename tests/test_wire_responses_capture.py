@@ -155,6 +155,12 @@ def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     assert RESPONSES.parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
 
 
+def test_an_event_whose_type_is_no_text_says_nothing() -> None:
+    begun = events_of([item("message", "He")], [])[:2]
+    odd = {"type": [], "delta": "Ha"}
+    assert captured(RESPONSES, events_stream(*begun, odd)).reply(True).message is None
+
+
 def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
     output = [item("message", "Hi"), item("function_call", "{}", 1)]
     [*_, conclusion] = events_of(output, [])

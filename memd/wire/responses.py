@@ -292,7 +292,7 @@ class ResponsesCapture(Capture):
         elif kind == "response.output_item.done":
             self._close(self._open(decoded), decoded.item)
         elif isinstance(decoded.delta, str):
-            self._lengthen(decoded)
+            self._lengthen(kind, decoded)
         else:
             self.error = self.error or error_text(decoded.error)
         return kind in CONCLUSIONS
@@ -326,14 +326,14 @@ class ResponsesCapture(Capture):
         self._last = item
         return item
 
-    def _lengthen(self, event: _ResponsesEvent) -> None:
+    def _lengthen(self, kind: str, event: _ResponsesEvent) -> None:
         key = _key(event.output_index, event.item_id)
         item = self._last if key is None else self._items.get(key)
         if item is None or item.done is not None:
             return
-        if event.type in _TEXT_DELTAS:
+        if kind in _TEXT_DELTAS:
             item.text += self._budget.cut(event.delta)
-        elif event.type == "response.refusal.delta":
+        elif kind == "response.refusal.delta":
             item.refusal += self._budget.cut(event.delta)
 
     def _close(self, item: _PartialItem | None, raw: Raw) -> None:
