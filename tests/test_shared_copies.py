@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from archiver_stage import COUNTER, DIMENSION
+from archiver_stage import COUNTER, DIMENSION, Stage, live_entries
 from drafts import draft
 from folder_log import FolderLog
 
 from memd.conversation.events import encode_event
 from memd.conversation.hot_buffer import HotBuffer
+from memd.entries import Erased
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Message
@@ -190,3 +191,27 @@ async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_ack
         assert await topic.make_durable()
 
     assert b"harbour" in await payloads_of(kept)
+
+
+async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(tmp_path: Path) -> None:
+    kept = FolderLog(tmp_path / "log")
+    ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
+    told(topic := await ours.topics.get("team"), "Where is the key?", "The key is in the safe behind the stove, 4711.")
+    await topic.save()
+    [conversation] = topic.buffer.conversations()
+    answers = itertools.chain(["doubt"], itertools.repeat(""))
+    kept.fails = lambda call: next(answers) if call == "append" else ""
+    assert not await ours.archiver.store(topic, conversation, 2), "nobody knows whether it is stored"
+    other = await theirs.topics.get("team")
+    [erased] = live_entries(other)
+    wiper = Wiper(theirs.files)
+    await other.forget(erased.digests, [erased.uuid], wiper)
+    await asyncio.to_thread(other.log.erase, {erased.uuid}, Erased(at=1), wiper)
+
+    while not await ours.archiver.store(topic, conversation, 2):
+        ours.now += 60
+
+    rows = (await asyncio.to_thread(kept.since, "team", {"log": 0, "hot": 0})).rows
+    assert rows and b"4711" not in b"".join(row.data for row in rows)
+    await ours.close()
+    await theirs.close()

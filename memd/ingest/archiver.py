@@ -474,9 +474,11 @@ class Archiver:
             return conversation is None or digest in new()
 
         batch: Batch | None = None
+        log_ = topic.log
 
         def made() -> list[Draft]:
             nonlocal batch
+            _check_same(topic, log_)  # else the parts have what was erased
             batch = topic.cutter.next_batch(parts, is_shown, named, self._encoder.give_way)
             topic.being_stored = frozenset(digest for one in batch.cut for digest in one.digests)
             digests = (*batch.digests,)
@@ -502,9 +504,10 @@ class Archiver:
 
         loop, entries = asyncio.get_running_loop(), list[Entry]()
         for left in reversed(range(MADE_TRIES)):
-            made_at = topic.log.head
+            log_, made_at = topic.log, topic.log.head
             drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, made)
             try:
+                _check_same(topic, log_)
                 entries = await topic.append(drafts, made_at) if drafts else []
                 break
             except MadeAnew:  # another daemon has stored some of the same: it is made anew, without that
@@ -545,6 +548,12 @@ class Archiver:
         if conversation.abandoned and conversation.is_answered:
             return conversation.wanted_end
         return max(departed, compaction.finished_end(conversation))
+
+
+def _check_same(topic: Topic, log_: TopicLog) -> None:
+    """Raise MadeAnew if the topic was read anew meanwhile, as another daemon has erased something in it."""
+    if topic.log is not log_:
+        raise MadeAnew(f"topic {topic.id}: something in it was erased meanwhile; it is looked at anew")
 
 
 def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:

@@ -28,6 +28,7 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
+from memd.store.shared.seam import SharedLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics
@@ -69,7 +70,7 @@ class HashEmbedder(Embedder):
 class Stage:
     """The parts around an archiver; make it within an event loop, and `close` it."""
 
-    def __init__(self, config: Config, files: CrashFiles | None = None) -> None:
+    def __init__(self, config: Config, files: CrashFiles | None = None, kept: SharedLog | None = None) -> None:
         self.files = files or CrashFiles()
         self.config = config
         self.embedder = HashEmbedder()
@@ -88,6 +89,7 @@ class Stage:
                 draft_filter=last_look(self.redactor),
                 files=self.files,
             ),
+            kept=kept,
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER)
