@@ -247,6 +247,19 @@ async def test_each_part_of_a_question_finds_its_own(topic: TopicLog) -> None:
     assert wanted <= set(contents(found))
 
 
+async def test_no_part_of_a_question_takes_the_room_of_another(log: TopicLog, embedder: Embedder) -> None:
+    """Whoever asked the same before, and many calls that are like one part of it, left none for the other part."""
+    asking = "What is the release branch, which value did LIMIT have in src/mod_03.py, and what id did report 2 show?"
+    report = "Step 2.\n[call report 2]\nreport 2: id QX-20077\n" + "\n".join(
+        f"2026-11-{day:02}T12:31 ERROR session.beacon took {day * 37} ms for anchor c{day}97f" for day in range(1, 13)
+    )
+    calls = [f"[call edit src/mod_{one:02}.py] the value of LIMIT in src/mod_{one:02}.py is next" for one in range(60)]
+    texts = [f"Before I go: {asking[0].lower()}{asking[1:]}", report, "The release branch is heron-blue.", *calls]
+    log.append([_draft(embedder, number, text) for number, text in enumerate(texts)])
+    found = contents(await asked(log, asking, None, Budget(300)))
+    assert {report, texts[2]} <= set(found)
+
+
 async def test_what_is_asked_between_the_first_and_the_last_sentence_is_found(topic: TopicLog) -> None:
     assert TALK[2] in contents(await asked(topic, "Go on as before. Name who paints the boat house. Noted in ZX_81."))
 

@@ -206,7 +206,7 @@ class Field:
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
         shares = self._shares(settings, lexical, near) * speaking
         second = 0.0 if _is_plain(settings) else SECOND_SHARE
-        return Scores(shares, self.raw * speaking, self.multiplier, second, is_silent=is_silent)
+        return Scores(shares, self.raw * speaking, self.multiplier, self._weights, second, is_silent=is_silent)
 
     @cached_property
     def _near(self) -> Floats:
@@ -363,12 +363,15 @@ class Field:
 class Scores:
     """The best score of each chunk over the parts of a question, and what it is made of."""
 
-    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, second: float, *, is_silent: bool) -> None:
+    def __init__(
+        self, shares: Floats, cosines: Floats, multiplier: Floats, weights: Floats, second: float, *, is_silent: bool
+    ) -> None:
         """
         Args:
             shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
             cosines: (m, p).
             multiplier: of corrections, (m,).
+            weights: of the parts, (p,).
             second: what the part counts that a chunk answers second best, beside the best.
             is_silent: nothing stored is about any part.
         """
@@ -376,13 +379,15 @@ class Scores:
         relevance = np.maximum(shares.sum(axis=0), 0)
         rows, order = np.arange(len(multiplier)), (-relevance).argsort(axis=1)
         part = order[:, 0]
-        answering = shares[:, rows, part]
+        answering, scored = shares[:, rows, part], relevance * multiplier[:, None]
+        self._weights, self._of_parts = weights, scored
         if relevance.shape[1] > 1:
-            answering += second * shares[:, rows, order[:, 1]]
+            other = order[:, 1]
+            answering += second * shares[:, rows, other]
+            self._of_parts = scored + second * np.minimum(scored, scored[rows, other, None])
         self._parts = answering, cosines[rows, part]
         self.score: Floats = np.maximum(answering.sum(axis=0), 0) * multiplier
         """With the multiplier, before echoes and times."""
-        scored = relevance * multiplier[:, None]
         best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
         self._share: Floats = (scored / np.maximum(best, 1e-9)).max(axis=1, initial=0)
         """The score over that of the part's best: the largest share over the parts."""
@@ -396,6 +401,7 @@ class Scores:
         self._factor[1, then] = factor
         if is_alone:
             self.score[then] = np.maximum(self.score[then], self.score.max(initial=0.0))
+            self._of_parts[then] = np.maximum(self._of_parts[then], self._of_parts.max(initial=0.0))
             self.is_silent = self.is_silent and not then.any()
         self.score[then] *= factor
         self._share[then] = 1.0
@@ -440,14 +446,27 @@ class Scores:
         self.score[own] *= OWN_WORDS_SHARE
 
     def order(self, field: Field, *, everything: bool) -> Rows:
-        """The best chunks in the order in which they are to fill the budget: a shorter one of two that are as good goes
-        first, and one that is nearly the same as a better one waits until all others are in. With `everything` also
-        those that nothing speaks for."""
+        """The best chunks in the order in which they are to fill the budget: the parts take turns, a shorter one of two
+        that are as good goes first, and one that is nearly the same as a better one waits until all others are in. With
+        `everything` also those that nothing speaks for."""
         rows = _best(np.where(field.counts, self.score + 1e-9, 0) if everything else self.score, LISTED)
-        rows = rows[np.argsort(-self.score[rows] / field.tokens[rows] ** LENGTH_POWER, kind="stable")]
+        length = field.tokens[rows] ** LENGTH_POWER
+        best_first = np.argsort(-self.score[rows] / length, kind="stable")
+        rows, length = rows[best_first], length[best_first]
+        rows = rows[self._turns(rows, length).argsort(kind="stable")]
         waits = np.zeros(len(rows), np.bool_)
         waits[:COMPARED] = field.alike(rows[:COMPARED])
         return np.concatenate([rows[~waits], rows[waits]])
+
+    def _turns(self, rows: Rows, length: Floats) -> Floats:
+        """The turn of each chunk: its place among the best for a part, where that is first, by the part's weight.
+
+        A chunk that has words of every part, as what was asked before has, is the best for each of them; and what many
+        chunks say of one part is scored above the only chunk that tells the other.
+        """
+        scored = self._of_parts[rows] * (self._factor[:, rows].prod(axis=0) / length)[:, None]
+        places = (-scored).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable") + 1
+        return np.asarray(np.where(scored > 0, places / self._weights, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
