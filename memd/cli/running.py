@@ -225,9 +225,10 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     """
     from memd.ingest.redaction.redactor import Redactor  # with the daemon it takes a second
 
+    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
     listen = ListenSettings(host="127.0.0.1", port=0)
     auth = msgspec.structs.replace(config.auth, token="")  # a command's own may be anybody's
-    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), auth=auth)
+    config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), auth=auth, ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     from memd.daemon.app import running

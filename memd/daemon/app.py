@@ -201,14 +201,12 @@ async def running(
         rest = addresses_of(config, listeners), watch, auditor, backup
         daemon = await make_parts(stack, config, store, embedder, counter, redactor, *rest, is_awaited=bool(command))
         await daemon.upstream.refresh(wait=True)
-        async with _listening(daemon, listeners, tls, command):
+        async with _listening(daemon, listeners, tls):
             yield daemon
 
 
 @asynccontextmanager
-async def _listening(
-    daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None, command: str
-) -> AsyncIterator[None]:
+async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
@@ -232,8 +230,7 @@ async def _listening(
     built = [runner.server for runner in runners if runner.server is not None]
     served = list(zip(built, (listeners.model, listeners.own), strict=True))
     house = await listen(served, config.limits, tls)
-    if not command:  # which has them looked at if it is for that
-        tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
+    tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.local_url}
     telling = None

@@ -297,6 +297,9 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Countries (ISO 3166, two letters) whose phone numbers need no country code and whose ids need no name beside."""
     redact_words: Annotated[tuple[ListedWord, ...], Meta(max_length=10_000)] = ()
     """Words and phrases, replaced too, wherever they stand as whole words; case and accents do not count."""
+    reindex_seconds: Seconds = 300.0
+    """How often `sources` are looked at again, besides when the file system tells of a change; 0: neither, only when
+    somebody asks (`memd index`)."""
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,8 +37,7 @@ TOLD_MAX = 100
 """Problems of one source that are told one by one."""
 RETRY_SECONDS = 30.0
 """After a look that failed on memd's side: the model, the disk."""
-INTERVAL_SECONDS = 300.0
-"""Over a network no file system tells of changes; 10,000 files that have not changed take 0.2 s."""
+INTERVAL_SECONDS_MIN = 1.0
 DEBOUNCE_MS, STEP_MS = 400, 100
 """Changes are gathered until none has come for a step, for the first time at most."""
 ROOTS_SECONDS = 5.0
@@ -144,6 +143,7 @@ class SourceWatch:
         events: Events,
     ) -> None:
         self._sources = [_WatchedSource(one, config.data_dir.resolve()) for one in config.sources]
+        self._interval_seconds = config.ingest.reindex_seconds
         self._topics, self._taker, self._tasks, self._events = topics, taker, tasks, events
         self._thread = background_thread("memd-sources")
         self._turn = priority.for_background()
@@ -173,13 +173,13 @@ class SourceWatch:
 
     async def tend(self) -> None:
         """Look at them at the start, when something changes and now and then, until cancelled."""
-        if not self._sources:
+        if not self._sources or not self._interval_seconds:
             return
         watching = self._tasks.spawn(self._watch(), "watching sources")
         try:
             while True:
                 self.ask()
-                await asyncio.sleep(INTERVAL_SECONDS)
+                await asyncio.sleep(max(INTERVAL_SECONDS_MIN, self._interval_seconds))
         finally:
             watching.cancel()
 
