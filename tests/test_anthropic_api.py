@@ -219,21 +219,3 @@ def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> N
     for answer, kind in zip(answers, kinds, strict=True):
         assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind)
         assert answer.json["error"]["message"].startswith("memd: ")
-
-
-def test_a_block_of_its_own_that_this_api_does_not_know_is_merged_and_offered_once(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    def answered(request: Request) -> Response:
-        if "[memory]" in request.body.decode():
-            return Response((b'{"error": {"message": "Jinja Exception"}}',), status=500)
-        return anthropic_answer(request)
-
-    upstream.answer = answered
-    daemon = make_daemon(upstream.url).start()
-    assert send(daemon.base_url, [user(FACT)]).status == 200
-    daemon.wait_stored(FACT)
-    answer = send(daemon.base_url, [user(QUESTION)])
-    assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:template")
-    sent = [json.loads(one.body)["messages"] for one in upstream.requests if one.target == "/v1/messages"][1:]
-    assert [("[memory]" in str(messages), len(messages)) for messages in sent] == [(True, 1), (False, 1)]

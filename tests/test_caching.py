@@ -19,8 +19,3 @@ def test_what_is_held_is_what_was_kept_last_and_never_more_than_the_bound(kept: 
         assert cache.use([key, -1]) == [cache.get(key), None]
         assert cache.get(key) == key
         assert cache.bytes_held == sum(size for one, size in sizes.items() if cache.get(one) is not None) <= 100
-
-
-def _text(number: int) -> str:
-    words = (f"word{(number * 31 + place * place) % 997}" for place in range(120))
-    return " ".join(f"{word}." if place % 8 == 7 else word for place, word in enumerate(words))

@@ -173,3 +173,19 @@ def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
     with pytest.raises(EmbeddingError, match=r"set embedding\.model to 'bundled'"):
         load_embedder(EmbeddingSettings(model="BAAI/bge-small-en-v1.5"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("module", ["memd.embedding", "memd.embedding.loading", "memd.embedding.encoder"])
+def test_importing_an_embedding_module_does_not_load_the_model_library(module: str) -> None:
+    loaded = "any(name in sys.modules for name in ('fastembed', 'onnxruntime'))"
+    code = f"import sys, {module}; sys.exit({loaded})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.process
+def test_the_bundled_model_is_run_without_the_library_that_fetches_others() -> None:
+    code = "import sys, memd.embedding.loading as l, memd.settings.model as m; "
+    code += "l.load_embedder(m.EmbeddingSettings())"
+    ended = subprocess.run([sys.executable, "-c", f"{code}; sys.exit('fastembed' in sys.modules)"], check=False)
+    assert ended.returncode == 0, "it takes a third of the daemon's start to import"

@@ -126,15 +126,9 @@ def asked(question: str, instructions: str = "You are a helpful assistant.", api
     return SIDE_REQUESTS.includes(api.parse(json.dumps(body).encode()))
 
 
-@pytest.mark.parametrize("prompt", ASKED.values(), ids=ASKED)
-def test_a_request_is_known_by_its_last_user_message(prompt: str) -> None:
-    assert asked(prompt)
-
-
-@pytest.mark.parametrize("api", [CHAT, RESPONSES, ANTHROPIC], ids=lambda api: api.name)
-@pytest.mark.parametrize("prompt", INSTRUCTED.values(), ids=INSTRUCTED)
-def test_a_request_is_known_by_its_system_prompt(prompt: str, api: Api) -> None:
-    assert asked("Where does the key hang?", prompt, api)
+@pytest.mark.parametrize("api", [RESPONSES, ANTHROPIC], ids=lambda api: api.name)
+def test_a_request_is_known_by_its_system_prompt_in_each_api(api: Api) -> None:
+    assert [name for name, prompt in INSTRUCTED.items() if not asked("Where does the key hang?", prompt, api)] == []
 
 
 @pytest.mark.parametrize("question", REAL_QUESTIONS)

@@ -10,7 +10,7 @@ from chat_templates import TEMPLATES
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, user
 from llama_server import running_llama
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import RecordingUpstream
 from tiny_model import CHATML_TEMPLATE, write_scripted_model
 
 from memd.messages import without_memory_blocks
@@ -51,23 +51,6 @@ def test_memory_is_seen_whatever_roles_a_template_takes(
 ) -> None:
     answer = _recalled(tmp_path, make_daemon, template, system)
     assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
-
-
-def test_a_server_that_refuses_memory_is_offered_the_prompt_without(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    def answered(request: Request) -> Response:
-        if "[memory]" in request.body.decode():
-            return Response((b'{"error": {"message": "Jinja Exception"}}',), status=500)
-        return chat_answer(request)
-
-    upstream.answer = answered
-    daemon = make_daemon(upstream.url).start()
-    daemon.chat([user("The deploy key lives in the drawer of desk nine.")])
-    before = len(upstream.chats)
-    answer = daemon.chat([user("Where does the deploy key live?")])
-    assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "degraded:template")
-    assert ["[memory]" in prompt for prompt in upstream.prompts[before:]] == [True, False]
 
 
 def test_where_memory_is_refused_altogether_the_answer_comes_without_it_and_says_so(
