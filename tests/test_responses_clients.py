@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import openai_responses
 import pytest
-from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
+from conftest import REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
 from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
+from test_chat_clients import FACT, QUESTION, RESULTS, Python
 from typescript_client import TypeScriptClient
 
 if TYPE_CHECKING:
     from openai.types.responses import Response
 
-FACT = "The release word for the lighthouse lamp is cinnamon-42."
-QUESTION = "What is the release word for the lighthouse lamp?"
 TOOLS: list[Any] = [openai_responses.TOOL]
-RESULTS = ["Line 1.", "Line 2.", f"Line 3. {ANSWERED_MARKER}"]
 OTHER_RESULTS = [result.replace("Line", "Row") for result in RESULTS]  # the same ones, said again, are stored again
 ON_LLAMA = [("responses.ts", "create"), ("responses.ts", "stream"), ("ai_sdk.ts", "create")]
 ON_OPENAI = [*ON_LLAMA, ("responses.ts", "helper"), ("ai_sdk.ts", "stream")]
@@ -109,36 +107,23 @@ def test_a_typescript_client_s_tool_loop_comes_to_its_end_on_llama(
     assert [step["reply"] for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
 
 
-class Python:
-    """The official client in Python, asked in one of three ways."""
-
-    def __init__(self, daemon: DaemonProcess, how: str) -> None:
-        from openai import OpenAI  # here, for it takes seconds
-
-        self.client = OpenAI(base_url=f"{daemon.base_url}/v1", api_key="not needed", max_retries=0)
-        self.how = how
-        self.memory_out: list[Any] = []
-
-    def __enter__(self) -> Python:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
+class Responses(Python):
+    """The official client's responses."""
 
     def respond(self, given: Any, **more: Any) -> Response:
         params: dict[str, Any] = {"model": "tiny", "input": given, **more}
         if self.how == "create":
             response: Response = self.client.responses.create(**params)
-            self._note(response)
+            self.note(response)
             return response
         if self.how == "stream":
             for event in self.client.responses.create(**params, stream=True):
-                self._note(event)
+                self.note(event)
             assert event.type == "response.completed"
             return event.response  # type: ignore[no-any-return]  # the parameters are not typed, so neither is this
         with self.client.responses.stream(**params) as stream:
             for event in stream:
-                self._note(event)
+                self.note(event)
             return stream.get_final_response()
 
     def loop(self, question: str, told: Sequence[str] = RESULTS, **more: Any) -> Iterator[Response]:
@@ -155,18 +140,13 @@ class Python:
                 output = {"type": "function_call_output", "call_id": call.call_id, "output": next(results)}
                 given.append(output)
 
-    def _note(self, answered: Any) -> None:
-        out = (answered.model_extra or {}).get("memory_out")
-        if out is not None:
-            self.memory_out.append(out)
-
 
 MEMORY: dict[str, Any] = {"extra_body": {"memory_in": {"topic_id": "lighthouse"}}}
 
 
 @pytest.mark.parametrize("how", ["create", "stream"])
 def test_the_python_client_on_llama_is_remembered(daemon: DaemonProcess, how: str) -> None:
-    with Python(daemon, how) as client:
+    with Responses(daemon, how) as client:
         assert client.respond(FACT, **MEMORY).output_text == "".join(REPLY)
         assert client.respond(QUESTION, **MEMORY).output_text == "".join(REPLY_WITH_MEMORY)
     assert [len(out["injected_chunks"]) for out in client.memory_out] == [0, 1]
@@ -174,7 +154,7 @@ def test_the_python_client_on_llama_is_remembered(daemon: DaemonProcess, how: st
 
 @pytest.mark.parametrize("how", ["create", "stream", "helper"])
 def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProcess, how: str) -> None:
-    with Python(conforming, how) as client:
+    with Responses(conforming, how) as client:
         list(client.loop(FACT, **MEMORY))
         client.memory_out.clear()
         steps = list(client.loop(QUESTION, OTHER_RESULTS, **MEMORY))
@@ -193,6 +173,6 @@ def test_the_python_client_s_tool_loop_keeps_its_memory(conforming: DaemonProces
 def test_the_python_client_s_tool_loop_comes_to_its_end_on_llama(
     make_daemon: MakeDaemon, calling_llama: str, how: str
 ) -> None:
-    with Python(make_daemon(calling_llama).start(), how) as client:
+    with Responses(make_daemon(calling_llama).start(), how) as client:
         steps = list(client.loop(QUESTION))
     assert [step.output_text for step in steps] == ["", "", "", "".join(REPLY_AFTER_CALLS)]
