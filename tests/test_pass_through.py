@@ -47,17 +47,17 @@ UNREADABLE = [
     ],
 )
 def test_other_routes_pass_byte_for_byte_both_ways(
-    served: DaemonProcess, upstream: RecordingUpstream, method: str, target: str, body: bytes | None
+    kept_daemon: DaemonProcess, kept_upstream: RecordingUpstream, method: str, target: str, body: bytes | None
 ) -> None:
     said_back = b"\x89 odd \xff bytes \r\n\r\n" * 1000
     headers = (("Content-Type", "x/y; z=1"), ("X-Twice", "a"), ("X-Twice", "b"))
-    upstream.answer = lambda _: Response((said_back,), 418, headers)
-    connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
+    kept_upstream.answer = lambda _: Response((said_back,), 418, headers)
+    connection = http.client.HTTPConnection(urlsplit(kept_daemon.base_url).netloc, timeout=120)
     connection.request(method, target, body, {"Authorization": "Bearer k", "X-Own": "Ünï".encode()})
     answer = connection.getresponse()
     received = answer.read()
     connection.close()
-    seen = upstream.requests[-1]
+    seen = kept_upstream.requests[-1]
     assert (seen.method, seen.target, seen.body) == (method, target, body or b"")
     assert seen.header("Authorization") == "Bearer k"
     assert (seen.header("X-Own") or "").encode("latin-1") == "Ünï".encode()
@@ -81,44 +81,44 @@ def test_a_client_that_adds_v1_to_a_base_url_that_has_it_is_answered_as_if_once(
 
 
 def test_a_body_that_is_no_chat_request_reaches_the_upstream_untouched(
-    served: DaemonProcess, upstream: RecordingUpstream
+    in_topic: DaemonProcess, kept_upstream: RecordingUpstream
 ) -> None:
-    upstream.answer = lambda _: Response((b'{"error": "mine"}',), 400)
+    kept_upstream.answer = lambda _: Response((b'{"error": "mine"}',), 400)
     for body in UNREADABLE:
-        answer = ask(f"{served.base_url}/v1/chat/completions", body)
-        assert upstream.chats[-1].body == body
+        answer = ask(f"{in_topic.base_url}/v1/chat/completions", body)
+        assert kept_upstream.chats[-1].body == body
         assert (answer.status, answer.body) == (400, b'{"error": "mine"}')
 
 
 def test_a_client_that_knows_nothing_of_memd_gets_the_upstream_s_bytes(
-    served: DaemonProcess, upstream: RecordingUpstream
+    in_topic: DaemonProcess, kept_upstream: RecordingUpstream
 ) -> None:
-    served.chat([user(FACT)])
+    in_topic.chat([user(FACT)])
     odd = b'{ "choices":[{"message":{"role":"assistant","content":"ok"},"index":0 ,"finish_reason":"stop"}] }\n'
-    upstream.answer = lambda _: Response((odd,))
-    answer = served.chat([user(QUESTION)])
+    kept_upstream.answer = lambda _: Response((odd,))
+    answer = in_topic.chat([user(QUESTION)])
     assert answer.headers["X-Memory-Status"] == "injected"
     assert answer.body == odd
 
 
-def test_mode_off_is_pure_pass_through(served: DaemonProcess, upstream: RecordingUpstream) -> None:
-    served.chat([user(FACT)])
-    answer = ask(f"{served.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
-    assert upstream.chats[-1].body == ODD_JSON
+def test_mode_off_is_pure_pass_through(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
+    in_topic.chat([user(FACT)])
+    answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
+    assert kept_upstream.chats[-1].body == ODD_JSON
     assert answer.headers["X-Memory-Mode"] == "off"
     assert answer.headers["X-Memory-Status"] == "off"
-    served.chat([user(QUESTION)])
-    assert "h\u00e9llo" not in json.dumps(served.export(), ensure_ascii=False)
+    in_topic.chat([user(QUESTION)])
+    assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
 
 
-def test_a_mistyped_mode_stores_nothing_and_says_so(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_mistyped_mode_stores_nothing_and_says_so(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
     for mode in ("of", "read-only", "none", "full, off", "0"):
-        answer = ask(f"{served.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
-        assert upstream.chats[-1].body == ODD_JSON
+        answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
+        assert kept_upstream.chats[-1].body == ODD_JSON
         assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", "bad-mode"), mode
-        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in served.log.read_text()
-    assert served.chat([user(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
-    assert "h\u00e9llo" not in json.dumps(served.export(), ensure_ascii=False)
+        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in in_topic.log.read_text()
+    assert in_topic.chat([user(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
+    assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
 
 
 def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess, upstream: RecordingUpstream) -> None:
@@ -138,16 +138,16 @@ def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess,
     assert {"type": "correction_failed", "chunk_id": before[0]["id"]} in refused.json["memory_out"]["signals"]
 
 
-def test_a_bad_memory_in_never_fails_the_request(served: DaemonProcess, upstream: RecordingUpstream) -> None:
-    served.chat([user(FACT)])
+def test_a_bad_memory_in_never_fails_the_request(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
+    in_topic.chat([user(FACT)])
     for memory_in in BAD_MEMORY_IN:
-        answer = served.chat([user(QUESTION)], metadata={"memory_in": memory_in, "mine": "kept"})
+        answer = in_topic.chat([user(QUESTION)], metadata={"memory_in": memory_in, "mine": "kept"})
         assert answer.reply == "Noted."
         assert answer.headers["X-Memory-Status"] == "bad-memory-in", memory_in
-        forwarded = json.loads(upstream.chats[-1].body)
+        forwarded = json.loads(kept_upstream.chats[-1].body)
         assert forwarded["metadata"] == {"mine": "kept"}
-        assert "[mem:" not in upstream.prompts[-1]
-    assert "memory_in" in served.log.read_text()
+        assert "[mem:" not in kept_upstream.prompts[-1]
+    assert "memory_in" in in_topic.log.read_text()
 
 
 def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProcess) -> None:
