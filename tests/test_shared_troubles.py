@@ -159,6 +159,21 @@ def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
     assert "\n".join(pair.stored("slow")).count("brass") == 1
 
 
+def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay: LosingRelay) -> None:
+    topics = [f"many-{number}" for number in range(16)]
+    for topic in topics:
+        assert status(pair, 0, topic, "Where is it?") != "degraded:store"
+    asked = f"{pair.daemons[0].own_url}/memd/search?q=it&" + "&".join(f"topic={topic}" for topic in topics)
+    relay.delay_seconds = 0.4
+    try:
+        began = time.monotonic()
+        assert ask(asked).status == 200
+        took = time.monotonic() - began
+    finally:
+        relay.delay_seconds = 0.0
+    assert took < 0.4 * len(topics) / 2
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: LosingRelay, times: int) -> None:
     topic = f"doubt-{times}"

@@ -113,9 +113,9 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
             wanted = [name for name in there if any(who.may(right, name) for right in rights)]
-        found = []
+        found, inquiry = [], self.topics.ask(wanted)
         for name in wanted:
-            if (topic := await self.topics.existing(name)) is None:
+            if (topic := await self.topics.existing(name, inquiry)) is None:
                 raise BadQuestion(no_topic(name))
             found.append(topic)
         with contextlib.ExitStack() as held:
