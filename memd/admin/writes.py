@@ -446,8 +446,8 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
         [] if is_few else [f"other chunks with words of it, if there are any: over {COMPARED_MAX:,} are not compared"]
     )
     for one in others[:NAMED_MAX]:
-        more = f" and {counted(len(one.words) - 1, 'passage')} more of it" if len(one.words) > 1 else " of it"
-        told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r}{more}")
+        more = f" and {counted(len(one.words) - 1, 'passage')} more" if len(one.words) > 1 else ""
+        told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r} too{more}")
     if len(others) > NAMED_MAX:
         told.append(f"{counted(len(others) - NAMED_MAX, 'chunk')} more that have words of it stay")
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))

@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import msgspec
@@ -145,7 +145,7 @@ def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collecti
         for entry in _entries_with(snapshot, status=0):
             if entry.uuid not in but and (words := overlap.shared(entry.content)):
                 found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
-    return sorted(found.values(), key=lambda one: len(one.words), reverse=True)
+    return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
 
 
 def written_by(snapshot: Snapshot, author: str) -> set[bytes]:
@@ -214,10 +214,13 @@ class Overlap:
         self._sizes = {len(run) for run in self._runs}
 
     def shared(self, text: str) -> list[str]:
-        """Those of the runs and of the short texts that `text` has, each once."""
-        words = _WORDS.findall(text.lower())
-        runs = dict.fromkeys(run for size in self._sizes for run in _runs(words, size) if run in self._runs)
-        return [" ".join(run) for run in runs]
+        """The passages of `text` that are made of the runs and of the short texts, the longest first."""
+        words, theirs = _WORDS.findall(text.lower()), set[int]()
+        for size in self._sizes:
+            for at, run in enumerate(_runs(words, size)):
+                theirs |= {*range(at, at + size)} if run in self._runs else set()
+        passages = groupby(range(len(words)), lambda at: at in theirs)
+        return sorted((" ".join(words[at] for at in some) for has, some in passages if has), key=len, reverse=True)
 
 
 def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
