@@ -198,11 +198,10 @@ class PostgresLog:
         """See SharedLog."""
         names = list(topic_ids)
         found = self._called(lambda connection: connection.execute(_ENDS, [names], binary=True).fetchall())
-        told = {name: [row[1:] for row in found if row[0] == name] for name in names}
-        return {
-            name: News(generation=rows[0][2] if rows else 0, heads={stream: head for stream, head, _ in rows})
-            for name, rows in told.items()
-        }
+        generations, heads = dict[str, int](), {name: dict[Stream, int]() for name in names}
+        for name, stream, head, generation in found:
+            generations[name], heads[name][stream] = generation, head
+        return {name: News(generation=generations.get(name, 0), heads=heads[name]) for name in names}
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
         """See SharedLog. Raises CorruptFile: a row is not as it was sealed."""
