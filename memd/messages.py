@@ -128,6 +128,8 @@ class Block(msgspec.Struct, frozen=True):
     chunks: tuple[BlockChunk, ...] = ()
     reader: str | UnsetType = UNSET
     """The principal in whose prompt it stands (`Principal.author`); UNSET: the owner."""
+    is_short: bool | UnsetType = UNSET
+    """More was worth showing, and what the model had not read yet took the room for it."""
 
 
 NO_BLOCK = Block(text="", tokens=0)

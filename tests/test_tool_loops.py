@@ -193,3 +193,20 @@ def test_the_ids_in_the_lines_are_those_under_which_it_is_stored(played: Played)
         lambda: wanted <= {entry["id"] for entry in daemon.export()},
         lambda: f"not in the log: {wanted - {entry['id'] for entry in daemon.export()}}",
     )
+
+
+def test_a_block_that_had_little_room_beside_a_long_result_is_made_anew_when_that_is_a_line(
+    make_daemon: MakeDaemon,
+) -> None:
+    with recording_upstream(window=4096) as recorded:
+        daemon = make_daemon(recorded.url, UNHURRIED).start()
+        history = [{"role": "user", "content": TASK}]
+        for number in range(6):
+            history += step(number, log_of(number))
+        history += step(6, "\n".join(f"row {row}: {row * row} bytes" for row in range(335)))
+        blocks = []
+        for number in range(7, 9):
+            assert daemon.chat(history).status == 200
+            blocks.append(json.loads(recorded.prompts[-1])[0]["content"])
+            history += step(number, log_of(number))
+        assert 0 < len(blocks[0]) - len(TASK) < 0.6 * (len(blocks[1]) - len(TASK)), blocks

@@ -339,7 +339,7 @@ class Archiver:
         """Take what is durable out of the prompt.
 
         A turn recalls anew where its prompt is read from its beginning anyway, and when it gives way for the first
-        time; where more results become lines its block stays, if it shows anything.
+        time; where more results become lines its block stays, if it had room to show anything.
         """
         settled, opened = conversation.settled, conversation.last_user_position()
         is_moved = bool(chosen.gone) or chosen.left_out > conversation.left_out
@@ -350,7 +350,7 @@ class Archiver:
         if opened is not None and (compaction.finished_end(conversation) <= opened or chosen.takes_behind(opened)):
             digest = conversation.messages[opened].digest
             block = conversation.blocks.get(digest)
-            if is_moved or is_first or block is None or not block.chunks:
+            if is_moved or is_first or block is None or not block.chunks or block.is_short is True:
                 topic.buffer.remove_blocks(conversation, [digest])
         if conversation.settled > settled:
             self._tasks.spawn(topic.rewrite_journal(), "journal")

@@ -157,6 +157,8 @@ class Memory:
         except MemdError as error:
             log.error("recall failed, the request goes on without memory", extra=received.log_fields(error))
             return msgspec.structs.replace(asked, trouble=degraded(error))
+        if room.is_short and placed.chunks and recalled.fill_ratio > 1:
+            placed = msgspec.structs.replace(placed, is_short=True)
         if received.is_traced:
             received.topic.buffer.record(Placed(prompt.conversation.id, turn, placed))
         else:

@@ -29,6 +29,9 @@ BLOCK_SHARE = 8
 compaction moves the prompt (bench/NOTES.md)."""
 THREE_CHUNKS_TOKENS, THREE_CHUNKS_SHARE = 896, 3
 """But room for three chunks of the longest kind, in raw tokens, as far as a third has it."""
+SHORT_SHARE = 2 / 3
+"""A block with less of that is recalled anew when results have become lines: beside a long one that the model had not
+read an agent's turn kept a quarter of a block, and missed what it needed."""
 COUNT_MARGIN = 1.15
 """If what is only estimated, so much larger, would exceed the threshold, the upstream counts the prompt (50 ms for
 6,000 tokens with llama.cpp on 2 cores)."""
@@ -48,6 +51,8 @@ class PromptRoom(msgspec.Struct, frozen=True):
     """The most that this turn's block may take; 0 if there is no room for it."""
     fits: bool
     """False: no more may leave, and there is no room for memory."""
+    is_short: bool
+    """The block has less than `SHORT_SHARE` of what it may take beside less: what is not read yet may not leave."""
 
 
 class RoomMaker:
@@ -94,11 +99,11 @@ class RoomMaker:
             used = await self._used_tokens(received, limits, limits.room)
         self._left_out[conversation] = conversation.left_out
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
-        block = min(limits.injection, free)
+        most = limits.injection
         if conversation.left_out_count() or conversation.lines:
             three = self._counter.drift.drifted(received.request.model, THREE_CHUNKS_TOKENS)
-            block = min(block, max(limits.room // BLOCK_SHARE, min(three, limits.room // THREE_CHUNKS_SHARE)))
-        return PromptRoom(limits, max(0, block), fits or free >= 0)
+            most = min(most, max(limits.room // BLOCK_SHARE, min(three, limits.room // THREE_CHUNKS_SHARE)))
+        return PromptRoom(limits, max(0, min(most, free)), fits or free >= 0, free < SHORT_SHARE * most)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
         """Learn from the upstream's refusal of the prompt as it is now; then room can be made again.
