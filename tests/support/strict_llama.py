@@ -99,7 +99,8 @@ class StrictLlama:
         if refused:
             error = {"code": 400, "message": f"Jinja Exception: {bad[0]}", "type": "invalid_request_error"}
             return _json({"error": error}, 400)
-        usage = {"prompt_tokens": tokens, "completion_tokens": tokens_of((_rendered(reply),))}
+        replied = tokens_of((_rendered(reply),))
+        usage = {"prompt_tokens": tokens, "completion_tokens": replied, "total_tokens": tokens + replied}
         if path.endswith("/v1/messages"):
             return _json(_anthropic_answer(reply, usage))
         return _streamed(reply, usage) if body.get("stream") else _json(_completion(reply, usage))
