@@ -130,7 +130,7 @@ async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: S
 
 
 async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP, *FERRY, now=stage.wall)
+    conversation = talk(topic.buffer, *LAMP, *FERRY, now=stage.now)
     assert await stage.archiver.compact(topic, conversation)
     assert (conversation.left_out, conversation.stored) == (2, 0)
     await stage.tasks.finish(60)

@@ -354,7 +354,7 @@ async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_store
     topic.unstored().chunks()
     assert conversation is not answered and answered.abandoned
     if first == "what the client left alone":
-        stage.wall += 2
+        stage.now += 2
         await stage.archiver.tend_topic(topic)
         assert live_entries(topic)
     for one in (conversation, answered) if first == "the client's" else (answered, conversation):
@@ -469,12 +469,12 @@ async def test_a_correction_of_a_pending_chunk_that_cannot_be_stored_loses_nothi
 
 
 async def test_turns_are_stored_a_moment_after_their_reply_and_not_before(topic: Topic, stage: Stage) -> None:
-    now = stage.wall
+    now = stage.now
     talk(topic.buffer, *LAMP, now=now)
     receive(topic.buffer, *LAMP, FERRY[0], now=now)
     await stage.archiver.tend_topic(topic)
     assert live_entries(topic) == []
-    stage.wall += 2
+    stage.now += 2
     await stage.archiver.tend_topic(topic)
     assert ["lamp" in one.content for one in live_entries(topic)] == [True], "the open turn waits for its answer"
 
@@ -484,7 +484,7 @@ async def played(files: CrashFiles) -> tuple[Stage, Topic, Conversation]:
     stage = Stage(Config(buffer=BufferSettings(store_after_seconds=0, idle_seconds=0)), files)
     try:
         topic = await stage.topics.get("talk")
-        conversation = talk(topic.buffer, *LAMP, *FERRY, *MAIL, now=stage.wall - 5)
+        conversation = talk(topic.buffer, *LAMP, *FERRY, *MAIL, now=stage.now - 5)
         await stage.archiver.compact(topic, conversation)
         await stage.tasks.finish(60)
         stage.now += 10

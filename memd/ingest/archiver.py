@@ -83,10 +83,9 @@ class Archiver:
         metrics: Metrics,
         events: Events,
         *,
-        clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = steady_now,
     ) -> None:
-        """`clock`: seconds, for the pauses between attempts that fail; `now`: seconds by which the buffer is dated."""
+        """`now`: seconds, by which the buffer is dated and attempts that fail are tried again."""
         self._now = now
         self._config = config
         self._redactor = redactor
@@ -102,7 +101,7 @@ class Archiver:
             lambda: StoreError("memd ends; what was being cut is in the journal")
         )  # of that thread: a book takes a minute
         self._jobs = Jobs(tasks)
-        self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, clock)
+        self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, now)
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
 
     def close(self) -> None:

@@ -79,8 +79,7 @@ class Stage:
         self.metrics = Metrics()
         self.tasks = Tasks(self.metrics)
         self.events = Events()
-        self.now = 0.0
-        self.wall = time.time()
+        self.now = time.time()
         self.store = Store(
             DATA_DIR,
             StoreShared(
@@ -103,8 +102,7 @@ class Stage:
             self.redactor,
             self.metrics,
             self.events,
-            clock=lambda: self.now,
-            now=lambda: self.wall,
+            now=lambda: self.now,
         )
         cutter = Cutter(config.chunking, COUNTER, self.redactor)
         self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
