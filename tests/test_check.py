@@ -290,7 +290,8 @@ def test_a_wrong_setting_is_named_with_its_line_and_exit_code_1(place: Place) ->
     assert set(failures) == {"settings", "the rest"}
 
 
-def test_a_port_that_something_else_uses_is_named(tmp_path: Path, llama: str) -> None:
+def test_a_port_that_something_else_uses_is_named(tmp_path: Path, llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.cli.running.GLANCE_SECONDS_MAX", 0.2)  # it takes the question, and never answers
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = Place(tmp_path, {"upstream": {"url": llama}, "listen": {"port": port}}).failures()

@@ -186,22 +186,20 @@ def test_a_connection_at_work_is_not_closed_for_another(
 # -- bodies ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [CHAT, b"/v1/embeddings"])
-def test_a_body_that_trickles_ends_its_connection(
-    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
-) -> None:
+def test_a_body_that_trickles_ends_its_connection(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
     raw.script = lambda peer: peer.send(peer.read_body())
-    client = connect(memd.base_url)
-    client.send(request(b"POST", path, SHOWN, b"Content-Length: 100000") + b"{")
-    sent = threading.Event()
-    feeding = threading.Thread(target=lambda: feed(client, sent))
-    feeding.start()
+    clients, sent = [connect(memd.base_url) for _ in range(2)], threading.Event()
+    feeding = [threading.Thread(target=feed, args=(client, sent)) for client in clients]
+    for client, path, thread in zip(clients, (CHAT, b"/v1/embeddings"), feeding, strict=True):
+        client.send(request(b"POST", path, SHOWN, b"Content-Length: 100000") + b"{")
+        thread.start()
     try:
-        assert client.wait_until_closed() < 10 * IDLE_SECONDS
+        assert all(client.wait_until_closed() < 10 * IDLE_SECONDS for client in clients)
     finally:
         sent.set()
-        feeding.join()
-    wait_until(lambda: "too slowly" in memd.log.read_text(), lambda: repr(memd))
+        for thread in feeding:
+            thread.join()
+    wait_until(lambda: memd.log.read_text().count("too slowly") >= len(clients), lambda: repr(memd))
 
 
 def feed(client: Peer, stop: threading.Event) -> None:
