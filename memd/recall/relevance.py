@@ -206,7 +206,7 @@ class Field:
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
         shares = self._shares(settings, lexical, near) * speaking
         second = 0.0 if _is_plain(settings) else SECOND_SHARE
-        return Scores(shares, self.raw * speaking, self.multiplier, self._weights, second, is_silent=is_silent)
+        return Scores(shares, self.raw * speaking, self.multiplier, second, is_silent=is_silent)
 
     @cached_property
     def _near(self) -> Floats:
@@ -363,15 +363,12 @@ class Field:
 class Scores:
     """The best score of each chunk over the parts of a question, and what it is made of."""
 
-    def __init__(
-        self, shares: Floats, cosines: Floats, multiplier: Floats, weights: Floats, second: float, *, is_silent: bool
-    ) -> None:
+    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, second: float, *, is_silent: bool) -> None:
         """
         Args:
             shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
             cosines: (m, p).
             multiplier: of corrections, (m,).
-            weights: of the parts, (p,).
             second: what the part counts that a chunk answers second best, beside the best.
             is_silent: nothing stored is about any part.
         """
@@ -380,7 +377,7 @@ class Scores:
         rows, order = np.arange(len(multiplier)), (-relevance).argsort(axis=1)
         part = order[:, 0]
         answering, scored = shares[:, rows, part], relevance * multiplier[:, None]
-        self._weights, self._of_parts = weights, scored
+        self._of_parts = scored
         if relevance.shape[1] > 1:
             other = order[:, 1]
             answering += second * shares[:, rows, other]
@@ -459,14 +456,16 @@ class Scores:
         return np.concatenate([rows[~waits], rows[waits]])
 
     def _turns(self, rows: Rows, length: Floats) -> Floats:
-        """The turn of each chunk: its place among the best for a part, where that is first, by the part's weight.
+        """The turn of each chunk: its place among the best for a part, where that comes first. A part has turns in
+        proportion to the score of its best chunk.
 
         A chunk that has words of every part, as what was asked before has, is the best for each of them; and what many
         chunks say of one part is scored above the only chunk that tells the other.
         """
         scored = self._of_parts[rows] * (self._factor[:, rows].prod(axis=0) / length)[:, None]
         places = (-scored).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable") + 1
-        return np.asarray(np.where(scored > 0, places / self._weights, np.inf).min(axis=1), np.float32)
+        waits = places / np.maximum(scored.max(axis=0, initial=0), 1e-9)
+        return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
