@@ -178,7 +178,8 @@ def _is_stored(daemon: DaemonProcess, words: list[str]) -> bool:
 
 def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> None:
     verified = daemon.run("verify")
-    if verified.returncode not in (0, 1) or "Traceback" in verified.stderr:
+    is_nothing = life.refused_start and not life.acknowledged and "is no memory" in verified.stderr
+    if not (is_nothing or verified.returncode in (0, 1)) or "Traceback" in verified.stderr:
         life.complaints.append(f"memd verify: {verified.returncode}, {verified.stderr[-300:]}")
     daemon.start()
     lost = [word for word in life.acknowledged if word not in _found(daemon, word).body.decode()]
