@@ -276,15 +276,16 @@ async def test_a_clause_that_tells_little_stands_behind_one_that_names_something
     assert min(found[one].parts.score for one in results) > found[done].parts.score
 
 
+@pytest.mark.parametrize("lines", [3, 16])
 @pytest.mark.parametrize("call", ["", "\n[call read crane]", "\n[call read crane]\nno such file"])
 async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_result_that_has_it(
-    log: TopicLog, embedder: Embedder, call: str
+    log: TopicLog, embedder: Embedder, call: str, lines: int
 ) -> None:
     mention = f"Now I need the release code of the copper crane.{call}"
     speakers = [Speaker(0, "assistant")]
     if (at := mention.find("no such")) > 0:
         speakers.append(Speaker(at, "tool"))
-    result = "\n".join([*CODE.splitlines()[:3], "The release code of the crane is ZX_81."])
+    result = "\n".join([*CODE.splitlines()[:lines], "The release code of the crane is ZX_81."])
     log.append(
         [
             _draft(embedder, 1, mention, roles=tuple(one.role for one in speakers), speakers=tuple(speakers)),
