@@ -27,8 +27,9 @@ from memd.store.lexical.analyzer import LANGUAGE_MARK, STEMMERS, analyze, analyz
 FORMAT = 1
 """Raise it when `analyze` gives other terms: those in records are then made anew, in the background."""
 K1, B = 1.2, 0.5
-"""Of BM25 (Robertson and Zaragoza, 2009), with less for the length than its 0.75: a chunk has 300 tokens at most, and of
-a result the one line that was asked for is no worse for the others. Sealed segments keep what they were sealed with."""
+"""Of BM25 (Robertson and Zaragoza, 2009), with less for the length than its 0.75: a chunk has 300 tokens at most, and
+of a result the one line that was asked for is no worse for the others. Sealed segments keep what they were sealed
+with."""
 TOKENS_MAX, LENGTH_MAX = 65_535, 65_535
 
 Keys = NDArray[np.uint32]
