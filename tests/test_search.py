@@ -101,7 +101,7 @@ def test_the_best_score_is_shown_first_though_a_shorter_chunk_takes_its_room_fir
     for note in (
         f"The booking service uses PostgreSQL 16, {reasons} and MongoDB over weeks, wrote the results down in the "
         "wiki, and decided in a meeting in October that the booking service stays with it.",
-        "The booking service: a database.",
+        "The booking service uses a database.",
         "Bookings are in a database.",
     ):
         assert CliRunner().invoke(main, ["remember", note, "--data-dir", str(tmp_path)]).exit_code == 0
