@@ -457,14 +457,14 @@ class Scores:
 
     def _turns(self, rows: Rows, length: Floats) -> Floats:
         """The turn of each chunk: its place among the best for a part, where that comes first. A part has turns in
-        proportion to the score of its best chunk.
+        proportion to the score of its best chunk, before echoes and the model's own words are weighed.
 
         A chunk that has words of every part, as what was asked before has, is the best for each of them; and what many
         chunks say of one part is scored above the only chunk that tells the other.
         """
         scored = self._of_parts[rows] * (self._factor[:, rows].prod(axis=0) / length)[:, None]
         places = (-scored).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable") + 1
-        waits = places / np.maximum(scored.max(axis=0, initial=0), 1e-9)
+        waits = places / np.maximum((self._of_parts[rows] / length[:, None]).max(axis=0, initial=0), 1e-9)
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
