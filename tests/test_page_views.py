@@ -257,7 +257,7 @@ def test_figures_over_time_have_axes_units_and_a_table(told: DaemonProcess, open
     expect(charts).to_have_count(8)
 
 
-def test_a_window_that_is_full_is_no_error(told: DaemonProcess, open_page: OpenPage) -> None:
+def test_more_in_memory_than_has_room_is_no_error_and_no_full_window(told: DaemonProcess, open_page: OpenPage) -> None:
     question(told, WHY)
     wait_for_turns(told, 4)
     page = open_page(told, "#/topics")
@@ -265,7 +265,7 @@ def test_a_window_that_is_full_is_no_error(told: DaemonProcess, open_page: OpenP
     def full(route: Route) -> None:
         answer = route.fetch()
         turns = answer.json()["turns"]
-        signals = [{"type": "context_overflow", "fill_ratio": 0.93}]
+        signals = [{"type": "context_overflow", "fill_ratio": 1.93}]
         failed = [{"type": "correction_failed", "chunk_id": "beef"}]
         for place, turn in enumerate(turns):
             turn["signals"] = failed if place else signals
@@ -273,7 +273,8 @@ def test_a_window_that_is_full_is_no_error(told: DaemonProcess, open_page: OpenP
 
     page.route("**/memd/turns?*", full)
     page.get_by_role("link", name="Turns").click()
-    expect(rows(page).first).to_contain_text("older messages in memory")
+    expect(rows(page).first).to_contain_text("more in memory than has room")
+    expect(rows(page).first.get_by_title("193 % of the room for it")).to_have_count(1)
     expect(rows(page).first.locator(".bad")).to_have_count(0)
     expect(rows(page).first).to_contain_text(re.compile("[1-9] from memory"))
     expect(rows(page).nth(1).locator(".bad")).to_have_text("correction failed: beef")

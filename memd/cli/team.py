@@ -86,7 +86,7 @@ def add(name: str, topics: str, rights: str, config: Config) -> int:
     is_first = not (config.auth.is_closed or before)
     _show(secret)
     if _tell(config) and is_first:
-        click.echo("From now on every request to memd needs a token; commands on this machine need none.", err=True)
+        click.echo("Every request to memd needs a token now; commands here only if auth.token is set.", err=True)
     return 0
 
 

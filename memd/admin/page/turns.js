@@ -134,11 +134,11 @@ function shownWords(turn) {
   return `${fresh} from memory${stood ? ` + ${number(stood)} of earlier turns` : ""}`;
 }
 
-/** Of what is normal in a long conversation, and of what went wrong. */
+/** Of what is normal in a large memory, and of what went wrong. */
 function signalBadge({ type, chunk_id, fill_ratio }) {
-  const fill = fill_ratio ? ` It was full to ${Math.round(100 * fill_ratio)} %.` : "";
-  if (type === "context_overflow") return badge("older messages in memory", "", `The window is full, so older messages left the prompt; memory has them.${fill}`);
-  if (type === "context_pressure") return badge("window nearly full", "", `Older messages leave the prompt soon; memory keeps them.${fill}`);
+  const fill = `What memory has about it would take ${Math.round(100 * fill_ratio)} % of the room for it (injection.budget_tokens).`;
+  if (type === "context_overflow") return badge("more in memory than has room", "", fill);
+  if (type === "context_pressure") return badge("memory's room nearly full", "", fill);
   return badge(`${String(type).replaceAll("_", " ")}${chunk_id ? `: ${chunk_id}` : ""}`, "bad");
 }
 
