@@ -36,8 +36,8 @@ def unsearched(chunks: int) -> str:
     """Say that so many chunks were embedded with another model, and what to do."""
     was, are = ("was", "is") if chunks == 1 else ("were", "are")
     return (
-        f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched; stop the daemon and run "
-        "`memd reembed`, or set embedding.model back"
+        f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched by meaning; "
+        "stop the daemon and run `memd reembed`, or set embedding.model back"
     )
 
 

@@ -654,7 +654,7 @@ def test_a_zip_that_was_cut_off_is_named_as_one(tmp_path: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:1_000])
     result = CliRunner().invoke(main, ["add", str(packed), "--data-dir", str(tmp_path / "new")])
     assert result.exit_code == 1 and "it is no whole zip" in result.stderr
-    assert "nothing stored" in result.stdout
+    assert "no conversation was found, and none stored" in result.stdout
 
 
 def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others_passed_over(tmp_path: Path) -> None:

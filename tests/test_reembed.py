@@ -217,7 +217,7 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     said = "5 chunks were embedded with another model"
     wait_until(lambda: said in daemon.log.read_text(), lambda: repr(daemon))
     assert "run `memd reembed`" in daemon.log.read_text()
-    unsearched = f"{said} and are not searched; stop the daemon and run `memd reembed`"
+    unsearched = f"{said} and are not searched by meaning; stop the daemon and run `memd reembed`"
     searched = daemon.run("search", "Where is it?")
     assert searched.returncode == 1 and unsearched in searched.stdout and "Nothing is stored" not in searched.stdout
     assert unsearched in daemon.run("stats").stdout

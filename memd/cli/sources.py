@@ -401,7 +401,7 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
     if not (total or counts.entries or counts.entries_known or counts.empty):
-        said.append("no conversation was found, and nothing stored (`memd remember -` remembers piped text)")
+        said.append("no conversation was found, and none stored (`memd remember -` remembers piped text)")
     return "; ".join(said)
 
 
