@@ -287,7 +287,7 @@ def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterabl
 def checked_digits(chunk_id: str) -> str:
     """The hexadecimal digits of an id, however it is written; BadQuestion if it is none."""
     if (digits := digits_of_id(chunk_id)) is None:
-        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are four digits or more, as in [mem:a3f9]")
+        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are four or more hex digits, as in [mem:a3f9]")
     return digits
 
 

@@ -281,8 +281,8 @@ def waiting_note(messages: int) -> str | None:
     are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
     told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
     return (
-        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, and the "
-        "rest once it is stored, when its conversation has rested for five minutes"
+        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, "
+        "and what is not when its conversation has rested for five minutes"
     )
 
 

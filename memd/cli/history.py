@@ -176,12 +176,12 @@ def _turn_lines(one: Receipt) -> Lines:
     ]
     if one.forwarded_tokens:  # none of a request that went on without memory were counted
         taken = f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new)"
-        read = "" if one.cached_tokens is None else f", of which it knew {one.cached_tokens:,}"
+        read = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of them in its cache"
         told = "" if one.prompt_tokens is None else f"; the model counts {one.prompt_tokens:,}{read}"
         lines.append(f"{taken} of about {one.forwarded_tokens:,}{told}")
     left = [f"{counted(one.left_out, 'message')} not in the prompt"] if one.left_out else []
     left += [f"a line in place of {counted(one.replaced, 'result')}"] if one.replaced else []
-    left += [f"{counted(one.freed_tokens, 'token')} left for this turn"] if one.freed_tokens else []
+    left += [f"{counted(one.freed_tokens, 'token')} taken out of the prompt"] if one.freed_tokens else []
     lines += [", ".join(left)] if left else []
     if one.timings_ms:
         lines.append("milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()))
