@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry, Erased, Speaker, Status
+from memd.entries import Draft, Entry, Erased, Speaker, Status, WallTime
 from memd.errors import EmbeddingError
 from memd.recall.block import line_of
 from memd.recall.corrections import undo
@@ -652,6 +652,23 @@ async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
     found = await asked(store.topic("default"), f"{names}?", question="model")
     store.close()
     assert found.is_model_asked
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["Anna paints the boat house? And Anna paints the boat house?", "What did I say on 1 January 1970?"],
+    ids=["two parts", "a time"],
+)
+async def test_what_was_unhelpful_four_times_is_not_shown_whatever_else_speaks_for_it(
+    log: TopicLog, embedder: Embedder, question: str
+) -> None:
+    """Two parts that it answers, or the day on which it was said, count for it in what it is beside others."""
+    day_us = 86_400_000_000
+    blamed = _draft(embedder, 1, "Anna paints the boat house", utility_steps=-4)
+    others = [_draft(embedder, number, text) for number, text in enumerate(["Noted.", *TALK], 2)]
+    log.append([msgspec.structs.replace(one, created_at=day_us // 2) for one in (blamed, *others)])
+    found = contents(await asked(log, question, Filters(asked_at=WallTime(40 * day_us))))
+    assert found and blamed.content not in found
 
 
 async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:

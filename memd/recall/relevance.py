@@ -470,7 +470,8 @@ class Scores:
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
         lifted = np.maximum(multiplier, 1)  # Helpful raises a chunk among others, and brings it to no other question
-        best = np.maximum(self.score[rows], self._near[rows]) / lifted
+        scored = np.minimum(self.score[rows], multiplier)  # no second part nor time undoes Unhelpful
+        best = np.maximum(scored, self._near[rows]) / lifted
         return np.asarray((best >= settings.min_score) & (self._share[rows] >= settings.min_share), np.bool_)
 
     def parts(self, rows: Rows, multiplier: Floats) -> list[Parts]:
