@@ -399,7 +399,9 @@ def test_all_that_one_author_said_is_erased_and_nothing_else(
     files = [path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()]
     has = {text: any(text.encode() in content for content in files) for text in (LAMP, VAULT, ROPE)}
     assert has == {LAMP: False, VAULT: True, ROPE: False}
-    assert "There is nothing to erase." in daemon.run("erase", "--author", "ann", "--yes").stdout
+    told = daemon.run("erase", "--author", "ann", "--yes").stdout
+    assert "There is nothing to erase." in told
+    assert "Nothing is by ann; `memd token list` names who has a token." in told
 
 
 async def test_the_words_of_very_many_chunks_are_not_looked_for_elsewhere_and_that_is_said(

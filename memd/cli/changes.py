@@ -172,6 +172,8 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
             click.echo("\n".join(_planned(plan, whole_topic)))
             if retention and not config.retention:
                 click.echo("The settings keep everything: they have no `retention`.")
+            if author and not any(one.chunks for one in plan.plans):
+                click.echo(f"Nothing is by {for_terminal(author)}; `memd token list` names who has a token.")
             if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
                 return 0
             if not yes and not click.confirm("Erase this for good?"):
