@@ -422,6 +422,28 @@ async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_s
         assert {one.who for one in await erasures_in(daemon)} == {"owner"}
 
 
+async def test_an_erasure_in_several_topics_that_stops_in_the_first_one_is_finished_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path) as daemon:
+        for topic_id in ("able", "baker"):
+            await note(daemon, topic_id, SECRET)
+        write = daemon.store.ledger.write
+
+        def failing(erasure: Erasure) -> None:
+            if erasure.done_at is not None:
+                raise StoreError("the disk fails")
+            write(erasure)
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(daemon.store.ledger, "write", failing)
+            answer = await asyncio.to_thread(ask, f"{daemon.own_url}/memd/erase", {"author": "owner"})
+        assert answer.status == 503 and await chunks_in(daemon, "baker") == 1
+        done = await asked(daemon, "/memd/erase", {"resume": True})
+        assert [one["topic_id"] for one in done["done"]] == ["able", "baker"]
+        assert await chunks_in(daemon, "baker") == 0
+
+
 async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -431,10 +453,10 @@ async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
         later(daemon, monkeypatch, 31)
         erase = daemon.retention.eraser.erase
 
-        async def failing(plan: PlannedErasure, *given: Any, **named: Any) -> Any:
-            if plan.topic_id == "able":
+        async def failing(plans: list[PlannedErasure], *given: Any, **named: Any) -> Any:
+            if plans[0].topic_id == "able":
                 raise StoreError("the disk fails")
-            return await erase(plan, *given, **named)
+            return await erase(plans, *given, **named)
 
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(daemon.retention.eraser, "erase", failing)

@@ -316,9 +316,8 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
     else:
         assert body.topic_id is not None, "asked for above"
         asked_for = await (_older if body.before else _topic)(parts, body, body.topic_id, who)
-    name, eraser, erased = parts.auditor.name_of(who), parts.retention.eraser, list[ErasureDone]()
-    for plan in () if body.dry_run else asked_for.erased:
-        erased.append(await eraser.erase(plan, name, asked_for.uuids, forbid=body.forbid))
+    name, eraser = parts.auditor.name_of(who), parts.retention.eraser
+    erased = await eraser.erase(() if body.dry_run else asked_for.erased, name, asked_for.uuids, forbid=body.forbid)
     replace = msgspec.structs.replace
     told = (one if who.may("read", one.topic_id) else replace(one, first_words=()) for one in asked_for.plans)
     return ErasureAnswer(plans=tuple(told), done=tuple(erased), remains=(*asked_for.remains, *_backups(parts)))

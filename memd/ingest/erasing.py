@@ -312,27 +312,31 @@ class Eraser:
         return done
 
     async def erase(
-        self, plan: PlannedErasure, by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
-    ) -> ErasureDone:
-        """Erase these chunks of a topic, or with a plan of a topic all of it with its folder, also where it cannot be
-        opened.
+        self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
+    ) -> list[ErasureDone]:
+        """Erase these chunks of the topics, or with a plan of a topic all of it with its folder, also where it cannot
+        be opened. All are written down before the first is carried out.
 
         Raises:
             StoreError: it is not finished; the next start goes on.
         """
         async with self._turn:
-            erasure = Erasure(
-                id=self.store.clock.next(),
-                kind=plan.kind,
-                topic_id=plan.topic_id,
-                at=self.store.clock.now_us(),
-                by=by,
-                chunks=plan.chunks,
-                entries=plan.entries,
-                uuids=b"".join(sorted(uuids)),
-                forbid=forbid,
-            )
-            return await self._carry_out(await self._begun(erasure))
+            erasures = [
+                Erasure(
+                    id=self.store.clock.next(),
+                    kind=plan.kind,
+                    topic_id=plan.topic_id,
+                    at=self.store.clock.now_us(),
+                    by=by,
+                    chunks=plan.chunks,
+                    entries=plan.entries,
+                    uuids=b"".join(sorted(uuids)),
+                    forbid=forbid,
+                )
+                for plan in plans
+            ]
+            begun = [await self._begun(one) for one in erasures]
+            return [await self._carry_out(one) for one in begun]
 
     async def _begun(self, erasure: Erasure) -> Erasure:
         """Write down what begins, with the digests of the messages as the log still has them."""
@@ -575,7 +579,7 @@ class Retention:
                     )
                 elif uuids:
                     async with self._noted(topic_id, plan.chunks) if by == BY else nullcontext():
-                        done.append(await self.eraser.erase(plan, by, uuids))
+                        done += await self.eraser.erase([plan], by, uuids)
                 await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
             except StoreError as error:
                 problems.append(error)
