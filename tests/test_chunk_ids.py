@@ -65,7 +65,7 @@ def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(l
 
 
 def test_one_digit_names_no_chunk_though_a_sixteenth_of_them_begin_with_it(log: TopicLog) -> None:
-    with pytest.raises(BadQuestion, match="four digits or more"):
+    with pytest.raises(BadQuestion, match="four or more hex digits"):
         history.named([(log, NOTHING_UNSTORED)], "b")
 
 
