@@ -266,11 +266,12 @@ class WrongTokens:
         """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
 
     async def make_sure(self, request: web.BaseRequest, inquiry: Any = None) -> None:
-        """In a cluster: hear of a token that another daemon knows, before a request that shows it is refused.
+        """In a cluster: hear of the tokens that other daemons know, before a request is let in or refused: also of the
+        first one, before which all are let in.
 
         Whoever tries tokens makes no more work with it than one question at a time.
         """
-        if self.catch_up is not None and not self.principals.is_open and not self.wait_seconds(request.remote):
+        if self.catch_up is not None and not self.wait_seconds(request.remote):
             await self.catch_up(inquiry)
 
     def refusal(self, request: web.BaseRequest, api_of: Callable[[], Api] = lambda: CHAT) -> web.Response | None:
