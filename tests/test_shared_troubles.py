@@ -160,7 +160,7 @@ def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
 
 
 def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay: LosingRelay) -> None:
-    topics = [f"many-{number}" for number in range(16)]
+    topics = [f"many-{number}" for number in range(32)]
     for topic in topics:
         assert status(pair, 0, topic, "Where is it?") != "degraded:store"
     asked = f"{pair.daemons[0].own_url}/memd/search?q=it&" + "&".join(f"topic={topic}" for topic in topics)
