@@ -138,6 +138,8 @@ class Field:
     def _find(self) -> None:
         for name in ("uuids", "said_at"):
             self.__dict__.pop(name, None)
+        self._entries: dict[int, Entry | None] = {}
+        """Those that were read; None: it cannot be."""
         found = [(topic, topic.pools(self._asked)) for topic in self._topics]
         self._pools = [pool for _, pools in found for pool in pools]
         self._owners = [topic for topic, pools in found for _ in pools]
@@ -315,18 +317,16 @@ class Field:
         return np.concatenate([pool.source.column(name, pool.labels) for pool in self._pools])
 
     def entries(self, rows: Rows) -> dict[int, Entry]:
-        """Read chunks; see `TopicColumns.entries`."""
-        found: dict[int, Entry] = {}
+        """Read chunks, each once; see `TopicColumns.entries`."""
+        known = self._entries
+        unread = np.array([row for row in rows.tolist() if row not in known], np.intp)
         for owner, pool, start, end in self._slices():
-            own = rows[(rows >= start) & (rows < end)]
+            own = unread[(unread >= start) & (unread < end)]
             if len(own):
                 at = own - start
                 places = list(zip(pool.segment[at].tolist(), pool.row[at].tolist(), strict=True))
-                read = owner.entries(places)
-                found.update(
-                    (row, read[place]) for row, place in zip(own.tolist(), places, strict=True) if place in read
-                )
-        return found
+                known.update(zip(own.tolist(), map(owner.entries(places).get, places), strict=True))
+        return {row: entry for row in rows.tolist() if (entry := known[row]) is not None}
 
     def topics_of(self, rows: Rows) -> list[str]:
         """The topic of each chunk."""

@@ -19,7 +19,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
@@ -390,7 +390,7 @@ class Retriever:
         strong = scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
         before = {int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids}
         is_shown = np.array([uuid in before for uuid in field.uuids[rows].tolist()], np.bool_)
-        visible, read = frozenset(filters.visible_digests), dict[int, Entry]()
+        visible = frozenset(filters.visible_digests)
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
         earlier = competes & strong & is_shown
@@ -401,7 +401,7 @@ class Retriever:
             injected, day_tokens = self._chosen(places, costs, field.said_at[rows], left, budget)
             if not visible:
                 break
-            read |= field.entries(rows[[place for place in injected if int(rows[place]) not in read]])
+            read = field.entries(rows[injected])
             seen = [place for place in injected if _is_visible(read.get(int(rows[place])), visible)]
             if not seen:
                 break
@@ -415,7 +415,7 @@ class Retriever:
         is_listed[np.flatnonzero(why == 1)[:NO_ROOM_LISTED]] = True
         listed = np.flatnonzero(is_listed)
         candidates = self._candidates(
-            field, scores, rows[listed], costs[listed], [verdicts[one] for one in why[listed].tolist()], read
+            field, scores, rows[listed], costs[listed], [verdicts[one] for one in why[listed].tolist()]
         )
         shown = [one for one in candidates if one.verdict is Verdict.INJECTED]
         shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
@@ -444,17 +444,10 @@ class Retriever:
         return chosen, day_tokens
 
     def _candidates(
-        self,
-        field: Field,
-        scores: Scores,
-        rows: Rows,
-        costs: Rows,
-        verdicts: Sequence[Verdict],
-        read: Mapping[int, Entry],
+        self, field: Field, scores: Scores, rows: Rows, costs: Rows, verdicts: Sequence[Verdict]
     ) -> list[Candidate]:
-        """The chunks at `rows`, of which some were read before; a damaged one costs itself and no other."""
-        unread = [place for place, row in enumerate(rows.tolist()) if row not in read]
-        entries, topics = {**read, **field.entries(rows[unread])}, field.topics_of(rows)
+        """The chunks at `rows`; a damaged one costs itself and no other."""
+        entries, topics = field.entries(rows), field.topics_of(rows)
         parts = scores.parts(rows, field.multiplier[rows])
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts, strict=True)
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
