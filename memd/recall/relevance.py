@@ -6,8 +6,7 @@ Rule: array operations alone, the same for every chunk wherever it lies. For eac
     relevance = (1 - f) own + f likeness to the five best, and a share of what the neighbours have of that
 
 scaled to the best raw cosine, so that thresholds are cosines; times the multiplier of corrections it is the score. Of a
-chunk the best part counts, and a little of the second. With all weights at 0 and one part the score is max(0, cosine) ×
-multiplier. Figures: bench/NOTES.md.
+chunk the best part counts. With all weights at 0 the score is max(0, cosine) × multiplier. Figures: bench/NOTES.md.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ is weighed in chunks in which it alone speaks, 190 so (188 from 0.6 of a chunk o
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
 SECOND_SHARE = 0.2
-"""Of a chunk's score for the part that it answers second best, beside the best: of two that answer one part as well, as
-near copies do, the one that has the other part too goes first."""
+"""Of a chunk's second best score, beside its score for a part: of two that answer one part as well, as near copies do,
+the one that has another part too goes first."""
 ECHOES_MAX = 16
 """The longest chain of answers to answers that is followed."""
 MEANING_POWER = 1.5
@@ -207,8 +206,7 @@ class Field:
         more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(len(near))
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
         shares = self._shares(settings, lexical, near) * speaking
-        second = 0.0 if _is_plain(settings) else SECOND_SHARE
-        return Scores(shares, self.raw * speaking, self.multiplier, second, is_silent=is_silent)
+        return Scores(shares, self.raw * speaking, self.multiplier, is_silent=is_silent)
 
     @cached_property
     def _near(self) -> Floats:
@@ -363,27 +361,22 @@ class Field:
 class Scores:
     """The best score of each chunk over the parts of a question, and what it is made of."""
 
-    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, second: float, *, is_silent: bool) -> None:
+    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, *, is_silent: bool) -> None:
         """
         Args:
             shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
             cosines: (m, p).
             multiplier: of corrections, (m,).
-            second: what the part counts that a chunk answers second best, beside the best.
             is_silent: nothing stored is about any part.
         """
         self.is_silent = is_silent
         relevance = np.maximum(shares.sum(axis=0), 0)
-        rows, order = np.arange(len(multiplier)), (-relevance).argsort(axis=1)
-        part = order[:, 0]
-        answering, scored = shares[:, rows, part], relevance * multiplier[:, None]
-        self._of_parts = scored
-        if relevance.shape[1] > 1:
-            other = order[:, 1]
-            answering += second * shares[:, rows, other]
-            self._of_parts = scored + second * np.minimum(scored, scored[rows, other, None])
-        self._parts = answering, cosines[rows, part]
-        self.score: Floats = np.maximum(answering.sum(axis=0), 0) * multiplier
+        rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
+        self._parts = shares[:, rows, part], cosines[rows, part]
+        self._of_parts = scored = relevance * multiplier[:, None]
+        if scored.shape[1] > 1:
+            self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
+        self.score: Floats = scored.max(axis=1)
         """With the multiplier, before echoes and times."""
         best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
         self._share: Floats = (scored / np.maximum(best, 1e-9)).max(axis=1, initial=0)
@@ -470,7 +463,7 @@ class Scores:
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
         lifted = np.maximum(multiplier, 1)  # Helpful raises a chunk among others, and brings it to no other question
-        scored = np.minimum(self.score[rows], multiplier)  # no second part nor time undoes Unhelpful
+        scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
         best = np.maximum(scored, self._near[rows]) / lifted
         return np.asarray((best >= settings.min_score) & (self._share[rows] >= settings.min_share), np.bool_)
 
