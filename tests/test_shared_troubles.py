@@ -163,6 +163,8 @@ def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay
     topics = [f"many-{number}" for number in range(32)]
     for topic in topics:
         assert status(pair, 0, topic, "Where is it?") != "degraded:store"
+    for topic in topics:
+        pair.wait_stored(topic, "Where is it?")
     asked = f"{pair.daemons[0].own_url}/memd/search?q=it&" + "&".join(f"topic={topic}" for topic in topics)
     relay.delay_seconds = 0.4
     try:

@@ -113,11 +113,9 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
             wanted = [name for name in there if any(who.may(right, name) for right in rights)]
-        found, inquiry = [], self.topics.ask(wanted)
-        for name in wanted:
-            if (topic := await self.topics.existing(name, inquiry)) is None:
-                raise BadQuestion(no_topic(name))
-            found.append(topic)
+        found = await self.topics.readable(wanted, self.topics.ask(wanted))
+        if missing := {*wanted} - {topic.id for topic in found}:
+            raise BadQuestion(no_topic(min(missing)))
         with contextlib.ExitStack() as held:
             for topic in found:
                 held.enter_context(topic.held())
