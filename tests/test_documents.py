@@ -23,7 +23,7 @@ from memd.documents import GivenDocument, GivenSection
 from memd.errors import BadDocument, EmbeddingError, StoreError
 from memd.ingest.readers.text import sections_of
 from memd.ingest.sources.documents import CHUNKS_MAX, chunks_of, known_documents
-from memd.ingest.sources.walk import Chosen, Walk
+from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.topics import Topic
 
 GUIDE = """Everybody here.

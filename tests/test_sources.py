@@ -23,8 +23,7 @@ from memd.documents import GivenDocument
 from memd.errors import BadSource
 from memd.ingest.sources import look as looks
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
-from memd.ingest.sources.look import Look, Seen, Source, look
-from memd.ingest.sources.walk import Chosen, claude_code_folders, project_name
+from memd.ingest.sources.look import Chosen, Look, Seen, Source, claude_code_folders, look, project_name
 from memd.ingest.sources.watch import topic_of
 
 

@@ -23,8 +23,8 @@ from memd.admin.routing import get, post
 from memd.documents import GivenDocument, GivenFile
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
-from memd.ingest.imports.items import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
+from memd.ingest.imports.threads import ITEM_BYTES_MAX
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents

@@ -43,8 +43,7 @@ from memd.ingest.imports.parts import ImportCounts, Sending
 from memd.ingest.imports.threads import Dating
 from memd.ingest.readers.text import FORMATS
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
-from memd.ingest.sources.look import Look, Source, is_below, look
-from memd.ingest.sources.walk import Chosen, Walk, claude_code_folders
+from memd.ingest.sources.look import Chosen, Look, Source, Walk, claude_code_folders, is_below, look
 from memd.ingest.sources.watch import topic_of
 from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
 from memd.settings.model import AUTO_TOPIC, Config

@@ -28,7 +28,7 @@ from memd.embedding.loading import BUNDLED, load_embedder
 from memd.embedding.local import FINGERPRINT
 from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
-from memd.ingest.sources.walk import Chosen, Walk
+from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.sources.watch import topic_of
 from memd.proxy.addresses import bound, own_port, tls_of
 from memd.recall.rerank import Reranker

@@ -83,6 +83,8 @@ def _scaled(number: float) -> int:
 
 NAME_CHARACTERS_MAX = 200
 NO_PARENT = -1
+ITEM_BYTES_MAX = 64 << 20
+"""Of one value of a file. The longest conversations of years have some ten megabytes."""
 
 
 class Node(msgspec.Struct):

@@ -23,8 +23,7 @@ from memd.entries import topic_called
 from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
 from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, known_documents
-from memd.ingest.sources.look import Look, Seen, Source, is_below, look
-from memd.ingest.sources.walk import Chosen, Exclusions
+from memd.ingest.sources.look import Chosen, Exclusions, Look, Seen, Source, is_below, look
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import AUTO_TOPIC, Config, SourceSettings
 from memd.telemetry.events import Events
