@@ -17,9 +17,7 @@ import pytest
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers import child
-from memd.ingest.readers.child import MEMORY_BYTES_MAX
-from memd.ingest.readers.files import FileReader
+from memd.ingest.readers.files import KEPT_BYTES_MAX, MEMORY_BYTES_MAX, FileReader
 from memd.ingest.readers.text import FORMATS, is_readable, table_text, title_of
 
 pytestmark = pytest.mark.process
@@ -190,9 +188,7 @@ def test_the_name_of_a_program_or_file_is_no_title(said: str | None) -> None:
 # -- what is not ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "suffix", [one for one, way in FORMATS.items() if "." in way.reader and way.reader != "pages.page"]
-)
+@pytest.mark.parametrize("suffix", [one for one, way in FORMATS.items() if way.needs and way.reader != "page"])
 def test_a_file_that_is_not_what_its_name_says_is_named_and_the_next_one_is_read(
     reader: FileReader, tmp_path: Path, suffix: str
 ) -> None:
@@ -368,12 +364,12 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file; its reader is what the test writes beside it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, types\n"
-        "reader = types.ModuleType('memd.ingest.readers.pdf')\n"
-        "def sections(path):\n"
+        "reader = types.ModuleType('memd.ingest.readers.formats')\n"
+        "def pdf(path):\n"
         "    exec(path.read_text(), {'path': path})\n"
         "    yield from ()\n"
-        "reader.sections = sections\n"
-        "sys.modules['memd.ingest.readers.pdf'] = reader\n"
+        "reader.pdf = pdf\n"
+        "sys.modules['memd.ingest.readers.formats'] = reader\n"
     )
     here = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{here}")
@@ -428,7 +424,7 @@ def test_one_process_reads_many_files_until_it_has_grown(tried: Path) -> None:
         tried.write_text(tell)
         first = reason(reader, tried)
         assert reason(reader, tried) == first
-        tried.write_text(f"import sys; sys.kept = b'x' * {child.KEPT_BYTES_MAX}")
+        tried.write_text(f"import sys; sys.kept = b'x' * {KEPT_BYTES_MAX}")
         assert reader.sections(tried) == ()
         tried.write_text(tell)
         assert reason(reader, tried) != first

@@ -552,7 +552,7 @@ import sys
 from memd.ingest.redaction.redactor import Redactor
 from memd.settings.model import IngestSettings
 Redactor.of(IngestSettings(redact=True)).text("anna@example.org +48 601 234 567")
-print([name for name in ("phonenumbers", "stdnum", "memd.ingest.redaction.persons") if name in sys.modules])
+print([name for name in ("phonenumbers", "stdnum", "memd.store.lexical.analyzer") if name in sys.modules])
 """
 
 

@@ -1,8 +1,12 @@
-"""Reads one file after the other into sections: the face of this folder.
+"""Reads one file after the other into sections: the face of this folder, and the process that reads them.
 
 Rule: a file is refused for its kind or size before any of it is read. Long Markdown and what is no text is read in a
-process of its own (child.py); whatever is in a file, the answer comes within its seconds. A process that hangs, grows
-too large or dies is replaced at the next file, and the file is refused with the reason.
+process of its own; whatever is in a file, the answer comes within its seconds. A process that hangs, grows too large or
+dies is replaced at the next file, and the file is refused with the reason. It writes no file and opens no connection;
+whatever a library prints goes nowhere.
+
+The process is `python -m memd.ingest.readers.files`. A `Connection` of multiprocessing, whose descriptor is its
+argument, has a `ReadRequest` and a `ReadAnswer` in MessagePack, one after the other.
 
 Linux limits the child's address space. macOS has `RLIMIT_AS` but does not keep it: there the resident size is looked at
 every quarter of a second, and what is allocated faster than that can exceed the limit for that long.
@@ -10,15 +14,19 @@ every quarter of a second, and what is allocated faster than that can exceed the
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,14 +34,7 @@ import msgspec
 
 from memd.documents import GivenSection
 from memd.errors import BadDocument
-from memd.ingest.readers.child import (
-    MEMORY_BYTES_MAX,
-    NEEDS_MEMORY,
-    TEXT_BYTES_MAX,
-    ReadAnswer,
-    ReadRequest,
-)
-from memd.ingest.readers.text import FileFormat, format_of, sections_of, suffix_of
+from memd.ingest.readers.text import OF_TEXT, FileFormat, format_of, sections_of, suffix_of
 from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
@@ -42,10 +43,38 @@ forty seconds)."""
 READ_SECONDS_MAX = 120
 """For one file: the largest that may be read takes half of that, on a slow machine."""
 LOOK_SECONDS = 0.25
+MEMORY_BYTES_MAX = 768 << 20
+"""Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
+KEPT_BYTES_MAX = 110 << 20
+"""A process that has been larger than this is replaced after the file: it would not become smaller."""
+TEXT_BYTES_MAX = 15_000_000
+"""Of the text of a file in UTF-8, with the headings above each section: some 5,000 pages."""
+SIZE = Path("/proc/self/statm")
+NEEDS_MEMORY = f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
 """Of many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 """A child that could be taken over is told no key and no token."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """One file to read."""
+
+    path: bytes
+    reader: str
+    """See `FileFormat.reader`."""
+    name: str
+    """The file's; that at the path may be another one."""
+    seconds_max: int
+
+
+class ReadAnswer(msgspec.Struct, frozen=True):
+    """The sections of a file, or the reason why there are none."""
+
+    sections: tuple[GivenSection, ...] = ()
+    reason: str = ""
+    is_last: bool = False
+    """The process ends after it."""
 
 
 class FileReader:
@@ -116,7 +145,7 @@ class FileReader:
         try:
             child.send_bytes(msgspec.msgpack.encode(request))
             while self._watches_size and not child.poll(LOOK_SECONDS):
-                if _resident_bytes(process.pid) > MEMORY_BYTES_MAX:
+                if _resident_bytes_of(process.pid) > MEMORY_BYTES_MAX:
                     raise BadDocument(NEEDS_MEMORY)
             answer = msgspec.msgpack.decode(child.recv_bytes(ANSWER_BYTES_MAX), type=ReadAnswer)
             is_whole = not answer.is_last
@@ -135,7 +164,7 @@ class FileReader:
             own, childs = multiprocessing.Pipe()
             with childs:
                 # -P: no module is taken from the folder in which memd was started, whose files are what is read.
-                command = [sys.executable, "-P", "-m", "memd.ingest.readers.child", str(childs.fileno())]
+                command = [sys.executable, "-P", "-m", "memd.ingest.readers.files", str(childs.fileno())]
                 process = subprocess.Popen(
                     command if self._watches_size else [*command, "--limited"],
                     stdin=subprocess.DEVNULL,
@@ -175,7 +204,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     if code >= 0:
         return (
-            f"the program that read it ended (exit code {code}): {sys.executable} -m memd.ingest.readers.child says why"
+            f"the program that read it ended (exit code {code}): {sys.executable} -m memd.ingest.readers.files says why"
         )
     if -code == signal.SIGXCPU:
         return "reading it took too much processor time"
@@ -183,6 +212,92 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     return f"the program that read it was ended ({name}), or needed more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes_of(pid: int) -> int:
     shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=False).stdout
     return int(shown) * 1024 if shown.strip().isdigit() else 0
+
+
+# The process, its counterpart
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the connection
+    parent = Connection(int(sys.argv[1]) if sys.argv[1:] else 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if "--limited" in sys.argv:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    with suppress(EOFError):
+        while True:
+            request = msgspec.msgpack.decode(parent.recv_bytes(), type=ReadRequest)
+            _limit_processor_time(request.seconds_max)
+            answer = _answered(request)
+            parent.send_bytes(msgspec.msgpack.encode(answer))
+            if answer.is_last:
+                break
+
+
+def _limit_processor_time(seconds: int) -> None:
+    """End the process if it works on one file for longer, though nobody is left who would."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime) + seconds + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _answered(request: ReadRequest) -> ReadAnswer:
+    try:
+        answer = ReadAnswer(_sections(request))
+    except BadDocument as error:
+        answer = ReadAnswer(reason=str(error))
+    except MemoryError:
+        answer = ReadAnswer(reason=NEEDS_MEMORY, is_last=True)
+    except OSError as error:
+        answer = ReadAnswer(reason=f"it cannot be read ({error.strerror or error})")
+    except RecursionError:
+        answer = ReadAnswer(reason="it cannot be read: what is in it is nested too deeply")
+    except Exception as error:  # whatever a library makes of a broken file
+        answer = ReadAnswer(reason=f"it cannot be read ({type(error).__name__}: {str(error)[:200]})")
+    return msgspec.structs.replace(answer, is_last=True) if _resident_bytes() > KEPT_BYTES_MAX else answer
+
+
+def _resident_bytes() -> int:
+    """The size of the process. `ru_maxrss` begins on Linux with that of the parent, which forked it."""
+    if SIZE.exists():
+        return int(SIZE.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
+    path = Path(os.fsdecode(request.path))
+    sections: Iterable[GivenSection]
+    if request.reader in OF_TEXT:
+        sections = sections_of(request.name, path.read_bytes())
+    else:
+        sections = getattr(importlib.import_module("memd.ingest.readers.formats"), request.reader)(path)
+    found: list[GivenSection] = []
+    size = 0
+    for section in sections:
+        if not section.text.strip():
+            continue
+        whole = _encodable(section)
+        size += sum(len(one.encode()) for one in (*whole.heading, whole.text))
+        if size > TEXT_BYTES_MAX:
+            raise BadDocument(f"it has more than {TEXT_BYTES_MAX:,} bytes of text: add it in parts")
+        found.append(whole)
+    return tuple(found)
+
+
+def _encodable(section: GivenSection) -> GivenSection:
+    """The section without lone surrogates, which libraries let through."""
+
+    def plain(text: str) -> str:
+        return text.encode("utf-8", "replace").decode()
+
+    sheet = section.sheet and plain(section.sheet)
+    heading = tuple(map(plain, section.heading))
+    return msgspec.structs.replace(section, heading=heading, text=plain(section.text), sheet=sheet)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,6 +22,9 @@ from memd.assets import words_of
 from memd.documents import GivenSection
 from memd.errors import BadDocument
 
+OF_TEXT = "text", "markdown", "rows"
+"""The readers that are here; the first two need no process of their own."""
+
 
 class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How files with some suffixes are read; the table says what its fields mean."""
@@ -35,7 +38,7 @@ class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def is_apart(self) -> bool:
         """Whether they are read in a process of its own."""
-        return self.reader not in ("text", "markdown")
+        return self.reader not in OF_TEXT[:2]
 
 
 FORMATS = {

@@ -1,0 +1,544 @@
+"""Files that are no text: office documents, pages, books and PDF. Each reader has the name that `assets/formats.toml`
+calls it by, and is called in the process of files.py.
+
+Rule: what a reader of the printed page sees: with insertions, without deletions, comments, headers and footers.
+Formulas and macros are neither read nor run. What an archive unpacks to is known before anything is unpacked; `zipfile`
+reads no more than that of an entry.
+"""
+
+from __future__ import annotations
+
+import datetime
+import posixpath
+import re
+import urllib.parse
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lxml import etree, html
+from lxml.html import defs
+
+from memd.documents import GivenSection
+from memd.errors import BadDocument
+from memd.ingest.readers.text import Headings, joined, table_text
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfDocument
+    from python_calamine import CalamineWorkbook
+
+UNPACKED_BYTES_MAX = 300_000_000
+ENTRIES_MAX = 20_000
+OLE = bytes.fromhex("d0cf11e0a1b11ae1")
+"""The files of Office before 2007, and encrypted ones of today, begin with this."""
+
+
+@contextmanager
+def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
+    """Yield the archive; whatever a library says about it within is said as a reason.
+
+    Raises:
+        BadDocument: it is none, is encrypted, has macros, unpacks to too much or is broken.
+    """
+    with path.open("rb") as file:
+        if file.read(len(OLE)) == OLE:
+            raise BadDocument(f"it is encrypted, or older than {called}: save it as {called} without a password")
+    try:
+        with zipfile.ZipFile(path) as opened:
+            _check(opened)
+            if any(name.endswith("vbaProject.bin") for name in opened.namelist()):
+                raise BadDocument(f"it has macros: save it as {called}, which has none")
+            yield opened
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, KeyError, ValueError, etree.XMLSyntaxError) as error:
+        raise BadDocument(f"it is no {called} that can be read ({error})") from None
+
+
+def _check(opened: zipfile.ZipFile) -> None:
+    entries = opened.infolist()
+    unpacked = sum(entry.file_size for entry in entries)
+    if len(entries) > ENTRIES_MAX:
+        raise BadDocument(f"it has {len(entries):,} files in it, and may have {ENTRIES_MAX:,}")
+    if unpacked > UNPACKED_BYTES_MAX:
+        raise BadDocument(f"it unpacks to {unpacked:,} bytes, and may to {UNPACKED_BYTES_MAX:,}")
+    if any(entry.flag_bits & 1 for entry in entries):
+        raise BadDocument("it is encrypted: save it without a password")
+
+
+def xml_of(opened: zipfile.ZipFile, name: str) -> etree._Element:
+    """Return the root of an XML file in an archive; entities are not replaced and nothing else is loaded.
+
+    Raises:
+        BadDocument: it is not there, or is no XML.
+    """
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
+    try:
+        return etree.fromstring(opened.read(name), parser)
+    except KeyError:
+        raise BadDocument(f"it has no {name} in it") from None
+    except etree.XMLSyntaxError as error:
+        raise BadDocument(f"{name} in it is no XML that can be read ({error.msg})") from None
+
+
+# DOCX, by python-docx
+
+W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+PARAGRAPH, TABLE, ROW, CELL = f"{W}p", f"{W}tbl", f"{W}tr", f"{W}tc"
+NUMBERED, STYLE, VALUE = f"{W}numPr", f"{W}pStyle", f"{W}val"
+MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+TEXTS, SIGN = {f"{W}t", f"{MATH}t"}, f"{MATH}chr"
+AROUND = {
+    PARAGRAPH: ("\n", "\n"),
+    **dict.fromkeys((f"{W}br", f"{W}cr"), ("\n", "")),
+    f"{W}tab": ("\t", ""),
+    f"{W}noBreakHyphen": ("-", ""),
+    f"{MATH}num": ("(", ")"),
+    f"{MATH}den": ("/(", ")"),
+    f"{MATH}sup": ("^(", ")"),
+    f"{MATH}sub": ("_(", ")"),
+    f"{MATH}rad": ("√(", ")"),
+    f"{MATH}d": ("(", ")"),
+}
+"""Elements → what stands in front of and behind their text; formulas on one line, as in `A=π⋅r^(2)`."""
+UNSEEN = {
+    *(f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText"),
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more for older programs
+}
+_LEVEL = re.compile(r"heading (\d)", re.IGNORECASE)
+
+
+def word(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a document.
+
+    Raises:
+        BadDocument: it is none, is encrypted, has macros or unpacks to too much.
+    """
+    import docx  # each of these libraries takes long to import, and most files need one of them
+    from docx.opc.constants import RELATIONSHIP_TYPE
+
+    with archive(path, "DOCX"):
+        document = docx.Document(str(path))
+    if document.element.body is None:
+        raise BadDocument("it is no DOCX that can be read (it has no body)")
+    levels = {style.style_id: level for style in document.styles if (level := _level(style)) is not None}
+    above = Headings(document.core_properties.title)
+    said: list[str] = []
+    for block in _blocks(document.element.body):
+        level = None if block.tag == TABLE else levels.get(_style(block))
+        if level is None:
+            said.append(table_text(_rows(block)) if block.tag == TABLE else _paragraph(block))
+            continue
+        yield GivenSection(above.path, joined(said))
+        said = []
+        above.enter(level, _text(block))
+    yield GivenSection(above.path, joined(said))
+    for part in document.part.rels.values():
+        if part.reltype in (RELATIONSHIP_TYPE.FOOTNOTES, RELATIONSHIP_TYPE.ENDNOTES) and not part.is_external:
+            notes = etree.fromstring(part.target_part.blob, etree.XMLParser(resolve_entities=False, no_network=True))
+            yield GivenSection(above.path[:1], joined([_text(one) for one in notes.iter(PARAGRAPH)]))
+
+
+def _level(style: Any, depth: int = 0) -> int | None:
+    """The level of the headings of a style: of its name, or of the one that it is based on."""
+    name = style.name or ""
+    found = _LEVEL.fullmatch(name)
+    if name.lower() == "title" or found:
+        return int(found[1]) if found else 0
+    base = getattr(style, "base_style", None)
+    return _level(base, depth + 1) if base is not None and depth < 10 else None
+
+
+def _blocks(parent: Any) -> Iterator[Any]:
+    """The paragraphs and tables of a body, in order, also those in content controls and insertions."""
+    for child in parent:
+        if child.tag in (PARAGRAPH, TABLE):
+            yield child
+        elif child.tag not in UNSEEN:
+            yield from _blocks(child)
+
+
+def _style(paragraph: Any) -> str:
+    found = paragraph.find(f"{W}pPr/{STYLE}")
+    return "" if found is None else found.get(VALUE, "")
+
+
+def _paragraph(paragraph: Any) -> str:
+    is_item = paragraph.find(f"{W}pPr/{NUMBERED}") is not None or _style(paragraph).startswith("List")
+    text = _text(paragraph)
+    return f"- {text}" if is_item and text else text
+
+
+def _text(parent: Any) -> str:
+    """The text below an element, with text boxes behind what they are anchored in."""
+    return "".join(_pieces(parent)).strip("\n")
+
+
+def _pieces(parent: Any) -> Iterator[str]:
+    for child in parent:
+        if child.tag in TEXTS:
+            yield child.text or ""
+        elif child.tag == SIGN:  # of a sum, a product …
+            yield child.get(f"{MATH}val", "")
+        elif child.tag not in UNSEEN:
+            before, behind = AROUND.get(child.tag, ("", ""))
+            yield before
+            yield from _pieces(child)
+            yield behind
+
+
+def _rows(table: Any) -> Iterator[list[str]]:
+    """The cells of a table that is no layout; a table within a cell is text of the cell."""
+    for row in table.iter(ROW):
+        if next(row.iterancestors(TABLE)) is table:
+            yield [_text(cell) for cell in row.iter(CELL) if next(cell.iterancestors(ROW)) is row]
+
+
+# PPTX, by python-pptx
+
+NESTED_MAX = 20
+
+
+def slides(path: Path) -> Iterator[GivenSection]:
+    """Yield the slides of a presentation; a slide's number is its page.
+
+    Raises:
+        BadDocument: it is none, is encrypted, has macros or unpacks to too much.
+    """
+    import pptx
+
+    with archive(path, "PPTX"):
+        presentation = pptx.Presentation(str(path))
+    above = Headings(presentation.core_properties.title)
+    for number, slide in enumerate(presentation.slides, 1):
+        title = slide.shapes.title
+        above.enter(1, "" if title is None else title.text_frame.text)
+        said = list(_texts(slide.shapes, None if title is None else title.shape_id))
+        if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+            said.append(slide.notes_slide.notes_text_frame.text)
+        yield GivenSection(above.path, joined(said) or " ".join(above.path[-1:]), page=number)
+
+
+def _texts(shapes: Iterable[Any], title_id: int | None, depth: int = 0) -> Iterator[str]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):
+            yield from _texts(shape.shapes, title_id, depth + 1) if depth < NESTED_MAX else ()
+        elif getattr(shape, "has_table", False):
+            yield table_text([cell.text for cell in row.cells] for row in shape.table.rows)
+        elif shape.has_text_frame and shape.shape_id != title_id:
+            yield shape.text_frame.text
+
+
+# Workbooks (XLSX, XLSM, XLSB, XLS, ODS), by calamine
+
+CELLS_MAX = 20_000_000
+"""Of a sheet, empty ones within its corners included: each takes 24 bytes."""
+
+
+def sheets(path: Path) -> Iterator[GivenSection]:
+    """Yield the sheets of a workbook that have something in them.
+
+    Raises:
+        BadDocument: it is none, is encrypted, or is too large.
+    """
+    from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum
+
+    with path.open("rb") as file:
+        is_old = file.read(len(OLE)) == OLE
+    if not is_old:
+        with archive(path, "workbook"):
+            pass
+    try:
+        workbook = CalamineWorkbook.from_path(path)
+        for sheet in workbook.sheets_metadata:
+            if sheet.typ is SheetTypeEnum.WorkSheet:
+                yield _sheet(workbook, sheet.name)
+    except PasswordError:
+        raise BadDocument("it is encrypted: save it without a password") from None
+    except CalamineError as error:
+        raise BadDocument(f"it is no workbook that can be read ({error})") from None
+
+
+def _sheet(workbook: CalamineWorkbook, name: str) -> GivenSection:
+    sheet = workbook.get_sheet_by_name(name)
+    if sheet.total_height * sheet.total_width > CELLS_MAX:
+        raise BadDocument(f"its sheet {name[:100]!r} has {sheet.total_height:,} rows of {sheet.total_width:,} cells")
+    rows = ([_shown(value) for value in row] for row in sheet.iter_rows())
+    return GivenSection(text=table_text(rows), sheet=name)
+
+
+def _shown(value: object) -> str:
+    """A value as people write it: whole numbers without a fraction, days without a time."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    if isinstance(value, datetime.datetime):
+        midnight = datetime.time()
+        return value.date().isoformat() if value.time() == midnight else value.isoformat(" ", "minutes")
+    return str(value)
+
+
+# Pages: HTML by lxml, the main part of one by its headings. Left out are scripts, navigation, headers and footers of a
+# page, and what says itself that it is no text of it (`nav`, `aside`, `hidden` …). Nothing is guessed from names of
+# classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
+
+HEADINGS = {f"h{level}": level for level in range(1, 7)}
+UNREAD = frozenset(
+    {
+        *("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select", "button"),
+        *("nav", "aside", "footer", "form", "dialog", "title", "input", "textarea", "audio", "video"),
+    }
+)
+UNREAD_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "complementary", "menu", "dialog"})
+HTML5 = {"article", "body", "details", "figcaption", "figure", "header", "hgroup", "main", "section", "summary"}
+BLOCKS = (defs.block_tags - {"del", "ins"}) | HTML5
+_SPACE = re.compile(r"[ \t\r\n\f]+")
+
+
+def page(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a page.
+
+    Raises:
+        BadDocument: it is empty or no HTML.
+    """
+    yield from page_sections(path.read_bytes())
+
+
+def page_sections(content: bytes, above: Headings | None = None) -> Iterator[GivenSection]:
+    """Yield the sections of a page's bytes.
+
+    Args:
+        above: the headings that it stands under, else the page's own title.
+
+    Raises:
+        BadDocument: it is empty or no HTML.
+    """
+    try:
+        parser = html.HTMLParser(encoding=_encoding(content), no_network=True, remove_comments=True, remove_pis=True)
+        root = html.document_fromstring(content, parser)
+    except etree.LxmlError as error:
+        raise BadDocument(f"it is no HTML that can be read ({error})") from None
+    above = above or Headings(root.findtext("head/title"))
+    for element in [one for one in root.iterdescendants() if _is_unread(one)]:
+        element.drop_tree()
+    mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
+    bodies = [one for one in mains if one.tag == "main"] or mains
+    yield from _PageWalk(above).sections(bodies[0] if len(bodies) == 1 else root)
+
+
+def _encoding(content: bytes) -> str | None:
+    """UTF-8 where it is; else what the page says (None)."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return "utf-8"
+
+
+class _PageWalk:
+    """One way through a tree, in the order of the text."""
+
+    def __init__(self, above: Headings) -> None:
+        self._above = above
+        self._blocks: list[str] = []
+        self._inline: list[str] = []
+
+    def sections(self, root: Any) -> Iterator[GivenSection]:
+        """Yield what stands below an element, by its headings."""
+        steps = etree.iterwalk(root, events=("start", "end"))
+        for event, element in steps:
+            tag = element.tag
+            if event == "end":
+                self._end(tag)
+                self._inline.append(element.tail or "" if element is not root else "")
+            elif tag in HEADINGS:
+                self._end("p")
+                yield from self._section()
+                self._above.enter(HEADINGS[tag], element.text_content())
+                steps.skip_subtree()
+            elif tag == "table" and _is_data(element):
+                self._end(tag)
+                self._blocks.append(table_text(_rows_of_page(element)))
+                steps.skip_subtree()
+            elif tag == "pre":
+                self._end(tag)
+                self._blocks.append(f"```\n{element.text_content().strip(chr(10))}\n```")
+                steps.skip_subtree()
+            else:
+                self._end(tag)
+                self._inline += ["\v" if tag == "br" else "- " if tag == "li" else "", element.text or ""]
+        self._end("p")
+        yield from self._section()
+
+    def _end(self, tag: str) -> None:
+        """End a paragraph where an element of its kind begins or ends."""
+        if tag in BLOCKS:
+            text = _SPACE.sub(" ", "".join(self._inline)).replace("\v", "\n").strip()
+            self._inline = []
+            self._blocks += [text] if text != "-" else []
+
+    def _section(self) -> Iterator[GivenSection]:
+        text, self._blocks = joined(self._blocks), []
+        if text:
+            yield GivenSection(self._above.path, text)
+
+
+def _is_unread(element: Any) -> bool:
+    hidden = element.get("hidden") is not None or element.get("aria-hidden") == "true"
+    is_head = element.tag == "header" and next(element.iterancestors("article", "main", "section"), None) is None
+    return element.tag in UNREAD or hidden or is_head or element.get("role") in UNREAD_ROLES
+
+
+def _is_data(table: Any) -> bool:
+    """Whether a table has rows of columns, and no other table: else it is only how the page is laid out."""
+    return table.find(".//table") is None and any(len(row) > 1 for row in table.iter("tr"))
+
+
+def _rows_of_page(table: Any) -> Iterator[list[str]]:
+    for part in table.iter("br", *BLOCKS):  # words of two blocks of a cell are two words
+        part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
+    for row in table.iter("tr"):
+        yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]
+
+
+# Books: EPUB, pages in the order of its spine. What that does not name is not read.
+
+CONTAINER, RIGHTS = "META-INF/container.xml", "META-INF/rights.xml"
+SPACES = {
+    "c": "urn:oasis:names:tc:opendocument:xmlns:container",
+    "opf": "http://www.idpf.org/2007/opf",
+    "dc": "http://purl.org/dc/elements/1.1/",
+}
+
+
+def book(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a book, below its title.
+
+    Raises:
+        BadDocument: it is none, is encrypted, or unpacks to too much.
+    """
+    with archive(path, "EPUB") as opened:
+        if RIGHTS in opened.namelist():
+            raise BadDocument("it is encrypted (DRM)")
+        rootfile = xml_of(opened, CONTAINER).find(".//c:rootfile", SPACES)
+        if rootfile is None:
+            raise BadDocument(f"it is no EPUB that can be read ({CONTAINER} names no book)")
+        package = xml_of(opened, rootfile.get("full-path", ""))
+        above = Headings(package.findtext(".//dc:title", None, SPACES))
+        names = {one.get("id"): one.get("href", "") for one in package.iterfind(".//opf:manifest/opf:item", SPACES)}
+        folder = posixpath.dirname(rootfile.get("full-path", ""))
+        for one in package.iterfind(".//opf:spine/opf:itemref", SPACES):
+            chapter = _read(opened, folder, names.get(one.get("idref"), ""))
+            if chapter.strip():
+                above.enter(1, "")
+                yield from page_sections(chapter, above)
+
+
+def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
+    """A file of the book; empty if it is not there."""
+    name = posixpath.normpath(posixpath.join(folder, urllib.parse.unquote(href.partition("#")[0])))
+    return opened.read(name) if name in opened.namelist() else b""
+
+
+# PDF, by pdfium: a page is a section, and another one begins at each heading of the outline that stands on the page.
+# Text is in the order in which the file has it, which for columns is that of reading.
+
+PAGES_MAX = 10_000
+OUTLINE_MAX = 20_000
+SHORT_LINE = 0.75
+"""A line of less than this share of what most lines of a page have ends a paragraph; a few are longer, those of which
+pdfium has joined the halves of a divided word."""
+_CONTROL = dict.fromkeys(set(range(32)) - {9, 10})
+_LEADERS = re.compile(r"(?: ?[.·…]){4,} ?")
+_NUMBER = re.compile(r"^(?:chapter |section )?(?:\d+|[ivxlc]+(?=[. ])|[a-z](?=\.))(?:\.\d+)*[.:)]? +", re.IGNORECASE)
+
+Outline = dict[int, list[tuple[int, str]]]
+"""Page, from 0 → level and words of the headings that begin there."""
+
+
+def pdf(path: Path) -> Iterator[GivenSection]:
+    """Yield the sections of a PDF.
+
+    Raises:
+        BadDocument: it is none, is encrypted, has too many pages or no text.
+    """
+    import pypdfium2
+    from pypdfium2 import raw
+
+    try:
+        document = pypdfium2.PdfDocument(path)
+        pages = len(document)
+    except pypdfium2.PdfiumError as error:
+        if error.err_code == raw.FPDF_ERR_PASSWORD:
+            raise BadDocument("it is encrypted: save it without a password") from None
+        raise BadDocument("it is no PDF that can be read") from None
+    if pages > PAGES_MAX:
+        raise BadDocument(f"it has {pages:,} pages, and may have {PAGES_MAX:,}")
+    above = Headings(document.get_metadata_value("Title"))
+    outline = _outline(document)
+    has_text = False
+    for number in range(pages):
+        for section in _of_page(_text_of_page(document, number), outline[number], above, number + 1):
+            has_text = True
+            yield section
+    if not has_text:
+        raise BadDocument("none of its pages has text (is it a scan?): let a program recognise its text first (OCR)")
+
+
+def _outline(document: PdfDocument) -> Outline:
+    found: Outline = defaultdict(list)
+    for count, one in enumerate(document.get_toc()):
+        if count >= OUTLINE_MAX:
+            break
+        target = one.get_dest()
+        page = None if target is None else target.get_index()
+        if page is not None:
+            found[page].append((one.level + 1, one.get_title()))
+    return found
+
+
+def _text_of_page(document: PdfDocument, number: int) -> str:
+    """The text of a page; of one that cannot be loaded none, as viewers show it."""
+    from pypdfium2 import PdfiumError
+
+    try:
+        page = document[number]
+    except PdfiumError:
+        return ""
+    try:
+        text = page.get_textpage()
+        said = text.get_text_bounded()
+        text.close()
+    finally:
+        page.close()
+    said = said.replace("\r\n", "\n").replace("\r", " ").translate(_CONTROL)  # 2 is a hyphen at the end of a line
+    return _LEADERS.sub(" … ", said)
+
+
+def _of_page(text: str, begun: list[tuple[int, str]], above: Headings, page: int) -> Iterator[GivenSection]:
+    """A page, cut where a line is the next heading of the outline; headings without such a line count from its top."""
+    lines = text.split("\n")
+    plain = [_plain(line) for line in lines]
+    done = 0
+    for level, title in begun:
+        wanted = _plain(title)
+        at = next((at for at in range(done, len(lines)) if plain[at] == wanted), None)
+        if at is not None:
+            yield from _section(lines[done:at], above, page)
+            done = at + 1
+        above.enter(level, title)
+    yield from _section(lines[done:], above, page)
+
+
+def _plain(line: str) -> str:
+    return _NUMBER.sub("", " ".join(line.split())).casefold()
+
+
+def _section(lines: list[str], above: Headings, page: int) -> Iterator[GivenSection]:
+    lengths = sorted(map(len, lines))
+    width = SHORT_LINE * lengths[len(lengths) * 3 // 4] if lengths else 0
+    text = "".join(line + ("\n" if len(line) >= width else "\n\n") for line in lines).strip()
+    if text:
+        yield GivenSection(above.path, text, page=page)
