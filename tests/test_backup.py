@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, draft, live_contents, open_journal, open_store, seal_all
+from drafts import DATA_DIR, draft, open_journal, open_store, seal_all
 from effort import steps
 
 from memd.cli.main import main
@@ -69,21 +69,6 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "backup"
-
-
-def test_a_backup_is_a_data_directory_that_can_be_verified_and_served(source: Path, target: Path) -> None:
-    topic = filled(source, 13)
-    (last,) = topic.append([draft("praised")])
-    topic.append([adjusted(last, 2)])
-    journal, _ = open_journal(topic.hot_path, DISK)
-    journal.append([b"one", b"two"])
-    report = backup(source, target, DISK)
-    assert report.findings == [] and report.topics == 1
-    assert verify(target, DISK).ok
-    assert contents(target) == contents(source)
-    restored = open_store(None, target, segment_entries_max=5).topic("talk")
-    assert live_contents(restored) == live_contents(topic)
-    assert open_journal(restored.hot_path, DISK)[1] == [b"one", b"two"]
 
 
 def test_full_segments_are_second_names_of_the_same_files_and_what_is_appended_to_is_not(

@@ -16,9 +16,7 @@ from recording_upstream import RecordingUpstream
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.topics import OPEN_MAX
-from memd.store.claim import AppendFile
 from memd.store.disk import Appender, LocalDisk
-from memd.store.syscalls import APPENDED_MIN, CONNECTIONS_MIN, PER_CONNECTION, RESERVED, appended_max, connections_room
 from memd.store.tools.export import export
 
 DESCRIPTORS_MAX = 256
@@ -84,14 +82,6 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     assert told.stdout.split() == [b"128", b"700", b"700", b"700"]
 
 
-@pytest.mark.parametrize("allowed", [64, 128, 256, 1024, 1 << 18])
-def test_files_and_connections_leave_a_reserve(allowed: int) -> None:
-    files, connections = appended_max(allowed), connections_room(allowed)
-    assert files >= APPENDED_MIN and connections >= CONNECTIONS_MIN
-    if allowed >= 128:
-        assert files + connections * PER_CONNECTION + RESERVED <= allowed
-
-
 def open_here(folder: Path) -> int:
     """How many descriptors of this process are open on files directly in `folder`."""
     ours = {(status.st_dev, status.st_ino) for status in map(Path.stat, folder.iterdir())}
@@ -140,25 +130,6 @@ def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
         with pytest.raises(StoreWriteFailed, match=r"log1: cannot be written \(Input/output error\)"):
             second.write(b"one too many")
     first.sync()
-
-
-@pytest.mark.parametrize("with_another", [True, False], ids=["by another file", "by nothing"])
-def test_nor_is_one_that_is_replaced_while_its_descriptor_is_held(tmp_path: Path, with_another: bool) -> None:
-    log_path, aside = tmp_path / "log", tmp_path / "aside"
-    log_path.write_bytes(b"")
-    log = AppendFile(LocalDisk(), log_path, 0)
-    log.append(b"begun", sync=True)
-    log_path.rename(aside)
-    if with_another:
-        log_path.write_bytes(b"a log out of a backup")
-    for _ in range(3):
-        with pytest.raises(StoreWriteFailed, match="something else replaced it"):
-            log.append(b", lost", sync=True)
-    assert log_path.exists() == with_another and aside.read_bytes() == b"begun", "what failed is in neither"
-    aside.rename(log_path)
-    log.append(b", goes on", sync=True)
-    log.close()
-    assert log_path.read_bytes() == b"begun, goes on", "it is in its place again"
 
 
 def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Rule: the witness is the bytes of every file.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,23 +111,15 @@ def all_entries(topic: TopicLog) -> list[Entry]:
     return [snapshot.read(place) for place in snapshot.latest_places()]
 
 
-def test_nothing_can_be_stored_of_an_erased_chunk_any_more() -> None:
-    topic = filled(open_store(CrashFiles(), segment_entries_max=5), 7)
-    entries = {number: topic.snapshot().find(uuid_of(number)) for number in (1, 6)}
-    topic.erase({uuid_of(1), uuid_of(6)}, MARK, Wiper(topic._files))
-    for entry in entries.values():
-        assert entry is not None
-        for late in (adjusted(entry, 1), deprecated(entry)):
-            with pytest.raises(StoreError, match="was erased"):
-                topic.append([late])
-    assert len(live_contents(topic)) == 5
-
-
-def test_who_searches_an_earlier_snapshot_gets_no_empty_text() -> None:
+def test_who_has_an_earlier_snapshot_gets_no_empty_text_and_stores_nothing_of_it() -> None:
     topic = filled(open_store(CrashFiles(), segment_entries_max=5), 12)
     before = topic.snapshot()
     hits = {hit.uuid: hit for hit in search(before, unit_vector(3)[None], 100)}
+    known = before.find(uuid_of(3))
     topic.erase({uuid_of(3), uuid_of(11)}, MARK, Wiper(topic._files))
+    assert known is not None
+    with pytest.raises(StoreError, match="was erased"):
+        topic.append([adjusted(known, 1)])
     assert before.read(hits[uuid_of(4)].place).content == f"user: {word(4)}"
     for number in (3, 11):
         hit = hits[uuid_of(number)]
@@ -189,34 +180,6 @@ def test_what_an_append_is_creating_is_no_leftover(tmp_path: Path) -> None:
     assert begun.read_bytes() == b"a header" and not left.exists()
 
 
-def test_what_is_appended_meanwhile_stays(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path, segment_entries_max=50)
-    topic = filled(store, 120)
-    written = list(range(120))
-    begun, ended = threading.Event(), threading.Event()
-
-    def write() -> None:
-        while not ended.is_set() or len(written) < 200:
-            topic.append([told(len(written))])
-            written.append(len(written))
-            begun.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    begun.wait()
-    gone = list(range(0, 120, 11))
-    for number in gone:
-        topic.erase({uuid_of(number)}, MARK, Wiper(DISK))
-    ended.set()
-    writer.join()
-    kept = [f"user: {word(number)}" for number in written if number not in gone]
-    assert live_contents(topic) == kept
-    store.close()
-    assert verify(tmp_path, DISK).damaged == []
-    assert live_contents(open_store(None, tmp_path, segment_entries_max=50).topic("talk")) == kept
-    assert [number for number in gone if traces(on_disk(tmp_path), number)] == []
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
     def prepared() -> tuple[CrashFiles, TopicLog]:
@@ -244,18 +207,6 @@ def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
         for number in (1, 8, 16):
             assert traces(after.contents(), number) == [], probe.log[cut]
         assert verify(DATA_DIR, after).damaged == []
-
-
-def test_a_file_that_a_backup_shares_is_left_to_it_and_told(tmp_path: Path) -> None:
-    source, target = tmp_path / "memory", tmp_path / "backup"
-    store = open_store(None, source, segment_entries_max=5)
-    topic = filled(store, 12)
-    backup(source, target, DISK)
-    wiper = Wiper(DISK)
-    topic.erase({uuid_of(2)}, MARK, wiper)
-    assert traces(on_disk(source), 2) == [] and len(traces(on_disk(target), 2)) == 1
-    assert {path.name for path in wiper.left} == {f"seg_0001.{kind}" for kind in ("bin", "meta", "words")}
-    assert verify(target, DISK).ok
 
 
 def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +18,7 @@ from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, wait_until
 from drafts import draft, open_journal, open_store
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream
 
 from memd.errors import StoreLocked
 from memd.store.claim import AppendFile
@@ -29,12 +29,6 @@ from memd.store.store import Store
 
 FACT = "The password for the boathouse door is heliotrope, and only the ferryman's wife knows it by heart."
 QUESTION = "What is the password for the boathouse door?"
-
-
-@pytest.fixture
-def upstream() -> Iterator[RecordingUpstream]:
-    with recording_upstream() as server:
-        yield server
 
 
 def asked(daemon: DaemonProcess, text: str) -> str:
@@ -125,50 +119,16 @@ def test_after_its_lock_file_was_removed_a_daemon_writes_on_unless_another_one_c
     assert second.run("verify").returncode == 0
 
 
-def test_a_lock_that_was_replaced_is_never_taken_back(tmp_path: Path) -> None:
-    files, path = LocalDisk(), tmp_path / "memd.lock"
-    first = files.lock(path)
-    first.confirm()
-    path.unlink()
-    second = files.lock(path)
-    second.release()
-    with pytest.raises(StoreLocked, match="restart it"):
-        first.confirm()
-
-
-def append_one(store: Store) -> None:
-    store.topic("talk").append([draft("after")])
-
-
-def open_another(store: Store) -> None:
-    store.topic("another")
-
-
-def seal(store: Store) -> None:
-    store.topic("talk").seal(store.topic("talk").unsealed()[0])
-
-
-def merge(store: Store) -> None:
-    store.topic("talk").merge((1, 2))
-
-
-def index_words(store: Store) -> None:
-    store.topic("talk").complete_words()
-
-
-def write_receipt(store: Store) -> None:
-    ReceiptRing(store.files, store.data_dir, 1000).append(b"{}")
-
-
-def write_address(store: Store) -> None:
-    replace_file(store.files, store.data_dir / "memd.url", b"http://127.0.0.1:1")
-
-
-def journal(store: Store) -> None:
-    open_journal(store.journal_of("talk"), store.files)[0].append([b"said"])
-
-
-WRITERS = (append_one, open_another, seal, merge, index_words, write_receipt, write_address, journal)
+WRITERS: tuple[Callable[[Store], object], ...] = (
+    lambda store: store.topic("talk").append([draft("after")]),
+    lambda store: store.topic("another"),
+    lambda store: store.topic("talk").seal(store.topic("talk").unsealed()[0]),
+    lambda store: store.topic("talk").merge((1, 2)),
+    lambda store: store.topic("talk").complete_words(),
+    lambda store: ReceiptRing(store.files, store.data_dir, 1000).append(b"{}"),
+    lambda store: replace_file(store.files, store.data_dir / "memd.url", b"http://127.0.0.1:1"),
+    lambda store: open_journal(store.journal_of("talk"), store.files)[0].append([b"said"]),
+)
 
 
 def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Path) -> None:

@@ -94,11 +94,6 @@ def test_after_a_power_cut_at_any_step_what_was_used_is_looked_at_and_no_id_is_g
     assert steps > 5
 
 
-def open_store_beside(files: CrashFiles) -> Store:
-    """As after a kill."""
-    return open_store(files.after_power_cut("kept"))
-
-
 def test_a_list_that_grew_long_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.store.store._SPARE_BYTES", 80)
     files = CrashFiles()
@@ -108,27 +103,7 @@ def test_a_list_that_grew_long_is_written_anew(monkeypatch: pytest.MonkeyPatch) 
         store.topic(name)
         store.close_topic(name)
     assert len(files.contents()[str(RECENT)].splitlines()) < len(NAMES)
-    assert open_store_beside(files).to_look_at(STATE) == []
-
-
-def torn(files: CrashFiles) -> None:
-    files.put(RECENT, files.contents()[str(RECENT)] + b"topic-1")
-
-
-def zeros(files: CrashFiles) -> None:
-    files.put(RECENT, bytes(300))
-
-
-def of_another_version(files: CrashFiles) -> None:
-    files.put(RECENT, files.contents()[str(RECENT)].replace(b"recent 1", b"recent 2"))
-
-
-def not_a_name(files: CrashFiles) -> None:
-    files.put(RECENT, files.contents()[str(RECENT)] + b"../../etc\n")
-
-
-def gone(files: CrashFiles) -> None:
-    files.remove(RECENT)
+    assert open_store(files.after_power_cut("kept")).to_look_at(STATE) == []
 
 
 def put_there(files: CrashFiles) -> None:
@@ -137,7 +112,17 @@ def put_there(files: CrashFiles) -> None:
     files.put(DATA_DIR / "brought" / "hot.log", b"")
 
 
-@pytest.mark.parametrize("harm", [torn, zeros, of_another_version, not_a_name, gone, put_there])
+HARMS: dict[str, Callable[[CrashFiles], None]] = {
+    "torn": lambda files: files.put(RECENT, files.read(RECENT) + b"topic-1"),
+    "zeros": lambda files: files.put(RECENT, bytes(300)),
+    "of another version": lambda files: files.put(RECENT, files.read(RECENT).replace(b"recent 1", b"recent 2")),
+    "not a name": lambda files: files.put(RECENT, files.read(RECENT) + b"../../etc\n"),
+    "gone": lambda files: files.remove(RECENT),
+    "a topic from elsewhere": put_there,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_where_the_list_cannot_be_trusted_all_topics_are_looked_at(harm: Callable[[CrashFiles], None]) -> None:
     files = CrashFiles()
     highest = at_rest(files)
@@ -165,7 +150,7 @@ def test_on_a_full_disk_there_is_rather_no_list() -> None:
     assert files.size(RECENT) is None
     files.bytes_left = None
     store.note_at_rest([], STATE)
-    assert open_store_beside(files).to_look_at(STATE) == ["topic-4"]
+    assert open_store(files.after_power_cut("kept")).to_look_at(STATE) == ["topic-4"]
 
 
 def test_a_topic_that_somebody_puts_there_is_found_and_one_that_differs_in_case_refused(tmp_path: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
-from cut_connections import LosingRelay
+from cut_connections import Relay
 from daemon_process import DaemonProcess, ask, user, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import recording_upstream
@@ -27,18 +27,13 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="module")
-def relay(server: PostgresServer) -> Iterator[LosingRelay]:
-    folder = Path(tempfile.mkdtemp(prefix="memd-relay-"))
-    made = LosingRelay(folder, server.socket)
-    try:
+def relay(server: PostgresServer) -> Iterator[Relay]:
+    with closing(Relay(server.socket)) as made:
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
-def pair(server: PostgresServer, relay: LosingRelay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def pair(server: PostgresServer, relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("pair")
     with recording_upstream() as upstream, cluster(server, upstream, folder, through=str(relay.folder)) as made:
         yield made
@@ -122,7 +117,7 @@ def test_a_database_that_its_service_has_made_read_only_is_told_with_the_remedy(
     assert "\n".join(pair.stored("quota")).count("bronze") == 1
 
 
-def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, relay: LosingRelay) -> None:
+def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, relay: Relay) -> None:
     status(pair, 0, "frozen", "The lamp burns oil.")
     pair.wait_stored("frozen", "oil")
     relay.freeze()
@@ -133,7 +128,7 @@ def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, rel
             assert status(pair, 0, "frozen", f"Fact {number}: the stairs have {number} steps.")
             waits.append(time.monotonic() - began)
     finally:
-        relay.thaw()
+        relay.open()
     assert max(waits[3:]) < 0.5
     assert sum(waits[:3]) < 5
     pair.wait_stored("frozen", *(f"Fact {number}:" for number in range(6)))
@@ -141,9 +136,7 @@ def test_no_request_waits_for_a_silent_database_but_the_first(pair: Cluster, rel
     assert [stored.count(f"Fact {number}:") for number in range(6)] == [1] * 6
 
 
-def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
-    pair: Cluster, relay: LosingRelay
-) -> None:
+def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(pair: Cluster, relay: Relay) -> None:
     """Whether a write is confirmed in the time that an answer has depends on who else writes; it is stored once."""
     wait_until(lambda: status(pair, 1, "slow-other", "Is it back?") != "degraded:store", lambda: str(pair))
     status(pair, 0, "slow", "The stairs are made of oak.")
@@ -155,11 +148,11 @@ def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(
         status(pair, 0, "slow", "The rail is made of brass.")
         pair.wait_stored("slow", "brass")
     finally:
-        relay.delay_seconds = 0.0
+        relay.open()
     assert "\n".join(pair.stored("slow")).count("brass") == 1
 
 
-def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay: LosingRelay) -> None:
+def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay: Relay) -> None:
     topics = [f"many-{number}" for number in range(32)]
     for topic in topics:
         assert status(pair, 0, topic, "Where is it?") != "degraded:store"
@@ -172,12 +165,12 @@ def test_a_search_over_many_topics_waits_for_one_round_trip(pair: Cluster, relay
         assert ask(asked).status == 200
         took = time.monotonic() - began
     finally:
-        relay.delay_seconds = 0.0
+        relay.open()
     assert took < 0.4 * len(topics) / 2
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: LosingRelay, times: int) -> None:
+def test_where_an_answer_was_lost_the_rows_tell(pair: Cluster, relay: Relay, times: int) -> None:
     topic = f"doubt-{times}"
     status(pair, 0, topic, "The wall was painted white.")
     pair.wait_stored(topic, "white")
@@ -230,7 +223,7 @@ def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_rem
 
 
 def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile(
-    pair: Cluster, relay: LosingRelay, tmp_path: Path
+    pair: Cluster, relay: Relay, tmp_path: Path
 ) -> None:
     secret = "The safe behind the stove opens with 4711."
     status(pair, 0, "waited", secret)
@@ -245,7 +238,7 @@ def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile
         erased = {"topic_id": "waited", "chunk_ids": [one["id"] for one in found]}
         assert ask(f"{other.own_url}/memd/erase", erased).status == 200
     finally:
-        relay.thaw()
+        relay.open()
         other.discard()
 
     wait_until(lambda: status(pair, 0, "waited", "And the stove?") != "degraded:store", lambda: str(pair))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from crash_files import CrashFiles
 from drafts import (
@@ -22,9 +21,8 @@ from drafts import (
     unit_vector,
 )
 
-from memd.errors import CorruptFile, ForeignFile
+from memd.errors import CorruptFile, ForeignFile, StoreWriteFailed
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
-from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import VerifyReport, verify
@@ -306,23 +304,6 @@ def test_an_active_file_that_a_power_cut_emptied_costs_what_was_in_it_and_no_mor
     assert verify(DATA_DIR, files).ok
 
 
-def test_another_models_vectors_are_kept_but_not_compared() -> None:
-    files = disk()
-    store = open_store(files, segment_entries_max=5, fingerprint="f" * 32, dimension=16)
-    topic = store.topic("talk")
-    assert {finding.kind for finding in topic.findings} == {"foreign"}
-    assert topic.snapshot().live_count == 12
-    topic.append([draft("new", dimension=16)])
-    query = draft("new", dimension=16)
-    hits = search(topic.snapshot(), np.frombuffer(query.vector, dtype=np.float32)[None], 100)
-    assert [topic.snapshot().read(hit.place).content for hit in hits] == ["user: chunk new"]
-    assert topic.has_live_copy(draft(3)) and topic.has_live_copy(draft(11))
-    seal_all(topic)
-    store.close()
-    assert verify(DATA_DIR, files).ok
-    assert live_contents(open_store(files, segment_entries_max=5).topic("talk")) == ALL
-
-
 def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
     files = disk()
     topic = open_store(files, segment_entries_max=5).topic("talk")
@@ -334,43 +315,6 @@ def test_damage_that_happens_while_serving_is_noticed_by_the_read() -> None:
     with pytest.raises(CorruptFile, match=r"seg_0001\.bin: entry \d+ at offset"):
         snapshot.read(hits[damaged].place)
     assert not topic.has_live_copy(draft(3))
-
-
-def test_a_whole_folder_of_another_topic_is_refused_until_its_former_name_is_told() -> None:
-    files = disk()
-    journal, _ = open_journal(TOPIC / "hot.log", files)
-    journal.append([b"one"])
-    renamed = DATA_DIR / "private"
-    for folder in (renamed, renamed / "segments"):
-        files.make_directory(folder)
-    for path, data in files.contents().items():
-        if Path(path).is_relative_to(TOPIC):
-            files.put(renamed / Path(path).relative_to(TOPIC), data)
-    before = files.contents()
-    store = open_store(files, segment_entries_max=5)
-    with pytest.raises(ForeignFile, match=r"active\.bin: belongs to the topic 'talk', not to 'private': move it back"):
-        store.topic("private")
-    with pytest.raises(ForeignFile, match=r"hot\.log: belongs to the topic 'talk'"):
-        open_journal(renamed / "hot.log", files)
-    with pytest.raises(ForeignFile):
-        read_journal(renamed / "hot.log", files)
-    assert files.contents() == before
-    assert {Path(one.path).name for one in verify(DATA_DIR, files).damaged} == {
-        "active.bin",
-        "hot.log",
-        "seg_0001.bin",
-        "seg_0002.bin",
-    }
-    files.put(renamed / "former_names", b"earlier\r\ntalk\r\n")
-    topic = store.topic("private")
-    assert (topic.findings, live_contents(topic)) == ([], ALL)
-    assert open_journal(renamed / "hot.log", files)[1] == [b"one"]
-    topic.append([draft("later")])
-    store.close()
-    assert verify(DATA_DIR, files).ok
-    again = open_store(files, segment_entries_max=5)
-    assert live_contents(again.topic("private")) == [*ALL, "user: chunk later"]
-    assert live_contents(again.topic("talk")) == ALL, "a copy, then"
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
@@ -388,3 +332,54 @@ def test_messages_of_an_append_that_lost_a_part_do_not_count_as_stored(damaged: 
     # The append right behind the gap of a lost last record cannot be told from the rest of the damaged one.
     assert stored == {0: True, 1: False, 2: damaged != 2}
     assert len(live_contents(topic)) == 8
+
+
+# The journal
+
+
+HOT = Path("/talk/hot.log")
+
+
+def test_a_torn_tail_of_a_journal_is_moved_aside_and_reported() -> None:
+    files = CrashFiles.with_directory(HOT.parent)
+    journal, _ = open_journal(HOT, files)
+    journal.append([b"one", b"two"])
+    files.put(HOT, files.read(HOT)[:-1])
+    journal, payloads = open_journal(HOT, files)
+    assert payloads == [b"one"]
+    assert [finding.kind for finding in journal.findings] == ["torn"]
+    assert files.read(Path("/talk/hot.log.torn")).endswith(b"tw")
+    journal.append([b"three"])
+    again, payloads = open_journal(HOT, files)
+    assert (payloads, again.findings) == ([b"one", b"three"], [])
+
+
+@pytest.mark.parametrize("in_header", [True, False])
+def test_damage_in_the_middle_of_a_journal_keeps_a_copy_and_the_readable_rest(in_header: bool) -> None:
+    files = CrashFiles.with_directory(HOT.parent)
+    journal, _ = open_journal(HOT, files)
+    one, two, three = (msgspec.msgpack.encode({"type": name}) for name in ("one", "two", "three"))
+    journal.append([one, two, three])
+    files.flip(HOT, 3 if in_header else scan_records(files.read(HOT)).spans[1].offset + 8)
+    image = files.read(HOT)
+    journal, payloads = open_journal(HOT, files)
+    assert payloads == ([one, two, three] if in_header else [one, three])
+    assert [finding.kind for finding in journal.findings] == ["damaged"]
+    assert files.read(Path("/talk/hot.log.torn")) == image
+    again, same = open_journal(HOT, files)
+    assert (same, again.findings) == (payloads, [])
+
+
+def test_a_rewrite_of_a_journal_that_fails_leaves_the_old_one_usable() -> None:
+    for step in range(5):
+        files = CrashFiles.with_directory(HOT.parent)
+        journal, _ = open_journal(HOT, files)
+        journal.append([b"one"])
+        files.fail_at = {files.operations + step}
+        with pytest.raises(StoreWriteFailed):
+            journal.rewrite([b"two"])
+        renamed = scan_records(files.read(HOT)).spans[0].length == 3 and files.read(HOT).endswith(b"two")
+        journal.rewrite([b"three"])
+        journal.append([b"four"])
+        assert open_journal(HOT, files)[1] == [b"three", b"four"]
+        assert renamed == (step == 4)

@@ -15,34 +15,12 @@ from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_jo
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import StoreError
 from memd.store.disk import LocalDisk
-from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 HOT = DATA_DIR / "talk" / "hot.log"
-
-
-def _seal_one(files: CrashFiles, fail: int | None) -> None:
-    """Seal a segment; operation number `fail` of it fails, and then it is tried again."""
-    topic = _fill_one(files)
-    everything = live_contents(topic)
-    if fail is not None:
-        files.fail_at = {files.operations + fail}
-        with pytest.raises(StoreWriteFailed):
-            topic.seal(1)
-        assert topic.unsealed() == [1]
-        assert live_contents(topic) == everything
-    topic.seal(1)
-    assert topic.unsealed() == []
-    assert live_contents(topic) == everything
-
-
-def _fill_one(files: CrashFiles) -> TopicLog:
-    topic = open_store(files, segment_entries_max=5).topic("talk")
-    topic.append([draft(number) for number in range(5)])
-    return topic
 
 
 class Witness:
@@ -234,12 +212,3 @@ def _ingest_despite_errors(files: Any) -> list[str]:
         assert live_contents(topic) == acknowledged
     stores[0].close()
     return acknowledged
-
-
-def test_a_seal_that_fails_leaves_the_segment_searchable_and_is_tried_again() -> None:
-    operations = operations_of(lambda files: _seal_one(files, fail=None))
-    start = operations_of(_fill_one)
-    for number in steps(0, operations - start):
-        files = CrashFiles()
-        _seal_one(files, fail=number)
-        assert verify(DATA_DIR, files).ok, files.log[-5:]

@@ -104,42 +104,6 @@ def filled_entries(files: CrashFiles, count: int) -> list[int]:
     return ids
 
 
-def test_a_topic_that_was_let_go_comes_back_and_its_snapshots_stay_good() -> None:
-    files = filled(2, 5)
-    store = open_store(files, segment_entries_max=10)
-    topic = store.topic("talk")
-    before, contents = topic.snapshot(), live_contents(topic)
-    store.close_topic("talk")
-    store.close_topic("talk")
-    with pytest.raises(StoreError, match="closed"):
-        topic.append([draft("late")])
-    again = store.topic("talk")
-    assert again is not topic
-    entry = again.append([draft("new")])[0]
-    again.append([adjusted(entry, 1)])
-    assert live_contents(topic) == contents
-    assert len(search(before, unit_vector("q")[None], 100)) == 25
-    assert len(live_contents(again)) == 26
-
-
-def test_stats_count_what_is_there_and_the_memory_of_vectors_and_words() -> None:
-    topic = open_store(filled(3, 5), segment_entries_max=10).topic("talk")
-    entry = topic.append([draft("new")])[0]
-    topic.append([adjusted(entry, 1)])
-    stats = topic.stats()
-    assert (stats.chunks, stats.entries, stats.segments, stats.unsealed) == (36, 37, 4, 0)
-    assert (stats.indexes, stats.indexes_loaded, stats.fan_out_ms) == (3, 0, None)
-    topic.load()
-    loaded = topic.stats()
-    assert loaded.indexes_loaded == 3
-    held = [(view.index.columns, view.index.matrix) for view in topic.snapshot().indexes]
-    read = sum(columns.memory_bytes + matrix.nbytes for columns, matrix in held if columns and matrix is not None)
-    assert loaded.memory_bytes == stats.memory_bytes + read > stats.memory_bytes + 1_000
-    topic.merge((1, 2, 3))
-    search(topic.snapshot(), unit_vector("q")[None], 5)
-    assert (topic.stats().fan_out_ms or 0) > 0
-
-
 def test_two_threads_that_find_the_same_index_damaged_drop_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     files = filled(3, 5)
     store = open_store(files, segment_entries_max=10)

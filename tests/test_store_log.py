@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+import resource
+import signal
 import threading
 import zlib
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import pytest
 from crash_files import CrashFiles
 from drafts import (
     DATA_DIR,
+    DIMENSION,
     adjusted,
     draft,
     open_journal,
@@ -28,10 +29,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.events import BufferEvent
-from memd.entries import Draft, Entry
-from memd.errors import BadTopicId, StoreError, StoreLocked, UnknownTopic
-from memd.store.log.format import FRAME_BYTES, encode_entry, encode_record, payload_at, scan_records
-from memd.store.store import Store, TopicLog
+from memd.entries import Draft
+from memd.errors import BadTopicId, CorruptFile, DiskFull, ForeignFile, StoreError, StoreWriteFailed, UnknownTopic
+from memd.store.disk import LocalDisk
+from memd.store.log.format import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    MAGIC_JOURNAL,
+    MAGIC_LOG,
+    Header,
+    decode_entry,
+    decode_header,
+    encode_entry,
+    encode_header,
+    encode_record,
+    payload_at,
+    scan_records,
+    topic_tag,
+)
+from memd.store.log.recovery import read_log_file
+from memd.store.syscalls import writing
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -40,21 +57,6 @@ def with_uuid(start: str, public_id: str | None = None) -> Draft:
     """A new chunk whose uuid begins with these hex digits."""
     digits = (start + uuid_of(start).hex())[:32]
     return msgspec.structs.replace(draft(start), uuid=bytes.fromhex(digits), public_id=public_id)
-
-
-def filled(files: CrashFiles, sizes: list[int], *, sealed: bool = False) -> tuple[TopicLog, list[Entry]]:
-    """A topic with segments of 5, filled in groups of these sizes."""
-    topic = open_store(files, segment_entries_max=5).topic("talk")
-    entries = []
-    for number, size in enumerate(sizes):
-        entries += topic.append([draft(f"{number}.{i}") for i in range(size)])
-        if sealed:
-            seal_all(topic)
-    return topic, entries
-
-
-def open_store_again(files: CrashFiles) -> Store:
-    return open_store(files.after_power_cut("lost"), segment_entries_max=5)
 
 
 # Public ids
@@ -80,21 +82,6 @@ def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
 
 
 # Snapshots and sealing
-
-
-def test_a_segment_is_full_after_the_append_that_fills_it_and_groups_are_not_split() -> None:
-    files = CrashFiles()
-    topic, _ = filled(files, [4, 4, 1])
-    assert topic.unsealed() == [1]
-    assert topic.snapshot().views[1].live_count == 8
-    seal_all(topic)
-    assert topic.unsealed() == []
-    assert sorted(name.rpartition("/")[2] for name in files.contents()) == [
-        "active.bin",
-        "seg_0001.bin",
-        "seg_0001.meta",
-        "seg_0001.words",
-    ]
 
 
 @pytest.mark.thorough
@@ -139,24 +126,6 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
 # The directory
 
 
-@pytest.mark.process
-def test_a_second_daemon_is_refused_and_told_who_holds_the_directory(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from memd.store.store import ModelId, Store, StoreShared\n"
-        "store = Store(Path(sys.argv[1]), StoreShared(model=ModelId(8, 'f'), segment_entries_max=10))\n"
-        "print('open', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin is not None and other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        with pytest.raises(StoreLocked, match=rf"in use by another memd \(pid {other.pid}, started "):
-            open_store(data_dir=tmp_path)
-        other.kill()  # the lock dies with the process
-        other.wait()
-        open_store(data_dir=tmp_path).close()
-
-
 @pytest.mark.parametrize("topic_id", ["", "..", ".", "a/b", "/etc", "a\0b", "-a", "ä", "a" * 129, "memd.lock", "a\n"])
 def test_a_hostile_topic_id_never_reaches_the_disk(topic_id: str) -> None:
     files = CrashFiles()
@@ -169,22 +138,13 @@ def test_a_hostile_topic_id_never_reaches_the_disk(topic_id: str) -> None:
 
 def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.store.log.format.PAYLOAD_BYTES_MAX", 1 << 20)  # the words of 128 MiB would take a minute
-    files = CrashFiles()
-    topic, _ = filled(files, [1])
+    topic = open_store(CrashFiles()).topic("talk")
+    topic.append([draft("one")])
     huge = msgspec.structs.replace(draft("huge"), content="x" * (1 << 20))
     with pytest.raises(StoreError, match="limit"):
         topic.append([draft("fine"), huge])
     assert topic.snapshot().live_count == 1
     assert topic.append([draft("fine")])[0].public_id == uuid_of("fine").hex()[:4]
-
-
-def test_unknown_fields_survive_a_correction_and_a_restart() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([msgspec.structs.replace(draft("one"), unknown={"mood": ["calm", 3]})])
-    found = open_store_again(files).topic("talk").snapshot().find(uuid_of("one"))
-    assert found is not None
-    assert found.unknown == {"mood": ["calm", 3]}
 
 
 def test_ids_of_a_failed_append_are_free_again() -> None:
@@ -333,3 +293,93 @@ def test_verify_names_damage_in_a_journal() -> None:
     report = verify(DATA_DIR, files)
     assert not report.ok
     assert "hot.log: bytes 80 to 98 cannot be read" in report.lines[0]
+
+
+# The real disk, and the codec: what is written is read back, and any bytes give a value or a declared error
+
+
+FILES = LocalDisk()
+
+
+def test_a_write_into_a_missing_directory_names_the_file_and_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StoreWriteFailed, match=r"none/file: cannot be written \(No such file.*check that the disk"):
+        FILES.create(tmp_path / "none" / "file")
+
+
+@pytest.mark.linux
+def test_a_full_disk_is_told_apart_from_other_errors() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(DiskFull, match="/dev/full: the disk is full; free some space"), writing(full):
+        full.write_bytes(b"x")
+
+
+def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Path) -> None:
+    """The kernel itself cuts a write in the middle, as a full disk does."""
+    store = open_store(data_dir=tmp_path)
+    topic = store.topic("talk")
+    topic.append([draft("first")])
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StoreWriteFailed):
+            topic.append([draft(number) for number in range(10)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    topic.append([draft("second")])
+    store.close()
+    contents = [entry["content"] for entry in export(tmp_path, FILES, topic_id=None, live_only=False)]
+    assert contents == ["user: chunk first", "user: chunk second"]
+    assert verify(tmp_path, FILES).ok
+
+
+HEADER = Header(magic=MAGIC_LOG, dimension=DIMENSION, segment_id=7, fingerprint="a" * 32, topic=topic_tag("talk"))
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_any_payload_is_an_entry_or_declared_corrupt(payload: bytes) -> None:
+    try:
+        decode_entry(payload, dimension=DIMENSION)
+    except CorruptFile:
+        pass
+
+
+def test_a_header_is_read_back_and_says_what_is_wrong_with_it() -> None:
+    data = encode_header(HEADER)
+    assert len(data) == HEADER_BYTES
+    assert decode_header(data, magic=MAGIC_LOG, name="x") == HEADER
+    with pytest.raises(ForeignFile, match="kind"):
+        decode_header(data, magic=MAGIC_JOURNAL, name="x")
+    for newer in (msgspec.structs.replace(HEADER, version=2), msgspec.structs.replace(HEADER, flags=2)):
+        with pytest.raises(ForeignFile, match="use a newer memd"):
+            decode_header(encode_header(newer), magic=MAGIC_LOG, name="x")
+    with pytest.raises(ForeignFile, match="is encrypted"):
+        decode_header(encode_header(msgspec.structs.replace(HEADER, flags=1)), magic=MAGIC_LOG, name="x")
+    for damaged in [data[:-1], b"", *(data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(HEADER_BYTES))]:
+        with pytest.raises(CorruptFile, match="header"):
+            decode_header(damaged, magic=MAGIC_LOG, name="x")
+
+
+@given(st.binary(max_size=300))
+def test_any_file_is_read_without_an_undeclared_error(data: bytes) -> None:
+    for image in (data, encode_header(HEADER) + data):
+        log_file = read_log_file(image, name="x", dimension=None)
+        assert 0 <= log_file.whole_end <= len(image)
+        assert log_file.entries == [] and log_file.whole_count == 0
+
+
+def test_a_file_that_another_one_replaces_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = LocalDisk(), tmp_path / "file"
+    path.write_bytes(b"the old one")
+    size = disk.size
+
+    def replaced(one: Path) -> int | None:
+        """The moment after somebody looked how long it is."""
+        found = size(one)
+        (tmp_path / "other").write_bytes(b"the new one, which is longer")
+        (tmp_path / "other").replace(one)
+        return found
+
+    monkeypatch.setattr(disk, "size", replaced)
+    assert disk.read(path) in (b"the old one", b"the new one, which is longer")

@@ -73,24 +73,6 @@ class Score(float):
         return isinstance(other, float) and abs(float(self) - float(other)) < 1.5e-6
 
 
-def test_a_merge_changes_nothing_but_how_many_indexes_are_asked() -> None:
-    files = CrashFiles()
-    topic, _ = grown(files, 20)
-    before = topic.snapshot()
-    expected = found(before)
-    assert len(before.indexes) == 20
-    merge_eights(topic)
-    assert [view.index.segment_ids for view in topic.snapshot().indexes] == [
-        tuple(range(1, 9)),
-        tuple(range(9, 17)),
-        *((number,) for number in range(17, 21)),
-    ]
-    assert found(topic.snapshot()) == expected == found(before)
-    again = open_store(files.after_power_cut("lost"), segment_entries_max=2).topic("talk")
-    assert len(again.snapshot().indexes) == 6
-    assert found(again.snapshot()) == expected
-
-
 @pytest.mark.thorough
 def test_the_words_of_a_merged_index_may_be_longer_than_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are of a million chunks: 137 MB, where a record ends at 128."""
@@ -222,20 +204,6 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
     assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
     assert len(topic.snapshot().indexes) == 2
-
-
-def test_corrections_after_a_merge_count_in_it_and_not_in_earlier_snapshots() -> None:
-    topic, entries = grown(CrashFiles(), 9)
-    merge_all(topic)
-    before = topic.snapshot()
-    expected = found(before)
-    live = {canonical_id for canonical_id, _ in expected}
-    one, other = [entry for entry in entries[:14] if entry.canonical_id in live][:2]
-    topic.append([adjusted(one, 2), deprecated(other)])
-    scores = dict(found(topic.snapshot()))
-    assert one.canonical_id not in scores and other.canonical_id not in scores
-    assert len(scores) == len(expected) - 1
-    assert found(before) == expected
 
 
 @pytest.mark.thorough

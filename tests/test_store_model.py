@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memd.entries import Draft, Entry, Status, multiplier_of
-from memd.errors import StoreWriteFailed
+from memd.errors import StoreError, StoreWriteFailed
 from memd.store.snapshot import Snapshot
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -71,6 +71,19 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(topic=topics)
     def seal(self, topic: str) -> None:
         seal_all(self.logs[topic])
+
+    @rule(topic=topics)
+    def merge(self, topic: str) -> None:
+        log = self.logs[topic]
+        log.load()
+        log.merge([number for view in log.snapshot().indexes[:3] for number in view.index.segment_ids])
+
+    @rule(topic=topics)
+    def let_go(self, topic: str) -> None:
+        self.store.close_topic(topic)
+        with pytest.raises(StoreError, match="closed"):
+            self.logs[topic].append(self.new_drafts(1))
+        self.logs[topic] = self.store.topic(topic)
 
     @rule(topic=topics)
     def keep_a_snapshot(self, topic: str) -> None:

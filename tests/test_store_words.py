@@ -18,7 +18,6 @@ from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze_query
-from memd.store.lexical.postings import ChunkTerms
 from memd.store.pending import NOTHING_PENDING
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
@@ -368,34 +367,3 @@ def test_what_is_erased_leaves_no_words(tmp_path: Path) -> None:
     assert path.read_bytes() != with_it
     assert not list((tmp_path / "talk").rglob("*.tmp"))
     store.close()
-
-
-def test_terms_are_read_back_as_they_were_written() -> None:
-    for text in (*IDENTIFIERS.values(), "", "字" * 500, "word " * 70_000):
-        terms = ChunkTerms.of(text)
-        again = ChunkTerms.decoded(terms.encoded())
-        assert again is not None and again.length == terms.length
-        assert again.keys.tolist() == terms.keys.tolist() and again.times.tolist() == terms.times.tolist()
-    for damaged in (b"", b"\1", b"\2\0\0", ChunkTerms.of("two words").encoded()[:-1]):
-        assert ChunkTerms.decoded(damaged) is None
-
-
-def test_neighbours_are_what_was_said_before_and_after_wherever_it_lies(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path, segment_entries_max=3)
-    topic = store.topic("talk")
-    entries = topic.append([draft(number) for number in range(3)]) + topic.append([draft(number) for number in (3, 4)])
-    topic.append([adjusted(entries[1], 2)])  # its newest entry is behind all others; its place in time is not
-    seal_all(topic)
-    snapshot = topic.snapshot()
-
-    def place(number: int) -> tuple[int, int]:
-        entry = snapshot.find(entries[number].uuid)
-        assert entry is not None
-        return snapshot.live_places([entry.canonical_id])[entry.canonical_id]
-
-    places = [place(number) for number in range(5)]
-    for number in range(5):
-        expected = places[number - 1] if number else None, places[number + 1] if number < 4 else None
-        assert snapshot.neighbours(places[number]) == expected
-    topic.append([deprecated(entries[2])])
-    assert topic.snapshot().neighbours(places[3]) == (places[1], places[4])

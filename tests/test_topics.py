@@ -17,9 +17,8 @@ from histories import new_buffer, state, talk
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.events import decode_event
-from memd.errors import BadTopicId
 from memd.ingest.topics import Topic
-from memd.settings.model import Config, IngestSettings, StoreSettings
+from memd.settings.model import Config, StoreSettings
 
 LAMP = "u:Where is the spare lamp?", "a:On the second landing."
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
@@ -39,14 +38,6 @@ async def test_callers_at_the_same_time_get_the_same_topic(stage: Stage) -> None
     first, second = await asyncio.gather(stage.topics.get("talk"), stage.topics.get("talk"))
     assert first is second is await stage.topics.get("talk")
     assert stage.topics.opened() == [first]
-
-
-async def test_a_name_that_is_no_topic_creates_nothing(stage: Stage) -> None:
-    before = stage.files.operations
-    with pytest.raises(BadTopicId):
-        await stage.topics.get("../elsewhere")
-    assert await stage.topics.existing("nobody") is None
-    assert stage.files.operations == before
 
 
 async def test_a_journal_write_that_fails_is_made_good_at_once(stage: Stage) -> None:
@@ -119,33 +110,6 @@ async def test_a_topic_with_something_unstored_is_not_let_go() -> None:
     await stage.topics.let_idle_go()
     assert stage.topics.opened() == []
     await stage.close()
-
-
-async def test_at_a_start_the_topics_with_work_are_opened_and_the_one_used_last(stage: Stage) -> None:
-    for number, name in enumerate(("quiet", "busy", "latest")):
-        topic = await stage.topics.get(name)
-        conversation = talk(topic.buffer, *LAMP, now=float(number))
-        if name != "busy":
-            assert await stage.archiver.store(topic, conversation, len(conversation))
-        await topic.save(sync=True)
-    again = await restarted(stage)
-    used_last = await again.topics.wake()
-    assert used_last is not None and used_last.id == "latest"
-    assert {topic.id for topic in again.topics.opened()} == {"busy", "latest"}
-    await again.close()
-
-
-async def test_a_journal_from_before_redaction_is_redacted_when_its_topic_is_opened(stage: Stage) -> None:
-    secret = "sk-0123456789abcdefABCDEF"
-    topic = await stage.topics.get("talk")
-    talk(topic.buffer, f"u:The key is {secret}.", "a:Noted.")
-    await topic.save(sync=True)
-    again = await restarted(stage, Config(ingest=IngestSettings(redact=True)))
-    topic = await again.topics.get("talk")
-    assert not topic.is_on_disk
-    await topic.save(sync=True)
-    assert secret.encode() not in again.files.contents()[str(JOURNAL)]
-    await again.close()
 
 
 async def test_a_record_of_another_version_is_left_out_and_the_rest_is_read(stage: Stage) -> None:

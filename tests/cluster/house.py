@@ -1,7 +1,7 @@
 """A whole cluster on one machine: PostgreSQL, a model server that costs nothing, and daemons, each a process.
 
-Rule: between each daemon and PostgreSQL lies a line (lines.py), which can be frozen or cut; clients reach the daemons
-directly. Everything ends with the block, and nothing of it stays.
+Rule: between each daemon and PostgreSQL lies a relay, which can be frozen or cut; clients reach the daemons directly.
+Everything ends with the block, and nothing of it stays.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import psycopg
 import writers
 from clocks import at_time
+from cut_connections import Relay
 from daemon_process import DaemonProcess, wait_until
 from judge import Prefixes, Verdict, judged, prefixes, read_topics
 from ledger import Ledger
-from lines import Line, Lines
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, recording_upstream
 from writers import Door, Writer
@@ -49,9 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Member:
-    """A daemon of the cluster, with the line that leads from it to PostgreSQL."""
+    """A daemon of the cluster, with the relay that leads from it to PostgreSQL."""
 
-    def __init__(self, number: int, daemon: DaemonProcess, to_database: Line) -> None:
+    def __init__(self, number: int, daemon: DaemonProcess, to_database: Relay) -> None:
         self.number = number
         self.daemon = daemon
         self.to_database = to_database
@@ -93,7 +93,6 @@ class House:
         folder: Path,
         servers: ExitStack,
         upstream: RecordingUpstream,
-        lines: Lines,
         *,
         daemons: int,
         seed: int,
@@ -103,7 +102,6 @@ class House:
         self.postgres = postgres = servers.enter_context(running_postgres())
         self._standby: PostgresServer | None = None
         self.upstream = upstream
-        self.lines = lines
         self.ledger = Ledger()
         self._chance = random.Random(seed)
         postgres.database(DATABASE)
@@ -114,10 +112,10 @@ class House:
     def _member(self, number: int) -> Member:
         folder = self.folder / f"daemon{number}"
         folder.mkdir()
-        line = self.lines.to(self.postgres.socket)
-        database = f"postgresql://memd@127.0.0.1:{line.port}/{DATABASE}?sslmode=disable"
+        relay = self._servers.enter_context(closing(Relay(self.postgres.socket)))
+        database = self.postgres.url(DATABASE, folder=str(relay.folder))
         daemon = DaemonProcess(folder, self.upstream.url, {**SETTINGS, "cluster": {"database": database}})
-        return Member(number, daemon, line)
+        return Member(number, daemon, relay)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +150,11 @@ class House:
         with psycopg.connect(self.postgres.url(), autocommit=True) as connection:
             connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
             connection.execute("SELECT pg_reload_conf()")
+
+    def open_all(self) -> None:
+        """Let everything through again."""
+        for member in self.members:
+            member.to_database.open()
 
     def close(self) -> None:
         """End the daemons, however."""
@@ -267,8 +270,6 @@ def running_house(folder: Path, *, daemons: int = 2, seed: int = 1) -> Iterator[
     """A cluster whose daemons do not run yet."""
     with ExitStack() as stack:
         upstream = stack.enter_context(recording_upstream())
-        lines = Lines()
-        stack.callback(lines.close)
-        house = House(folder, stack, upstream, lines, daemons=daemons, seed=seed)
+        house = House(folder, stack, upstream, daemons=daemons, seed=seed)
         stack.callback(house.close)
         yield house

@@ -79,14 +79,14 @@ def rounds(
             yield play(house, trouble, time.monotonic() + seconds)
         except AssertionError as error:
             house.end_writers()
-            house.lines.open_all()
+            house.open_all()
             yield Round(trouble.name, 0.0, 0, 0.0, 0, [f"it went no further: {error}"])
             return
 
 
 def at_the_end(house: House) -> list[str]:
     """What is wrong when all has ended."""
-    house.lines.open_all()
+    house.open_all()
     house.verdict()  # what is acknowledged may be in a journal for a moment
     codes = {member.number: member.end() for member in house.members if member.is_running}
     verdict = house.judge()

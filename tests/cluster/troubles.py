@@ -48,7 +48,7 @@ def freeze_all(house: House, one: Member) -> None:
 
 def open_all(house: House, one: Member) -> None:
     """Every network is as it was."""
-    house.lines.open_all()
+    house.open_all()
 
 
 def slow_all(house: House, one: Member) -> None:

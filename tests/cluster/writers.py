@@ -10,11 +10,10 @@ import json
 import random
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from daemon_process import Answer, ask
 from ledger import Fact, Ledger
 
 PATIENCE_SECONDS = 12.0
@@ -38,29 +37,10 @@ class Door(NamedTuple):
     """Whether nothing was done to the daemon itself, which then has to answer."""
 
 
-class Reply(NamedTuple):
-    """A whole answer."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def memory(self) -> str:
-        """X-Memory-Status."""
-        return self.headers.get("X-Memory-Status", "")
-
-
-def posted(url: str, body: object, headers: Mapping[str, str] | None = None) -> Reply | str:
+def posted(url: str, body: object, headers: Mapping[str, str]) -> Answer | str:
     """The answer, or what went wrong where there is none."""
-    sent = {"Content-Type": "application/json", **(headers or {})}
-    request = urllib.request.Request(url, json.dumps(body).encode(), sent)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-            return Reply(answer.status, dict(answer.headers), answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return Reply(error.code, dict(error.headers), error.read())
+        return ask(url, body, headers=headers, seconds=PATIENCE_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         return f"{type(error).__name__}: {error}"
 
@@ -118,13 +98,14 @@ class Writer(threading.Thread):
 
         def say(door: Door) -> bool:
             answer = self._ask(door, f"{door.base_url}/t/{self._topic}/v1/chat/completions", body, headers, fails=False)
-            fact.answers.append("" if answer is None else answer.memory)
+            memory = "" if answer is None else str(answer.headers["X-Memory-Status"])
+            fact.answers.append(memory)
             if answer is None:
                 return False
-            self._ledger.count(f"chat: {answer.memory}")
+            self._ledger.count(f"chat: {memory}")
             message = json.loads(answer.body)["choices"][0]["message"]
             reply.append({"role": "assistant", "content": message["content"]})
-            fact.acknowledged = answer.memory not in UNPROMISED
+            fact.acknowledged = memory not in UNPROMISED
             return True
 
         reply: list[dict[str, str]] = []
@@ -208,7 +189,7 @@ class Writer(threading.Thread):
                 break
         return False
 
-    def _ask(self, door: Door, url: str, body: object, headers: Mapping[str, str], *, fails: bool) -> Reply | None:
+    def _ask(self, door: Door, url: str, body: object, headers: Mapping[str, str], *, fails: bool) -> Answer | None:
         """An answer with 200. `fails`: whether another one is none of the daemon's faults, where it cannot store."""
         asked = time.monotonic()
         answer = posted(url, body, headers)
@@ -216,7 +197,7 @@ class Writer(threading.Thread):
             if door.is_well:
                 self._ledger.took(time.monotonic() - asked)
             return answer
-        what = answer if isinstance(answer, str) else f"{answer.status} {answer.memory} {answer.body[:300]!r}"
+        what = answer if isinstance(answer, str) else f"{answer.status} {answer.body[:300]!r}"
         self._ledger.count(f"failed: {what[:60]}")
         if door.is_well and not fails and any(one.number == door.number and one.is_well for one in self._doors()):
             self._ledger.refuse(door.number, url, what)

@@ -1,86 +1,113 @@
-"""Between memd and its database: a relay on a socket that loses answers.
+"""Between memd and its database: a relay on a socket, which can be slow, frozen, cut, shut, or lose answers.
 
-Rule: what is asked arrives; the answer to the statement that is being waited for does not, and the connection ends. Or
-nothing arrives any more, and nobody says so.
+Rule: whoever uses a relay cannot tell it from the server behind it, until something is done to it. Where an answer is
+lost, what was asked has arrived, and the connection ends.
 """
 
 from __future__ import annotations
 
 import select
+import shutil
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 
-class LosingRelay:
-    """Passes bytes between a Unix socket of its own and another, until it is told to lose an answer."""
+class Relay:
+    """Passes bytes between a Unix socket in a folder of its own and another."""
 
-    def __init__(self, folder: Path, target: Path) -> None:
-        self._target = str(target)
-        self.folder = folder
-        self._marker, self._times, self._freezes = b"", 0, False
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = Path(tempfile.mkdtemp(prefix="memd-relay-"))
         self.delay_seconds = 0.0
         """Before each piece of what is asked is passed on."""
         self.has_lost_all = threading.Event()
         """As many answers as it was told to lose are lost."""
+        self._marker, self._times = b"", 0
         self._flows = threading.Event()
+        self._listener: socket.socket | None = None
+        self._ends: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self.open()
+
+    @property
+    def _path(self) -> str:
+        return str(self.folder / self.target.name)
+
+    def open(self) -> None:
+        """Pass everything on, as at the beginning."""
+        self.delay_seconds = 0.0
         self._flows.set()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(folder / target.name))
-        self._listener.listen()
-        self._ended, self._end = socket.socketpair()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        if self._listener is None:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self._path)
+            self._listener.listen()
+            self._start(self._accept, self._listener)
 
-    def lose_answer_to(self, marker: bytes, *, times: int = 1, freezes: bool = False) -> None:
-        """Of the next requests that have these bytes in them.
-
-        Args:
-            freezes: with the last of these answers all else freezes.
-        """
-        self._marker, self._times, self._freezes = marker, times, freezes
+    def lose_answer_to(self, marker: bytes, *, times: int = 1) -> None:
+        """Of the next requests that have these bytes in them."""
+        self._marker, self._times = marker, times
         self.has_lost_all.clear()
 
     def freeze(self) -> None:
-        """Pass nothing on, in no connection, until `thaw`."""
+        """Pass nothing on, in no connection, as a network that drops all packets does."""
         self._flows.clear()
 
-    def thaw(self) -> None:
-        self._flows.set()
+    def cut(self) -> None:
+        """End all connections; new ones are served."""
+        for one in list(self._ends):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def shut(self) -> None:
+        """End all connections and refuse new ones."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            with socket.socket(socket.AF_UNIX) as last:
+                last.connect(self._path)  # so that it is seen that there is no listener any more
+            Path(self._path).unlink()
+        self.cut()
 
     def close(self) -> None:
-        self._end.send(b"end")
+        self.shut()
         self._flows.set()
         for thread in self._threads:
             thread.join()
-        for one in (self._listener, self._ended, self._end):
-            one.close()
+        shutil.rmtree(self.folder)
 
-    def _accept(self) -> None:
-        while self._ended not in select.select([self._listener, self._ended], [], [])[0]:
-            client, _ = self._listener.accept()
-            self._threads.append(threading.Thread(target=self._pass_on, args=[client]))
-            self._threads[-1].start()
+    def _start(self, work: Callable[[socket.socket], None], end: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=work, args=[end]))
+        self._threads[-1].start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                client, _ = listener.accept()
+                if self._listener is not listener:
+                    client.close()
+                    return
+                self._start(self._pass_on, client)
 
     def _pass_on(self, client: socket.socket) -> None:
         is_losing = False
         with client, socket.socket(socket.AF_UNIX) as server, suppress(OSError):
-            server.connect(self._target)
+            server.connect(str(self.target))
+            self._ends |= {client, server}
             while True:
-                ready = select.select([client, server, self._ended], [], [])[0]
-                one = ready[0]
-                data = b"" if one is self._ended else one.recv(1 << 16)
+                one = select.select([client, server], [], [])[0][0]
+                data = one.recv(1 << 16)
                 self._flows.wait()
                 if data and one is client and self.delay_seconds:
                     time.sleep(self.delay_seconds)
                 if data and one is server and is_losing and not self._times:
-                    if self._freezes:
-                        self.freeze()
                     self.has_lost_all.set()
                 if not data or (one is server and is_losing):
-                    return
+                    break
                 if one is client and self._times and self._marker in data:
                     self._times, is_losing = self._times - 1, True
                 (server if one is client else client).sendall(data)
+        self._ends -= {client, server}

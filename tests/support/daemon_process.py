@@ -73,7 +73,14 @@ class Answer(NamedTuple):
 Headers = Mapping[str, str]
 
 
-def ask(url: str, body: object = None, *, method: str | None = None, headers: Headers | None = None) -> Answer:
+def ask(
+    url: str,
+    body: object = None,
+    *,
+    method: str | None = None,
+    headers: Headers | None = None,
+    seconds: float = ANSWER_SECONDS_MAX,
+) -> Answer:
     """One HTTP request with the standard library's client, which knows nothing of memd.
 
     Args:
@@ -86,7 +93,7 @@ def ask(url: str, body: object = None, *, method: str | None = None, headers: He
     request = urllib.request.Request(url, data, sent, method=method)
     try:
         context = ssl._create_unverified_context() if url.startswith("https:") else None  # on this machine
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS_MAX, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=seconds, context=context) as answer:
             return Answer(answer.status, answer.headers, answer.read())
     except urllib.error.HTTPError as error:
         with error:
