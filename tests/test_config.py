@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
+from memd.principals import Principal
 from memd.settings.file import read_settings
 from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_config, variable_of
 from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
@@ -398,3 +400,49 @@ def test_the_command_prints_the_settings_file_with_all_defaults(tmp_path: Path) 
     file = tmp_path / "config.yaml"
     file.write_text(result.stdout)
     assert load_config(file, {}, {"data_dir": "/memory"}) == load_config(None, {}, {"data_dir": "/memory"})
+
+
+# Tokens
+
+
+def item(name: str = "ann", sha: str = "a" * 64, topics: str = "[a]", rights: str = "[read]") -> str:
+    return f"    - {{name: {name}, token_sha256: {sha}, topics: {topics}, rights: {rights}}}\n"
+
+
+def test_tokens_are_read_from_the_file_and_from_a_variable(config_file: Path) -> None:
+    [ann] = (auth := loaded(config_file, f"auth:\n  tokens:\n{item()}").auth).tokens
+    assert ann.principal == Principal("ann", ("a",), frozenset({"read"}))
+    assert loaded(None, MEMD_AUTH_TOKENS=f"[{item().strip().removeprefix('- ')}]").auth == auth
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (
+            item(topics='["team-*", team-a]'),
+            "line 3: auth.tokens, item 1: the topics of ann have team-* and team-a, which",
+        ),
+        (item(topics="[a, a]"), "the topics of ann have a twice; remove one"),
+        (item(topics="[]"), "topics is not what it should be; give a list of one or more names of topics"),
+        (item(topics="[../a]"), "topics is not what it should be"),
+        (item(topics='["a\\n"]'), "topics is not what it should be"),
+        (item(name='"owner\\n"'), "name is not what it should be"),
+        (
+            item(rights="[]"),
+            "rights is not what it should be; give a list of one or more of read, write, correct, admin",
+        ),
+        (item(rights="[delete]"), "give a list of one or more of read, write, correct, admin, not ['delete']"),
+        (item(rights="[read, read]"), "ann has a right twice"),
+        (item() + item("bob"), "line 4: auth.tokens, item 2: bob has the same token as ann"),
+        (item() + item(sha="f" * 64), "there is another token with the name ann"),
+        (item(sha=hashlib.sha256(b"the owner's").hexdigest()), "(item 1): ann has the token that auth.token is"),
+        (item("owner"), "the name owner is that of auth.token"),
+        (item(sha="abc"), "token_sha256 is not what it should be; give the 64 hexadecimal digits"),
+        ("    - {name: ann, topics: [a], rights: [read]}\n", "it has no token_sha256; give the 64"),
+        ("    - {name: ann, token: s3cr3t}\n", "a token itself has no place here, its SHA-256 has"),
+        ("    - s3cr3t\n", "it is not what it should be; give its name, token_sha256, topics, rights"),
+    ],
+)
+def test_a_wrong_token_is_refused_with_its_place_and_the_reason(config_file: Path, tokens: str, reason: str) -> None:
+    refused = complaint(config_file, f"auth:\n  tokens:\n{tokens}", MEMD_AUTH_TOKEN="the owner's")
+    assert reason in refused and "s3cr3t" not in refused

@@ -1,17 +1,28 @@
-"""The documentation says what exists, and its links lead somewhere."""
+"""The documentation says what exists and is so, and its links lead somewhere."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import click
 import pytest
+from daemon_process import DaemonProcess, user
+from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
+from memd.conversation import tokens
+from memd.conversation.hot_buffer import CORRECTABLE_TURNS
+from memd.entries import HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX, UTILITY_RATIO
 from memd.settings.loading import known_keys
+from memd.settings.model import Config
+from memd.store.log import segment
+from memd.wire.message_cache import CACHE_BYTES_MAX
+from memd.wire.registry import APIS
+from memd.wire.sideband import INJECTED_HEADER_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "memd").rglob("*.md")])
@@ -181,3 +192,47 @@ def test_every_module_that_test_files_share_is_on_the_page_for_contributors() ->
             name for name in named if module.stem == name or (name[-1] == "*" and module.stem.startswith(name[:-1]))
         ]
         assert covering, module.name
+
+
+# Sentences that are quoted here as they are written, beside what shows them; other test files try what else is claimed
+
+
+def claimed(page: str, *sentences: str) -> None:
+    """These stand in the page."""
+    text = " ".join((ROOT / page).read_text().split())
+    for sentence in sentences:
+        assert " ".join(sentence.split()) in text, f"{page} does not say {sentence!r} any more: what shows it, here?"
+
+
+def test_ports_addresses_and_bounds_that_pages_name_are_those_of_the_product() -> None:
+    config = Config()
+    claimed("SECURITY.md", "It listens on `127.0.0.1`.")
+    claimed("README.md", 'baseURL: "http://127.0.0.1:8765/v1"', "`http://127.0.0.1:8766/memd/` shows each turn")
+    assert (config.listen.host, config.listen.port, config.admin.port) == ("127.0.0.1", 8765, "auto")
+    claimed("docs/protocol.md", "multiply or divide the score by 1.5, from 1.5⁻⁴", "to 1.5¹⁰", "at most 4 KB")
+    assert (UTILITY_RATIO, UNHELPFUL_STEPS_MAX, HELPFUL_STEPS_MAX, INJECTED_HEADER_BYTES_MAX) == (1.5, 4, 10, 4096)
+    claimed("docs/protocol.md", "was shown in the last 64 turns of the topic")
+    assert CORRECTABLE_TURNS == 64
+    claimed("docs/operations.md", "caches, at most 48 MB together: parsed messages, token counts, chunks")
+    counts = tokens._COUNTS_BYTES_MAX + 2 * tokens._TEXTS_BYTES_MAX
+    assert CACHE_BYTES_MAX + counts + segment.ENTRIES_READ.bytes_max <= 48_000_000
+
+
+def test_what_the_readme_says_of_installing_and_of_apis_is_so() -> None:
+    claimed("README.md", "Python 3.11 or later", "with OpenAI's, Anthropic's or Ollama's API", "make demo", "make test")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11"
+    assert {"chat", "responses", "messages", "ollama"} == {api.name for api in APIS}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test", "quick", "faults", "cluster"} <= targets
+    for named in re.findall(r"`python (bench/\w+\.py)|`(bench/\w+\.py)", (ROOT / "README.md").read_text()):
+        assert (ROOT / next(filter(None, named))).exists()
+
+
+@pytest.mark.process
+def test_memd_asks_the_model_server_and_nobody_else(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    claimed("SECURITY.md", "It sends no statistics")
+    served.chat([user("The walrus keeps the foghorn's spare key under the third granite step.")])
+    served.wait_stored("granite step")
+    asked = {request.target.partition("?")[0] for request in upstream.requests}
+    assert asked <= {"/v1/chat/completions", "/props", "/apply-template", "/v1/models", "/health"}

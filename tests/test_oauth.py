@@ -537,22 +537,3 @@ async def test_a_file_that_cannot_be_read_is_as_none(stage: Stage, caplog: pytes
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_grant_never_has_more_than_its_principal_has_now() -> None:
-    ann = Principal("ann", ("team-*", "ann"), frozenset({"read", "write"}))
-    narrowed = ann.narrowed(("read", "correct"), ())
-    assert narrowed == Principal("ann", ("team-*", "ann"), frozenset({"read"}))
-    narrowed = ann.narrowed(("read",), ("team-a", "ann*", "secret"))
-    assert [narrowed.may("read", topic) for topic in ("team-a", "ann", "team-b", "secret", "annie")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert not ann.narrowed(("read",), ("secret",)).topics
-    assert not ann.narrowed(("read",), ("*",)).may_everywhere("read")
-    everyone = Principal("bob", ("*",), frozenset({"read"}))
-    assert everyone.narrowed(("read",), ()).may_everywhere("read")
-    assert not everyone.narrowed(("read",), ("team-*",)).may_everywhere("read")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -101,23 +101,6 @@ async def test_a_chunk_without_choices_passes_wherever_it_stands(client: Client,
     assert (await client.receipt())["completion_tokens"] == 3
 
 
-# litellm 38926: with include_usage the pieces of a call's arguments came in one burst at the end.
-async def test_pieces_of_a_calls_arguments_come_as_they_are_written(client: Client) -> None:
-    gate = threading.Event()
-    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "write", "arguments": '{"text": "'}}
-    more = {"index": 0, "function": {"arguments": 'half"}'}}
-    first, rest = delta(tool_calls=[call]), delta(tool_calls=[more])
-    client.upstream.answer = lambda _: stream_of(first, rest, delta("tool_calls"), gate=gate)
-    usage = {"include_usage": True}
-    async with client.post(FACT, stream=True, stream_options=usage, memory_in={}) as answer:
-        seen = b""
-        while b"half" not in seen:
-            seen += await answer.content.readany()
-        assert b"[DONE]" not in seen, "the end is not there yet"
-        gate.set()
-        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-
-
 # litellm 33687, 39355: cache_control was dropped on the way, or refused for its ttl.
 async def test_marks_for_a_cache_stay_where_the_client_set_them(client: Client) -> None:
     mark = {"type": "ephemeral", "ttl": "1h"}
@@ -126,30 +109,6 @@ async def test_marks_for_a_cache_stay_where_the_client_set_them(client: Client) 
     parts = [{"type": "text", "text": QUESTION, "cache_control": mark}]
     prompt = await client.chat([{"role": "user", "content": parts}])
     assert json.dumps(mark) in prompt and "blue barrel" in prompt
-
-
-# open-webui 28400: with its memory tool the context was lost from the first follow-up on.
-async def test_a_chat_with_open_webuis_memory_tool_keeps_its_history(client: Client) -> None:
-    call = {"id": "m1", "type": "function", "function": {"name": "search_memories", "arguments": '{"query": "key"}'}}
-    history = [
-        user(FACT),
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "m1", "content": '{"results": []}'},
-        {"role": "assistant", "content": "I noted it."},
-        user("And the barrel, what is its colour?"),
-    ]
-    for end in (1, 3, 5):
-        prompt = await client.chat(history[:end])
-        await client.settled()
-    sent = json.loads(prompt)
-    assert sent[:4] == history[:4] and sent[4]["content"].endswith(history[4]["content"])
-
-
-# MystenLabs/MemWal 386: what was just remembered was not found.
-async def test_what_was_just_said_is_found_before_it_is_stored(make_daemon: MakeDaemon, upstream: Any) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
-    daemon.chat([user(FACT)])
-    assert daemon.chat([user(QUESTION)]).headers["X-Memory-Status"] == "injected"
 
 
 # getsentry/junior 1669: a write that was tried again after a replacement brought the old memory back.
@@ -231,23 +190,6 @@ async def test_comments_in_a_long_silence_before_the_first_word_pass(
         assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
         gate.set()
         assert b"there." in await answer.read()
-
-
-# mostlygeek/llama-swap 796: a path that the model server has was not passed on.
-async def test_paths_that_memd_does_not_know_are_the_model_servers(make_daemon: MakeDaemon) -> None:
-    with recording_upstream(answer=lambda request: Response((request.target.encode(),))) as upstream:
-        daemon = make_daemon(upstream.url).start()
-        assert ask(f"{daemon.base_url}/cors-proxy?url=x", method="GET").body == b"/cors-proxy?url=x"
-
-
-# JustVugg/colibri 990: a server in a container refused the Host header of its own address.
-async def test_another_machines_name_in_the_host_header_is_answered_with_a_token(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": "a-secret-of-this-test"}}).start()
-    headers = {"Host": "my-server:36873", "Authorization": "Bearer a-secret-of-this-test"}
-    assert ask(f"{daemon.own_url}/memd/stats", headers=headers).status == 200
-    assert daemon.chat([user(FACT)], headers=headers).headers["X-Memory-Status"] == "none"
 
 
 # Soju06/codex-lb 1757, lmstudio-ai/lms 1079: clients in Java offer HTTP/2 with each request: 400, or silence.
@@ -409,36 +351,6 @@ def free_for_all() -> Iterator[Path]:
 
 
 # danny-avila/LibreChat 10809, open-webui: their own memories ask the model too, with the chat in one message.
-OWN_MEMORIES: Mapping[str, list[Json]] = {
-    "Open WebUI": [
-        {"role": "system", "content": "You are Open WebUI's private memory reviewer. Return only valid JSON."},
-        user(
-            f"Review the completed conversation turn and decide whether long-term memory should change.\n\nuser: {FACT}"
-        ),
-    ],
-    "LibreChat": [
-        {"role": "system", "content": "Keep what matters.\n\n# Existing memory:\nNo existing memories"},
-        user(f"# Current Chat:\n\nHuman: {FACT}\nAI: Noted."),
-    ],
-}
-
-
-@pytest.mark.parametrize("program", OWN_MEMORIES)
-async def test_what_a_chat_programs_own_memory_asks_is_passed_on_and_not_remembered(
-    client: Client, program: str
-) -> None:
-    prompt = await client.chat(OWN_MEMORIES[program])
-    assert json.loads(prompt) == OWN_MEMORIES[program]
-    assert "blue barrel" not in (await recalled(client))
-
-
-# open-webui 19243: with its memory on, the system prompt was lost.
-async def test_open_webuis_own_memories_stand_beside_memds(client: Client) -> None:
-    system = "Answer briefly.\n\n<memory_context>\n[User Memory]\n- Likes tea.\n</memory_context>"
-    await client.ask(FACT)
-    await client.settled()
-    [first, asked] = json.loads(await client.chat([{"role": "system", "content": system}, user(QUESTION)]))
-    assert first["content"] == system and "blue barrel" in asked["content"] and "tea" not in asked["content"]
 
 
 # BerriAI/litellm 26395, anomalyco/opencode 25000: the thoughts of a step were lost on the way back.

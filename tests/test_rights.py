@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from daemon_in_process import House, house_in, secret_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
-from memd.principals import OWNER, RIGHTS, Principals, digest_of
+from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of, overlapping
 from memd.settings import model as settings
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
@@ -435,3 +438,55 @@ async def test_who_may_erase_and_not_read_erases_by_any_id_and_hears_no_text(hou
     there = await erased(vault)
     assert json.dumps(there).replace(vault, "abcdef012345") == json.dumps(missing), "as if it were not there"
     assert (await erased(vault, topic_id="secret"))[0] == 403
+
+
+# Patterns of topics, and what is left of a principal's rights for a program
+
+ANN = Principal("ann", ("team-*", "ann"), frozenset({"read", "write"}))
+
+
+@given(st.text("ab-*", min_size=1, max_size=7), st.text("ab-/", max_size=9))
+def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+    wanted = re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), name) is not None
+    assert Principal("x", (pattern,), frozenset({"read"})).may("read", name) == wanted
+
+
+def test_no_pattern_makes_a_long_name_take_long() -> None:
+    """A regular expression takes four minutes for 40 letters. Whoever lets a program in chooses both."""
+    [pattern] = ANN.narrowed(("read",), (f"team-{'*a' * 60}b",)).topics
+    greedy = Principal("x", (pattern, "*a*a*a*a*a*a*a*a-"), frozenset({"read"}))
+    assert not greedy.may("read", f"team-{'a' * 120}") and greedy.may("read", f"team-{'a' * 120}b")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (["a", "b"], None),
+        (["a*", "*b"], ("a*", "*b")),
+        (["a*b", "ac*"], ("a*b", "ac*")),
+        (["a*b", "b*"], None),
+        (["x", "a", "a"], ("a", "a")),
+        (["*", "z"], ("*", "z")),
+        (["*a", "*b"], None),
+    ],
+)
+def test_patterns_that_one_name_could_match_overlap(patterns: list[str], found: tuple[str, str] | None) -> None:
+    assert overlapping(patterns) == found
+
+
+def test_a_grant_never_has_more_than_its_principal_has_now() -> None:
+    narrowed = ANN.narrowed(("read", "correct"), ())
+    assert narrowed == Principal("ann", ("team-*", "ann"), frozenset({"read"}))
+    narrowed = ANN.narrowed(("read",), ("team-a", "ann*", "secret"))
+    assert [narrowed.may("read", topic) for topic in ("team-a", "ann", "team-b", "secret", "annie")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert not ANN.narrowed(("read",), ("secret",)).topics
+    assert not ANN.narrowed(("read",), ("*",)).may_everywhere("read")
+    everyone = Principal("bob", ("*",), frozenset({"read"}))
+    assert everyone.narrowed(("read",), ()).may_everywhere("read")
+    assert not everyone.narrowed(("read",), ("team-*",)).may_everywhere("read")
