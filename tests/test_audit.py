@@ -8,8 +8,6 @@ import hashlib
 import json
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,20 +21,16 @@ from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
-from memd.admin.auditing import Auditor, note_turn
+from memd.admin.auditing import Auditor
 from memd.admin.queries import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
 from memd.admin.routes import ROUTES
 from memd.cli.main import main
-from memd.entries import Correction
 from memd.errors import StoreError
-from memd.ingest.redaction.redactor import NO_REDACTION
 from memd.principals import Principal, Principals
-from memd.receipts import Receipt, Receipts
 from memd.settings.tokens import TOKENS_MAX
 from memd.store.audit import KINDS, LINE_BYTES_MAX, Act, AuditBook, Head, encoded, noted_head, read_book
 from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout
-from memd.telemetry.events import Events
 
 NOW = 1_795_444_982_372_003
 SECRETS = {"owner": "o" * 20, "ann": "ann-has-this-token", "bob": "bob-has-that-token"}
@@ -237,6 +231,18 @@ def test_where_nobody_else_has_a_token_nothing_is_recorded(served: DaemonProcess
     )
 
 
+def test_a_turn_whose_receipt_is_not_kept_is_a_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    team = Team(make_daemon(upstream.url, settings() | {"receipts": {"enabled": False}}).start())
+    [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]}).json["notes"]
+    asked = {"chunk_ids": note["chunk_ids"], "action": "Helpful", "reason": "IBIS"}
+    team.say("ann", "What does the crane need?")
+    team.say("ann", "Thanks.", {"memory_in": json.dumps({"corrections": [asked]})})
+    told = [
+        (one["act"], [id_[:4] for id_ in one.get("ids", [])]) for one in team.acts("--who", "ann") if "turn" not in one
+    ]
+    assert told[1:3] == [("read", note["chunk_ids"]), ("write", [])] and ("correct", note["chunk_ids"]) in told
+
+
 # -- in one process ---------------------------------------------------------------------------------------------------
 
 
@@ -297,12 +303,6 @@ async def test_attempts_that_were_refused_in_quick_succession_are_one_line(audit
     assert [(one.act, one.times) for one in read(tmp_path)] == [("refused", 500), ("search", 1)]
 
 
-async def test_two_who_write_at_once_write_each_act_once(auditor: Auditor, tmp_path: Path) -> None:
-    auditor.note(act(1))
-    assert all(await asyncio.gather(*(auditor.flush() for _ in range(5))))
-    assert [one.count for one in read(tmp_path)] == [1]
-
-
 async def test_whoever_asks_waits_for_what_is_being_written(auditor: Auditor, tmp_path: Path) -> None:
     auditor.note(act(1))
     writing = asyncio.create_task(auditor.flush())
@@ -322,29 +322,6 @@ async def test_an_audit_that_began_goes_on_though_the_last_token_is_gone(disk: F
     await auditor.flush()
     assert Auditor(AuditBook(disk, tmp_path), Principals(), "auto").is_on
     assert not Auditor(AuditBook(disk, tmp_path), principals, "never").is_on
-
-
-async def test_a_turn_whose_receipt_is_not_kept_is_a_line(auditor: Auditor, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as writer:
-        receipts = Receipts(None, writer, NO_REDACTION, Events(), unkept=partial(note_turn, auditor))
-        asked = Receipt(
-            turn_id="7",
-            at=NOW,
-            topic_id="work",
-            api="chat",
-            mode="full",
-            model="tiny",
-            conversation="c",
-            http_status=200,
-            asked="KESTREL",
-            shown=("a3f9",),
-            corrections=(Correction(("b2e1",), "Update", "IBIS", "HERON"),),
-        )
-        await receipts.keep(asked)
-    await auditor.flush()
-    told = [(one.act, one.topics, one.ids, one.turn) for one in read(tmp_path)]
-    topics = ("work",)
-    assert told == [("read", topics, ("a3f9",), ""), ("write", topics, (), ""), ("correct", topics, ("b2e1",), "")]
 
 
 def test_no_line_has_more_ids_and_topics_than_a_line_holds() -> None:

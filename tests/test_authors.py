@@ -5,119 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import msgspec
 import pytest
-from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from conftest import MakeDaemon
-from crash_files import CrashFiles
 from daemon_in_process import House, house_in, secret_of
 from daemon_process import ask
-from histories import said
-from msgspec import UNSET
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, chat_answer
 from test_rights import LAMP, QUESTION, VAULT
 
-from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry
-from memd.ingest.pipeline import Cutter, unstored_runs
-from memd.ingest.redaction.redactor import Redactor
-from memd.messages import Message, chain_all
 from memd.principals import digest_of
-from memd.settings.model import BufferSettings, ChunkingSettings, IngestSettings
-from memd.store.store import ModelId, Store, StoreShared
+from memd.settings.model import BufferSettings, IngestSettings
 
 TOPIC = "/memd/chunks?topic=team-a&all=true"
 ROPE = "The rope for the boat hangs in the shed behind the lighthouse, on the third nail from the left."
-
-
-# -- what is cut ------------------------------------------------------------------------------------------------------
-
-
-def by(author: str, *texts: str) -> list[Message]:
-    """Messages of a principal; the owner's, where that is empty."""
-    return [msgspec.structs.replace(said(text), author=author or UNSET) for text in texts]
-
-
-def cut(messages: Sequence[Message], known: Sequence[Message] = ()) -> list[tuple[str, str]]:
-    """Author and text of each chunk of a conversation of which the log has the messages `known`."""
-    store = Store(
-        DATA_DIR,
-        StoreShared(model=ModelId(DIMENSION, HashEmbedder.fingerprint), segment_entries_max=9, files=CrashFiles()),
-    )
-    topic, cutter = store.topic("talk"), Cutter(ChunkingSettings(), COUNTER)
-    digests = chain_all(message.content_digest for message in messages)
-    stretch: list[tuple[bytes, Message | None]] = list(zip(digests, messages, strict=True))
-    if known:
-        vector = HashEmbedder().embed_many(["x"])[0].tobytes()
-        drafts = cutter.cut("talk", unstored_runs(topic, stretch[: len(known)]))
-        topic.append([msgspec.structs.replace(draft, vector=vector) for draft in drafts])
-    drafts = cutter.cut("talk", unstored_runs(topic, stretch))
-    store.close()
-    return [(draft.author or "", draft.content) for draft in drafts]
-
-
-def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_the_answer_whether_stored_or_not() -> None:
-    question, answer = by("ann", "u:Where is the rope?"), by("bob", "a:In the attic, on the left.")
-    anew = [("bob", "Where is the rope?\nIn the attic, on the left.")]
-    assert cut([*question, *answer]) == cut([*question, *answer], known=question) == anew
-    assert cut([*question, *by("", "a:In the attic.")]) == [("", "Where is the rope?\nIn the attic.")], "the owner's"
-
-
-# -- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def received(buffer: HotBuffer, author: str, messages: Sequence[Message]) -> list[str]:
-    """The authors of the conversation that a principal's request is put into."""
-    digests = [message.content_digest for message in messages]
-    there = buffer.receive(messages, digests, [1] * len(messages), session=None, now=0.0, said_at=1, author=author)
-    kept = [item.message for item in there.conversation.messages]
-    return [one.author or "" for one in kept if one is not None]
-
-
-def test_what_a_client_sends_again_belongs_to_whoever_said_it_first_also_over_the_journal() -> None:
-    names = iter("abcdef")
-    buffer = HotBuffer(lambda: next(names), 64)
-    history = [said(text) for text in ("u:1", "a:2", "u:3", "a:4", "u:5")]
-    assert received(buffer, "ann", history[:3]) == ["ann"] * 3
-    assert received(buffer, "bob", history[:5]) == ["ann"] * 3 + ["bob"] * 2
-    assert received(buffer, "", [*history, said("a:6")]) == ["ann"] * 3 + ["bob"] * 2 + [""]
-    assert received(buffer, "bob", [*history[:2], said("u:else")]) == ["ann", "ann", "bob"], "a fork"
-    assert received(buffer, "bob", [history[0], *history[2:]])[:2] == ["ann"] * 2, "without one of them"
-    for events in (buffer.take_unsaved(), buffer.retelling()()):
-        again = HotBuffer(lambda: "x", 64)
-        again.replay(events)
-        assert [one.messages for one in again.conversations()] == [one.messages for one in buffer.conversations()]
-
-
-def cut_entries(messages: Sequence[Message]) -> list[Entry]:
-    cutter = Cutter(ChunkingSettings(), COUNTER)
-    store = Store(
-        DATA_DIR,
-        StoreShared(model=ModelId(DIMENSION, HashEmbedder.fingerprint), segment_entries_max=9, files=CrashFiles()),
-    )
-    drafts = cutter.cut("talk", unstored_runs(store.topic("talk"), [(bytes(16), one) for one in messages]))
-    vector = HashEmbedder().embed_many(["x"])[0].tobytes()
-    entries = store.topic("talk").append([msgspec.structs.replace(draft, vector=vector) for draft in drafts])
-    store.close()
-    return list(entries)
-
-
-def test_a_name_that_is_to_be_redacted_is_so_where_it_is_the_author_too() -> None:
-    redactor = Redactor.of(IngestSettings(redact=True, redact_patterns={"people": r"\bann\b"}))
-    [message] = by("ann", "u:I am ann.")
-    kept = redactor.message(message)
-    assert kept.author == redactor.pseudonym("ann") and "[redacted:people]" in kept.text
-    [entry] = cut_entries([message])
-    assert redactor.draft(entry.as_draft()).author == kept.author
-
-
-# -- through a daemon -------------------------------------------------------------------------------------------------
 
 
 async def authors(house: House, path: str = TOPIC, who: str = "owner") -> dict[str, str]:
@@ -208,6 +112,19 @@ async def test_two_people_in_one_conversation_have_what_each_of_them_said(house:
             _, found = await house.ask("owner", f"/memd/search?q={quote(words)}&author={name}&topic=team-a")
             assert [text in one["content"] for one in found["chunks"]] == [True]
     assert (await house.ask("owner", "/memd/transcript?author=ann"))[0] == 400, "it would read all for each page"
+
+
+async def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_the_answer(house: House) -> None:
+    for name, reply in (("ann", "In the shed."), ("bob", "In the attic, on the left.")):
+        house.upstream.answer = lambda request, reply=reply: chat_answer(request, reply)  # type: ignore[misc]  # a default
+        await house.chat(name, "Where is the rope of the boat?")
+        await house.settled()
+    _, told = await house.ask("owner", TOPIC)
+    asked = "user: Where is the rope of the boat?\nassistant: "
+    assert {(one["author"], one["content"]) for one in told["chunks"]} == {
+        ("ann", f"{asked}In the shed."),
+        ("bob", f"{asked}In the attic, on the left."),
+    }
 
 
 async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(house: House) -> None:

@@ -79,12 +79,6 @@ def test_the_version_is_the_package_version() -> None:
     assert memd("--version").stdout == f"memd {__version__}\n"
 
 
-def test_help_names_every_command() -> None:
-    result = memd("--help")
-    assert result.exit_code == 0
-    assert all(name in result.stdout for name in main.list_commands())
-
-
 def test_a_command_s_help_begins_with_the_sentence_in_the_list_and_ends_with_an_example_that_can_be_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,14 +89,20 @@ def test_a_command_s_help_begins_with_the_sentence_in_the_list_and_ends_with_an_
         assert command is not None and command.name == name
         assert (command.help or "").startswith(f"{summary}\n"), name
         [example] = re.findall(r"^ *Example: (?:.*-- )?memd (.+)$", command.help or "", re.MULTILINE)
-        named, *arguments = shlex.split(re.split(r" [|<>] ", example)[0])
-        assert named == name and command.make_context(name, arguments), name
+        words = shlex.split(re.split(r" [|<>] ", example)[0])
+        assert words[0] == name
+        found: click.Command | None = main
+        while isinstance(found, click.Group):
+            named = words[0] if words and not words[0].startswith("-") else "on"  # `memd encrypt` alone is `encrypt on`
+            context, found, words = click.Context(found), found.get_command(click.Context(found), named), words[1:]
+        assert found is not None and found.make_context(name, words, parent=context), example
 
 
 def test_the_help_has_commands_in_groups_with_at_most_ten_for_every_day() -> None:
     told = memd("--help").stdout
     assert re.findall(r"^([A-Z][a-z ]+):$", told, re.MULTILINE) == ["Options", *GROUPS]
     assert len(next(iter(GROUPS.values()))) <= 10 and sum(map(len, GROUPS.values())) == len(COMMANDS)
+    assert all(name in told for name in main.list_commands())
 
 
 def test_memd_alone_says_what_runs_what_is_remembered_and_what_to_do_next(
@@ -203,13 +203,6 @@ def test_a_wrong_upstream_given_as_a_flag_is_named_as_such() -> None:
     assert one_line(result).startswith("memd: the command line: upstream.url is 'localhost:8080'")
 
 
-def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMD_LISTEN_PROT", "1")
-    result = memd("verify")
-    assert result.exit_code == 2
-    assert "MEMD_LISTEN_PORT" in one_line(result)
-
-
 @pytest.mark.parametrize("command", ["verify", "export"])
 def test_a_data_directory_that_does_not_exist_is_not_taken_for_an_empty_log(command: str, tmp_path: Path) -> None:
     result = memd(command, "--data-dir", tmp_path / "nowhere")
@@ -218,66 +211,35 @@ def test_a_data_directory_that_does_not_exist_is_not_taken_for_an_empty_log(comm
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_data_directory_is_the_one_of_the_settings(log_dir: Path, tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(f"data_dir: {log_dir}\n")
-    assert memd("verify", "--config", config).exit_code == 0
-    assert len(memd("export", "--config", config).stdout.splitlines()) == ENTRIES + 1
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_example_of_a_help_text_can_be_typed(name: str) -> None:
-    command = main.get_command(None, name)
-    assert command is not None
-    for line in re.findall(r"Example: memd (.+)", command.help or ""):
-        words = shlex.split(line.partition(" > ")[0])
-        found: click.Command | None = main
-        while isinstance(found, click.Group):
-            named = words[0] if words and not words[0].startswith("-") else "on"  # `memd encrypt` alone is `encrypt on`
-            context, found, words = click.Context(found), found.get_command(click.Context(found), named), words[1:]
-        assert found is not None, line
-        found.make_context(name, words, parent=context)
+SERVER = {"aiohttp", "onnxruntime", "tokenizers", "tiktoken", "memd.ingest", "memd.embedding", "memd.proxy"}
+HELP = "from memd.cli.main import main; main(['--help'], standalone_mode=False)"
 
 
 @pytest.mark.process
-def test_the_command_line_starts_without_the_heavy_libraries() -> None:
-    heavy = {"aiohttp", "fastembed", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}
-    script = "import sys; from memd.cli.main import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        (HELP, {"aiohttp", "fastembed", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}),
+        ("import memd.cli.history", SERVER),  # memd turn, log, show
+        ("import memd.cli.views", SERVER),  # memd search
+        ("import memd.daemon.app", {"markdown_it", "pathspec", "statistics", "rich", "fastembed"}),
+    ],
+    ids=["help", "history", "views", "daemon"],
+)
+def test_no_more_is_imported_than_is_needed(program: str, heavy: set[str]) -> None:
+    script = f"import sys; {program}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("command", ["history", "views"])  # memd turn, log, show; memd search
-def test_a_command_that_only_asks_imports_no_server_model_or_memory(command: str) -> None:
-    script = f"import sys; import memd.cli.{command}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    heavy = {"aiohttp", "onnxruntime", "tokenizers", "tiktoken", "memd.ingest", "memd.embedding", "memd.proxy"}
-    assert not heavy & set(run.stdout.split())
-
-
-@pytest.mark.process
-def test_the_daemon_starts_without_the_libraries_that_few_requests_need() -> None:
-    script = "import sys; import memd.daemon.app; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert not {"markdown_it", "pathspec", "statistics", "rich", "fastembed"} & set(run.stdout.split())
 
 
 # verify
 
 
-def test_verify_of_a_damaged_log_is_exit_code_1_and_names_the_file(damaged_dir: Path) -> None:
-    result = memd("verify", "--data-dir", damaged_dir)
-    assert result.exit_code == 1
-    assert "active.bin" in result.stdout
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_the_json_report_has_the_same_verdict(log_dir: Path, damaged_dir: Path, damaged: bool) -> None:
-    folder = damaged_dir if damaged else log_dir
-    result = memd("verify", "--json", "--data-dir", folder)
-    assert result.exit_code == damaged
-    assert isinstance(json.loads(result.stdout), dict)
+def test_verify_of_a_damaged_log_is_exit_code_1_and_names_the_file(log_dir: Path, damaged_dir: Path) -> None:
+    for folder, code in ((log_dir, 0), (damaged_dir, 1)):
+        told, report = memd("verify", "--data-dir", folder), memd("verify", "--json", "--data-dir", folder)
+        assert told.exit_code == report.exit_code == code and isinstance(json.loads(report.stdout), dict)
+    assert "active.bin" in told.stdout
 
 
 # export

@@ -55,18 +55,6 @@ def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
         assert standin.reply_to([*history[40:], asked]) == UNKNOWN
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["separate", "merged"])
-def test_the_stand_in_reads_memory_blocks_and_cites_the_chunk(merged: bool) -> None:
-    standin = FakeModel(window=100_000, count=len, lines={})
-    block = "[memory] Records.\n[mem:a3f9] user: The port is 7340.\nassistant: Noted.\n[/memory]"
-    question = "Which port is it?"
-    if merged:
-        messages = [{"role": "user", "content": f"{block}\n\n{question}"}]
-    else:
-        messages = [{"role": "developer", "content": block}, {"role": "user", "content": question}]
-    assert standin.reply_to(messages) == 'You said [mem:a3f9]: "The port is 7340."'
-
-
 async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: RecordingUpstream) -> None:
     upstream.answer = lambda _: Response((b'{"error": {"message": "this model has no chat template"}}',), 500)
     async with aiohttp.ClientSession() as session:
@@ -80,19 +68,6 @@ async def test_a_model_that_never_ends_is_asked_for_an_answer_of_some_length(ups
         answer = await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Where is it?")
     assert answer.text == "In Bergen."
     assert json.loads(upstream.requests[-1].body)["max_tokens"] == WINDOW_TOKENS // 8
-
-
-async def test_the_stand_in_has_a_window_and_streams() -> None:
-    async with (
-        FakeModel(window=400, count=len, lines={"Hi.": "Hello there."}).running() as standin,
-        aiohttp.ClientSession(standin.base_url) as session,
-    ):
-        async with session.get("/props") as answer:
-            assert (await answer.json())["default_generation_settings"]["n_ctx"] == 400
-        assert (await ChatClient(session, standin.base_url, "demo", "").say("Hi.")).text == "Hello there."
-        with pytest.raises(NotShown, match="exceeds the available context size"):
-            await ChatClient(session, standin.base_url, "demo", "").say("x" * 400)
-        assert len(standin.shown) == 1
 
 
 @pytest.mark.process

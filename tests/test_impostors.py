@@ -4,70 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 
 from memd.cli.running import RunningDaemon
 from memd.store.disk import LocalDisk, Lock
 
 TOKEN = "the token of this memory"
-Behave = Callable[[BaseHTTPRequestHandler], None]
-
-
-class Stranger:
-    """A server that is not memd, and all that it has been told."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.heard: list[str] = []
-        self.behave: Behave = lambda handler: self.answer(handler, 200, b"{}")
-
-    @staticmethod
-    def answer(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
-        handler.send_response(status)
-        for name, value in (*headers.items(), ("Content-Length", str(len(body)))):
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-
-@contextmanager
-def stranger_listening() -> Iterator[Stranger]:
-    class Handler(BaseHTTPRequestHandler):
-        def parse_request(self) -> bool:
-            heard = super().parse_request()
-            told.heard.append(f"{self.requestline}\n{self.headers}")
-            return heard
-
-        def do_GET(self) -> None:
-            told.behave(self)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told = Stranger(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield told
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
-def stranger() -> Iterator[Stranger]:
-    with stranger_listening() as running:
+def stranger() -> Iterator[RecordingUpstream]:
+    """A server that is not memd, and all that it has been told."""
+    with recording_upstream() as running:
+        running.answers_all = True
+        running.answer = lambda _: Response((b"{}",))
         yield running
 
 
@@ -92,41 +48,41 @@ def run(memd: DaemonProcess, *arguments: str, **environment: str) -> subprocess.
     )
 
 
-def test_an_address_that_was_left_behind_is_not_even_asked(memd: DaemonProcess, stranger: Stranger) -> None:
+def test_an_address_that_was_left_behind_is_not_even_asked(memd: DaemonProcess, stranger: RecordingUpstream) -> None:
     memd.kill()
     assert (memd.data_dir / "memd.url").exists() and (memd.data_dir / "memd.secret").stat().st_mode & 0o777 == 0o600
     (memd.data_dir / "memd.url").write_text(stranger.url)
     for command in (["stats"], ["check", "--upstream", "http://127.0.0.1:9"], ["log"]):
         run(memd, *command)
-    assert stranger.heard == []
+    assert stranger.requests == []
 
 
 def test_a_stranger_at_the_address_of_a_running_daemon_never_hears_the_token(
-    memd: DaemonProcess, stranger: Stranger
+    memd: DaemonProcess, stranger: RecordingUpstream
 ) -> None:
     """Nor one who passes the challenge on to the real daemon, or leads there."""
 
-    def pass_on(handler: BaseHTTPRequestHandler) -> None:
-        stranger.answer(handler, 200, ask(memd.own_url + handler.path).body)
+    def pass_on(request: Request) -> Response:
+        return Response((ask(memd.own_url + request.target).body,))
 
-    def lead(handler: BaseHTTPRequestHandler) -> None:
-        stranger.answer(handler, 307, b"", Location=memd.own_url + handler.path)
+    def lead(request: Request) -> Response:
+        return Response((), 307, (("Location", memd.own_url + request.target),))
 
     (memd.data_dir / "memd.url").write_text(stranger.url)
-    for behave in (stranger.behave, pass_on, lead):
-        stranger.behave = behave
-        heard = len(stranger.heard)
+    for answer in (stranger.answer, pass_on, lead):
+        stranger.answer = answer
+        heard = len(stranger.requests)
         refused = run(memd, "log")
         assert refused.returncode == 1 and "in use by another memd" in refused.stderr
-        assert len(stranger.heard) == heard + 1 and TOKEN not in "".join(stranger.heard)
+        assert len(stranger.requests) == heard + 1 and TOKEN not in str(stranger.requests)
 
 
 def test_the_daemon_itself_is_found_whatever_proxy_the_environment_names(
-    memd: DaemonProcess, stranger: Stranger
+    memd: DaemonProcess, stranger: RecordingUpstream
 ) -> None:
     asked = run(memd, "stats", "--json", http_proxy=stranger.url, all_proxy=stranger.url, HTTP_PROXY=stranger.url)
     assert asked.returncode == 0 and f'"daemon_url":"{memd.own_url}"' in asked.stdout
-    assert stranger.heard == []
+    assert stranger.requests == []
 
 
 @pytest.mark.parametrize(

@@ -230,18 +230,7 @@ def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstre
     assert after.keys() - before.keys() == {'memd_responses_total{code="other"}'}
 
 
-# Who may ask, and in which format
-
-
-def test_the_metrics_are_for_those_who_may_ask_for_the_rest(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, memd: DaemonProcess
-) -> None:
-    assert ask(f"{memd.own_url}/memd/metrics", headers={"Origin": "http://elsewhere.example"}).status == 403
-    assert ask(f"{memd.own_url}/memd/metrics", b"", method="POST").status == 405
-    guarded = make_daemon(upstream.url, {"auth": {"token": "a secret"}}).start()
-    assert ask(f"{guarded.own_url}/memd/metrics").status == 401
-    shown = ask(f"{guarded.own_url}/memd/metrics", headers={"Authorization": "Bearer a secret"})
-    assert shown.status == 200 and b"memd_build_info" in shown.body
+# In which format
 
 
 def test_prometheus_gets_the_format_that_it_asks_for(memd: DaemonProcess) -> None:

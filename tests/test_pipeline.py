@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from crash_files import CrashFiles
-from histories import said
 
 from memd.documents import GivenDocument, GivenSection
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, last_look
-from memd.messages import stored_text
 from memd.settings.model import Config, IngestSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
@@ -44,11 +42,6 @@ OWN = {"whole": r"^tangerine .*"}
 """A pattern that fits a chunk where it does not fit the message that the chunk was cut from."""
 
 
-def run_of(*texts: str) -> list[Utterance]:
-    messages = [said(text) for text in texts]
-    return [Utterance(stored_text(one), one.role, one.content_digest) for one in messages]
-
-
 def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter:
     config = Config(ingest=IngestSettings(redact=True, redact_patterns=OWN))
     return Drafter(config, COUNTER, embedder.embed_many, redactor=redactor or Redactor.of(config.ingest))
@@ -74,11 +67,6 @@ def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None
     document = GivenDocument(source="keys.md", hash="0" * 64, sections=sections)
     (draft,) = drafter(embedder).cutter.cut_document(document)
     assert draft.content == "The key:\n[redacted:private_key]"
-
-
-def test_messages_and_text_without_a_speaker_do_not_share_a_run(topic: TopicLog, embedder: HashEmbedder) -> None:
-    with pytest.raises(ValueError, match="runs of their own"):
-        drafter(embedder).drafts(topic, [[*run_of("u:Which lamp?"), Utterance(SENTENCE)]])
 
 
 def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(

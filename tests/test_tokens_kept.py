@@ -24,7 +24,6 @@ from daemon_in_process import TOKENS, house_in, secret_of
 from daemon_process import DaemonProcess, ask, wait_until
 from raw_wire import Peer, RawUpstream, request
 from recording_upstream import RecordingUpstream
-from test_oauth import Stage, stage  # noqa: F401  # a fixture
 from test_rights import LAMP, told
 from test_websockets import AGREED, UPGRADE
 
