@@ -233,12 +233,6 @@ def test_a_daemon_that_is_just_starting_is_waited_for(
 # What is installed
 
 
-def test_a_model_whose_vectors_are_not_the_known_ones_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = (settings_checks.KNOWN_VECTOR[0] + 2 * settings_checks.TOLERANCE, *settings_checks.KNOWN_VECTOR[1:])
-    monkeypatch.setattr(settings_checks, "KNOWN_VECTOR", wrong)
-    assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["embedding model"]
-
-
 def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,18 +242,19 @@ def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
     assert "ulimit -n" in warned.remedy
 
 
-def test_a_tokenizer_that_counts_otherwise_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = ranks_bytes().split(b"\n")
-    lacking = b"\n".join(rank for rank in ranks if not rank.startswith(b"aGVsbG8= "))  # "hello"
-    monkeypatch.setattr(settings_checks, "ranks_bytes", lambda: lacking)
-    assert [outcome.check for outcome in told(place) if outcome.mark == "failed"] == ["tokenizer"]
-
-
-def test_a_dependency_of_another_version_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'])
-    found = [outcome for outcome in told(place) if outcome.mark == "failed"]
-    assert [outcome.check for outcome in found] == ["installation"]
-    assert "numpy is" in found[0].said and "openai" not in found[0].said
+def test_what_is_installed_and_is_not_what_it_should_be_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = (settings_checks.KNOWN_VECTOR[0] + 2 * settings_checks.TOLERANCE, *settings_checks.KNOWN_VECTOR[1:])
+    lacking = b"\n".join(rank for rank in ranks_bytes().split(b"\n") if not rank.startswith(b"aGVsbG8= "))  # "hello"
+    for module, name, value, check in (
+        (settings_checks, "KNOWN_VECTOR", other, "embedding model"),
+        (settings_checks, "ranks_bytes", lambda: lacking, "tokenizer"),
+        (metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'], "installation"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, value)
+            failed = [outcome for outcome in told(place) if outcome.mark == "failed"]
+        assert [outcome.check for outcome in failed] == [check]
+    assert "numpy is" in failed[0].said and "openai" not in failed[0].said
 
 
 def test_a_model_that_is_not_here_is_not_fetched(place: Place) -> None:
@@ -621,3 +616,45 @@ def test_recorded_requests_are_held_against_the_rules_for_programs(tmp_path: Pat
         recorded.write_text(f"{text}\n")
         wrong = CliRunner().invoke(main, ["check", "--traffic", str(recorded)])
         assert wrong.exit_code == 1 and "line 1 is no recorded request" in wrong.output
+
+
+# Folders in `sources`
+
+
+def of_sources(folder: Path, *sources: object) -> list[CheckResult]:
+    found = outcomes(Place(folder, {"sources": list(sources)}).config, {}, {}, live=False)
+    return [one for one in found if one.check == "sources"]
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    (folder / "build").mkdir(parents=True)
+    for name in ("a.md", "b.md", "build/c.md", "picture.png"):
+        (folder / name).write_text("text")
+    return folder
+
+
+def test_a_source_is_told_with_its_files_and_its_topic(docs: Path, tmp_path: Path) -> None:
+    [one] = of_sources(tmp_path, {"path": str(docs), "topic": "auto", "exclude": ["build"]})
+    assert (one.mark, one.said) == ("ok", f"{docs}: 2 files for topic docs")
+    assert of_sources(tmp_path) == []
+
+
+def test_a_folder_that_is_missing_or_without_a_file_that_memd_reads_is_a_warning(docs: Path, tmp_path: Path) -> None:
+    missing, useless = of_sources(tmp_path, str(tmp_path / "gone"), {"path": str(docs), "formats": ["pdf"]})
+    assert missing.mark == useless.mark == "warning"
+    assert missing.said.startswith(f"{tmp_path}/gone cannot be read (No such file or directory); ")
+    assert useless.said == f"{docs}: 0 files for topic default" and "formats" in useless.remedy
+
+
+def test_what_this_user_may_not_read_is_named(docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("b.md"))  # root may read everything
+    [one] = of_sources(tmp_path, str(docs))
+    assert one.mark == "warning" and one.said.endswith("; 1 path in it cannot be read: b.md (no right to read it)")
+
+
+def test_a_huge_source_is_not_counted_to_its_end(docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_checks, "FILES_COUNTED_MAX", 2)
+    [one] = of_sources(tmp_path, str(docs))
+    assert (one.mark, one.said) == ("ok", f"{docs}: more than 2 files for topic default")

@@ -166,7 +166,11 @@ def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_
     before, after = exported(grown), exported(tmp_path / "new")
     assert counts.entries == len(before)
     assert without_new(after) == without_new(before)
+    again = run(tmp_path / "new", export_file).counts
+    assert (again.entries, again.entries_known) == (0, len(after)) and exported(tmp_path / "new") == after
     assert verify(tmp_path / "new", LocalDisk()).ok
+    run(tmp_path / "one", export_file, topic_id="all")
+    assert {entry["topic_id"] for entry in exported(tmp_path / "one")} == {"all"}
 
 
 def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_as_it_was(
@@ -249,14 +253,6 @@ def test_what_was_imported_can_be_undone(run: Run, tmp_path: Path, export_file: 
     store.close()
 
 
-def test_importing_an_export_twice_changes_nothing(run: Run, tmp_path: Path, export_file: Path) -> None:
-    run(tmp_path / "new", export_file)
-    once = exported(tmp_path / "new")
-    counts = run(tmp_path / "new", export_file).counts
-    assert (counts.entries, counts.entries_known) == (0, len(once))
-    assert exported(tmp_path / "new") == once
-
-
 @pytest.mark.parametrize("stop_after", [0, 1, 7, 12])
 def test_an_interrupted_import_is_resumed_without_doubles(
     run: Run,
@@ -318,11 +314,6 @@ def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_who
     store.close()
 
 
-def test_everything_can_be_put_into_one_topic(run: Run, tmp_path: Path, export_file: Path) -> None:
-    run(tmp_path / "new", export_file, topic_id="all")
-    assert {entry["topic_id"] for entry in exported(tmp_path / "new")} == {"all"}
-
-
 def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
     run: Run, tmp_path: Path, export_file: Path
 ) -> None:
@@ -343,24 +334,7 @@ def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
 
 def long_conversation(turns: int) -> list[dict[str, Any]]:
     rng = random.Random(11)
-    words = [
-        "lamp",
-        "oil",
-        "ferry",
-        "winter",
-        "rope",
-        "captain",
-        "harbour",
-        "bread",
-        "storm",
-        "signal",
-        "map",
-        "number",
-        "ladder",
-        "paint",
-        "brass",
-        "window",
-    ]
+    words = ["lamp", "oil", "ferry", "winter", "rope", "captain", "harbour", "bread", "storm", "signal", "map", "brass"]
 
     def sentence() -> str:
         return " ".join(rng.choices(words, k=rng.randint(5, 25))).capitalize() + "."
@@ -645,16 +619,6 @@ def test_a_folder_that_is_an_unpacked_export_is_taken_as_one(tmp_path: Path) -> 
     assert kinds_after_adding(inbox, into="two") == ["document", "turn"]
     result = CliRunner().invoke(main, ["add", str(unpacked / "user.json"), "--data-dir", str(tmp_path / "three")])
     assert result.exit_code == 0 and "1 chunk written" in result.stdout, "a file that is named is wanted"
-
-
-def test_a_zip_that_was_cut_off_is_named_as_one(tmp_path: Path) -> None:
-    packed = tmp_path / "export.zip"
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.write(EXPORTS / "claude.json", "conversations.json")
-    packed.write_bytes(packed.read_bytes()[:1_000])
-    result = CliRunner().invoke(main, ["add", str(packed), "--data-dir", str(tmp_path / "new")])
-    assert result.exit_code == 1 and "it is no whole zip" in result.stderr
-    assert "no conversation was found, and none stored" in result.stdout
 
 
 def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others_passed_over(tmp_path: Path) -> None:

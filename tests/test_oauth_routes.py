@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import re
@@ -20,6 +18,7 @@ from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
+from test_oauth import CHALLENGE, VERIFIER
 from typescript_client import TypeScriptClient
 from yarl import URL
 
@@ -31,8 +30,6 @@ from memd.principals import Principal, Principals, digest_of
 
 OWNER, ANN = "the-owner-has-this-token", "ann-has-a-token-of-her-own"
 CALLBACK = "http://localhost:5050/callback"
-VERIFIER = "a-verifier-of-at-least-43-characters-0123456789"
-CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).decode().rstrip("=")
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 MCP = {"Accept": "application/json, text/event-stream"}
 
@@ -211,7 +208,9 @@ async def test_no_document_is_fetched_that_a_stranger_names(routes: Routes) -> N
         assert await error_of(await routes.exchange("a code", named)) == (401, "invalid_client")
     assert fetched == []
     server_metadata = await (await routes.client.get("/.well-known/oauth-authorization-server")).json()
-    assert "registration_endpoint" in server_metadata
+    assert (
+        server_metadata["code_challenge_methods_supported"] == ["S256"] and "registration_endpoint" in server_metadata
+    )
     assert "client_id_metadata_document_supported" not in server_metadata
 
 

@@ -37,8 +37,10 @@ BY_USER = {
 }
 BY_MODEL = "ghp_Yb6Nq2Ws8Ed4Rf1Tg7Yh3Uj9Ik5Ol0Pz6Xc2"
 IN_CALL, IN_RESULT = "marmalade!59Quokka", "xoxb-274658391047-Hb7Vg3Fc9Dx"
+IN_NAME = "sk_live_Wd5Kp9Zr2Tg7Bx4Nv8Hc3Mq6"
 IN_SESSION, IN_CORRECTION, IN_REASON = "AKIAQ3EGRZT7WXYL2KMN", "hf_Aq1Sw2De3Fr4Gt5Hy6Ju7Ki8Lo9", "kumquat31Saxophone"
-SECRETS = [*BY_USER.values(), BY_MODEL, IN_CALL, IN_RESULT, IN_SESSION, IN_CORRECTION, IN_REASON, *KEY_LINES]
+SECRETS = [*BY_USER.values(), BY_MODEL, IN_CALL, IN_RESULT, IN_NAME, IN_SESSION]
+SECRETS += [IN_CORRECTION, IN_REASON, *KEY_LINES]
 
 SETTINGS: dict[str, Any] = {
     "buffer": {"soft_tokens": 400, "hard_tokens": 900},
@@ -277,7 +279,7 @@ def talk(daemon: DaemonProcess) -> list[dict[str, Any]]:
     exchanges.append([user(f"This is the key of the signal station:\n\n{PEM}\n\nKeep it safe.")])
     exchanges.append(
         [
-            user("Deploy it please."),
+            {**user("Deploy it please."), "name": IN_NAME},
             {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
             {"role": "tool", "tool_call_id": "c1", "content": f'{{"ok": true, "log": "posted as {IN_RESULT}\\n"}}'},
         ]
