@@ -15,8 +15,8 @@ from histories import talk
 from memd.entries import Draft, Entry
 from memd.ingest import unstored
 from memd.ingest.topics import Topic
+from memd.wire.api import MessageCache
 from memd.wire.chat import CHAT
-from memd.wire.message_cache import MessageCache
 from memd.wire.ollama import OLLAMA
 from memd.wire.request import ModelRequest
 

@@ -14,7 +14,7 @@ from memd.settings.loading import load_config
 from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
-from memd.wire.message_cache import MessageCache
+from memd.wire.api import MessageCache
 from memd.wire.registry import APIS
 
 PROGRAMS = programs_of(Config().ingest)

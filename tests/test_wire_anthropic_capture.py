@@ -14,8 +14,7 @@ from wire_cases import captured, cuts, events_stream, json_values, pieces, valid
 
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC, AnthropicCapture
-from memd.wire.reply import Reply, Usage
-from memd.wire.sse import SseEvent
+from memd.wire.reply import Reply, SseEvent, Usage
 
 Event = dict[str, Any]
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}

@@ -12,8 +12,8 @@ from test_wire_chat_capture import odd_answers
 from wire_cases import Dialect, events_stream, json_values, plain_values, valid_text
 
 from memd.messages import Message, ToolCall
+from memd.wire.api import MessageCache
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
-from memd.wire.message_cache import MessageCache
 from memd.wire.sideband import MemoryIn
 
 part_types = st.sampled_from(["text", "image_url", "input_audio", "file", "refusal", "thinking"])

@@ -17,9 +17,8 @@ from memd.messages import Message
 from memd.speech import THINKING_ALONE
 from memd.telemetry.metrics import Metrics
 from memd.wire.anthropic import ANTHROPIC
-from memd.wire.api import Api
+from memd.wire.api import Api, MessageCache
 from memd.wire.chat import CHAT
-from memd.wire.message_cache import MessageCache
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
 from memd.wire.request import ModelRequest, without_own_blocks

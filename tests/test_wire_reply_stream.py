@@ -12,9 +12,8 @@ from test_wire_sse import DONE, LAST, PING, ROLE, TEXT, USAGE, line_ends, parse,
 
 from memd.messages import Message
 from memd.wire.chat import CHAT, ChatCapture
-from memd.wire.reply import CAPTURE_BYTES_MAX, READ_BYTES, ReplyStream
+from memd.wire.reply import CAPTURE_BYTES_MAX, READ_BYTES, ReplyStream, SseEvent, SseParser
 from memd.wire.sideband import InjectedChunk, MemoryOut
-from memd.wire.sse import SseEvent, SseParser
 
 OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
 MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'

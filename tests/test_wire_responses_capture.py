@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from wire_cases import all_text, captured, cuts, events_stream, json_values, pieces
 
 from memd.messages import Message, ToolCall
-from memd.wire.reply import Usage
+from memd.wire.reply import SseEvent, Usage
 from memd.wire.responses import RESPONSES, ResponsesCapture
-from memd.wire.sse import SseEvent
 
 Dialect = Literal["openai", "llama.cpp"]
 """How events name the item that they are about: by `output_index`, or by `item_id` alone."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memd.wire.sse import SseParser
+from memd.wire.reply import SseParser
 
 ROLE = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"created":17952,'

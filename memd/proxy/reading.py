@@ -36,10 +36,9 @@ from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
 from memd.speech import Speech
 from memd.telemetry.request_log import record_of
-from memd.wire.api import Api, read_request
+from memd.wire.api import Api, MessageCache, read_request
 from memd.wire.content_codings import unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
-from memd.wire.message_cache import MessageCache
 from memd.wire.request import ModelRequest, renamed
 from memd.wire.sideband import MemoryIn, MemoryOut, Signal
 

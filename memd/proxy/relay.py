@@ -41,9 +41,8 @@ from memd.telemetry.request_log import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
-from memd.wire.reply import Reply, ReplyStream
+from memd.wire.reply import Reply, ReplyStream, SseParser
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
-from memd.wire.sse import SseParser
 
 log = logging.getLogger("memd")
 

@@ -23,7 +23,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire import chat
-from memd.wire.api import Api, Changes
+from memd.wire.api import Api, Changes, MessageCache
 from memd.wire.chat import with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
@@ -35,10 +35,8 @@ from memd.wire.lenient_json import (
     text_or_empty,
     with_content,
 )
-from memd.wire.message_cache import MessageCache
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
+from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
 from memd.wire.request import ModelRequest, objects_in, top_level
-from memd.wire.sse import SseEvent
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
 _TOOL_RESULT = b'"tool_result"'

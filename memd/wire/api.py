@@ -1,21 +1,24 @@
 """The contract that each API of a model server implements: chat completions, responses, Anthropic's, Ollama's.
 
 Rule: an API is stateless and pure. Code outside an API's own module never asks which API it has; `registry.py` lists
-them all.
+them all. A parsed message is kept by its bytes and its parser together, so that two APIs never share one, and a client
+that sends its whole history each turn pays for its new messages only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
 
+from memd.caching import ByteCache
 from memd.errors import BadRequestBody
 from memd.messages import RESULT_ROLES, Message
+from memd.speech import THINKING_ALONE, Speech
 from memd.wire.lenient_json import TEXT, decode_or_none, with_content, with_stand_ins
-from memd.wire.message_cache import MessageCache, Parse
-from memd.wire.reply import Capture, Reply, ReplyStream
+from memd.wire.reply import Capture, Reply, ReplyStream, SseParser
 from memd.wire.request import (
     NOTHING_REPLACED,
     NULL,
@@ -30,7 +33,57 @@ from memd.wire.request import (
     without_sideband,
 )
 from memd.wire.sideband import MemoryOut
-from memd.wire.sse import SseParser
+
+Parse = Callable[[Raw], Message]
+
+CACHE_BYTES_MAX = 24 * 1024 * 1024  # about 5,000 messages of 2 KB; a laptop has 48 MB for all caches together
+_ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
+
+
+class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message and its content digest, which takes longer to compute than to look up."""
+
+    message: Message
+    digest: bytes
+
+
+class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
+    """Parsed messages by their bytes; evicts the least recently used beyond `bytes_max`. Thread-safe."""
+
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX, speech: Speech = THINKING_ALONE) -> None:
+        """`speech`: finds what was said in each message."""
+        super().__init__(bytes_max)
+        self._speech = speech
+
+    def parse(self, raws: Sequence[Raw], parse: Parse) -> tuple[list[ParsedMessage], int]:
+        """Parse each of `raws` with `parse`, or return what that gave earlier; and how many of the first it had given.
+
+        Raises:
+            BadRequestBody: `parse` raised it.
+        """
+        keys = [(parse, bytes(raw)) for raw in raws]
+        held = self.use(keys)
+        known = next((place for place, one in enumerate(held) if one is None), len(held))
+        found = [one for one in held[:known] if one is not None]
+        for key, raw, parsed in zip(keys[known:], raws[known:], held[known:], strict=True):
+            parsed = parsed or self.get(key)  # a message that a request has twice is parsed once
+            if parsed is None:
+                parsed = parsed_message(raw, parse, self._speech)
+                self.put(key, parsed, _size_of(parsed) + sys.getsizeof(key[1]))
+            found.append(parsed)
+        return found, known
+
+
+def _size_of(parsed: ParsedMessage) -> int:
+    message = parsed.message
+    held = _ENTRY_BYTES + sys.getsizeof(message.text) + sys.getsizeof(message.own_words)
+    return held + sum(_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in message.tool_calls)
+
+
+def parsed_message(raw: Raw, parse: Callable[[Raw], Message], speech: Speech = THINKING_ALONE) -> ParsedMessage:
+    """Parse `raw` with `parse`, find what was said in it, and compute its digest."""
+    message = speech.heard(parse(raw))
+    return ParsedMessage(message, message.content_digest)
 
 
 class Changes(msgspec.Struct, frozen=True):

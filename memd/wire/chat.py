@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import DIGEST_BYTES, RESULT_ROLES, Message, ToolCall
-from memd.wire.api import Api
+from memd.wire.api import Api, MessageCache
 from memd.wire.lenient_json import (
     LIST,
     OBJECT,
@@ -40,10 +40,18 @@ from memd.wire.lenient_json import (
     text_or_empty,
     with_stand_ins,
 )
-from memd.wire.message_cache import MessageCache
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
+from memd.wire.reply import (
+    CAPTURE_BYTES_MAX,
+    DONE,
+    STRUCTURE_BYTES,
+    Capture,
+    Reply,
+    SseEvent,
+    Usage,
+    count_of,
+    error_text,
+)
 from memd.wire.request import ModelRequest, list_in, top_level
-from memd.wire.sse import DONE, SseEvent
 
 _WHITE_SPACE = b" \t\n\r"
 _BLOCK_GAP = "\n\n"  # between a block and the content that it is merged into

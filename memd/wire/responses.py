@@ -22,7 +22,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.normal_form import canonical_arguments
-from memd.wire.api import Api, Changes
+from memd.wire.api import Api, Changes, MessageCache
 from memd.wire.chat import (
     joined_answer,
     joined_text,
@@ -41,10 +41,8 @@ from memd.wire.lenient_json import (
     mended,
     text_or_empty,
 )
-from memd.wire.message_cache import MessageCache
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, Usage, count_of, error_text
+from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
 from memd.wire.request import ModelRequest, objects_in, top_level
-from memd.wire.sse import SseEvent
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
