@@ -40,7 +40,7 @@ from rich.table import Table
 from sources_files import Asked
 
 from memd.daemon.parts import Daemon
-from memd.documents import GivenDocument, GivenSection
+from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.readers.files import FileReader
 
 TOPIC = "default"

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from memd.messages import RESULT_ROLES, Message, without_memory_blocks
-from memd.normal_form import without_thinking
+from memd.messages import RESULT_ROLES, Message, without_memory_blocks, without_thinking
 
 SAID_GROUP = "said"
 """Of a pattern with a group of this name the group was said; only what is around it is left out. It is a pattern for

@@ -19,8 +19,8 @@ from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.matching import aligned, total
-from memd.documents import GivenDocument, GivenSection
 from memd.errors import BadDocument, EmbeddingError, StoreError
+from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.readers.text import sections_of
 from memd.ingest.sources.documents import CHUNKS_MAX, chunks_of, known_documents
 from memd.ingest.sources.look import Chosen, Walk

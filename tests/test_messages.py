@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from memd.messages import (
     Message,
     ToolCall,
+    canonical_arguments,
     stored_text,
     without_memory_blocks,
+    without_thinking,
 )
-from memd.normal_form import canonical_arguments, without_thinking
 from memd.speech import THINKING_ALONE
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"

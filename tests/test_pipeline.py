@@ -8,9 +8,9 @@ import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder
 from crash_files import CrashFiles
 
-from memd.documents import GivenDocument, GivenSection
 from memd.ingest.chunking import Utterance
 from memd.ingest.pipeline import Drafter
+from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.settings.model import Config, IngestSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog

@@ -15,8 +15,8 @@ from typing import Any
 import made_documents as made
 import pytest
 
-from memd.documents import GivenSection
 from memd.errors import BadDocument
+from memd.ingest.readers import GivenSection
 from memd.ingest.readers.files import KEPT_BYTES_MAX, MEMORY_BYTES_MAX, FileReader
 from memd.ingest.readers.text import FORMATS, is_readable, table_text, title_of
 

@@ -16,9 +16,9 @@ from memd.conversation.conversation import Conversation
 from memd.conversation.events import Injected
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import BlockChunk
+from memd.principals import Held, surplus
 from memd.receipts import Receipt
 from memd.settings.model import Config, ConversationSettings
-from memd.shares import Held, surplus
 from memd.store.disk import LocalDisk
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import SUBSCRIBERS_MAX, Events

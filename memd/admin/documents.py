@@ -20,12 +20,12 @@ from msgspec import Meta
 from memd.admin.parts import DaemonParts, check_changes
 from memd.admin.queries import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery
 from memd.admin.routing import get, post
-from memd.documents import GivenDocument, GivenFile
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.imports.threads import ITEM_BYTES_MAX
 from memd.ingest.pipeline import Drafter
+from memd.ingest.readers import GivenDocument, GivenFile
 from memd.ingest.readers.files import FileReader
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
 from memd.ingest.sources.look import REMOVED_AT_ONCE, is_below, root_digits

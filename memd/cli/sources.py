@@ -25,7 +25,6 @@ from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.operations import options_of, show
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.cli.tables import Lines, progress, time_of
-from memd.documents import GivenDocument
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
 from memd.ingest.imports.files import (
@@ -41,6 +40,7 @@ from memd.ingest.imports.files import (
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
 from memd.ingest.imports.threads import Dating
+from memd.ingest.readers import GivenDocument
 from memd.ingest.readers.text import FORMATS
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.look import Chosen, Look, Source, Walk, claude_code_folders, is_below, look

@@ -60,7 +60,7 @@ from memd.conversation.rewriting import retold, rewriting_to, shortened_answer
 from memd.entries import digits_of_id
 from memd.messages import BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
-from memd.shares import Held, surplus
+from memd.principals import Held, surplus
 
 PLACED_KEPT = 1024
 """Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""

@@ -43,8 +43,8 @@ from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
+from memd.principals import Held, by_turns, surplus
 from memd.settings.model import Config
-from memd.shares import Held, by_turns, surplus
 from memd.store.snapshot import Snapshot, asked_by
 from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
-from memd.documents import GivenDocument, GivenSection
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
 from memd.ingest.chunking import Chunk, Tokenizer, Utterance, split
+from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note

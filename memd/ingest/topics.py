@@ -25,8 +25,8 @@ from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.shared_topic import Ends, Renewed, SharedTopic, asking
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
+from memd.principals import Held, surplus
 from memd.settings.model import Config
-from memd.shares import Held, surplus
 from memd.store.disk_trouble import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal

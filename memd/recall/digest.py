@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.caching import late_pattern
 from memd.entries import Entry
-from memd.patterns import late_pattern
 from memd.recall.days import day_of
 from memd.store.lexical.analyzer import analyze_query, fold, function_words, is_stopword, language_of_text
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from memd.assets import words_of
+from memd.caching import late_pattern
 from memd.entries import ChunkState
-from memd.patterns import late_pattern
 from memd.recall.neutralising import as_searched
 
 CHARACTERS_MAX = 50_000

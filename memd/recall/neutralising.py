@@ -17,8 +17,7 @@ import re
 import sys
 import unicodedata
 
-from memd.caching import CachedFunction
-from memd.patterns import late_pattern
+from memd.caching import CachedFunction, late_pattern
 
 _BYTES_MAX = 2_000_000
 """Of texts that were shown lately: one question shows again most of what another one showed."""

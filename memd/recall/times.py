@@ -16,7 +16,7 @@ from datetime import date, datetime, time, timedelta
 from itertools import islice
 
 from memd.assets import words_of
-from memd.patterns import late_pattern
+from memd.caching import late_pattern
 from memd.recall.days import day_of
 from memd.store.lexical.analyzer import language_of_text
 

@@ -2,7 +2,7 @@
 
 Rule: receipts explain what memory did and are no part of it: they are written without fsync, damaged ones are skipped,
 and a write that fails loses only the receipt. One JSON object per line, newest last. Where several people's are full,
-the older file takes those that stay: of whoever has the most the oldest go (`memd.shares`).
+the older file takes those that stay: of whoever has the most the oldest go (`memd.principals`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError
-from memd.shares import Held, surplus
+from memd.principals import Held, surplus
 from memd.store.disk import Appender, LocalDisk, Wiper, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from memd.entries import ChunkState
-from memd.shares import Held, surplus
+from memd.principals import Held, surplus
 
 QUEUED_EVENTS_MAX = 256
 """Events that wait for one subscriber."""

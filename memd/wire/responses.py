@@ -20,8 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import Message, ToolCall
-from memd.normal_form import canonical_arguments
+from memd.messages import Message, ToolCall, canonical_arguments
 from memd.wire.api import Api, Changes, MessageCache
 from memd.wire.chat import (
     joined_answer,

@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from memd.admin.oauth.protocol import Permission, TokenRequest, is_answer_to
 from memd.errors import OAuthRefused
-from memd.principals import Right
-from memd.shares import Held, surplus
+from memd.principals import Held, Right, surplus
 
 NewSecret = Callable[[], str]
 """Returns another secret of 256 bits each time."""
@@ -27,7 +26,7 @@ REFRESH_SECONDS = 30 * 86_400
 """From the last time that tokens were given: a program that is not used for so long has to ask again."""
 GRANTS_MAX = 256
 CODES_MAX = 256
-"""Of all people together; beyond it the oldest of whoever has the most makes room (`memd.shares`)."""
+"""Of all people together; beyond it the oldest of whoever has the most makes room (`memd.principals`)."""
 REFRESH_UNKNOWN = (
     "the refresh token is not known: it was revoked, not used for 30 days, or made room for another, as there are at "
     f"most {GRANTS_MAX} programs; ask again"

@@ -32,8 +32,8 @@ from pathlib import Path
 
 import msgspec
 
-from memd.documents import GivenSection
 from memd.errors import BadDocument
+from memd.ingest.readers import GivenSection
 from memd.ingest.readers.text import OF_TEXT, FileFormat, format_of, sections_of, suffix_of
 from memd.wording import counted, pip_install
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from lxml import etree, html
 from lxml.html import defs
 
-from memd.documents import GivenSection
 from memd.errors import BadDocument
+from memd.ingest.readers import GivenSection
 from memd.ingest.readers.text import Headings, joined, table_text
 
 if TYPE_CHECKING:

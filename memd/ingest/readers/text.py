@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from memd.assets import words_of
-from memd.documents import GivenSection
 from memd.errors import BadDocument
+from memd.ingest.readers import GivenSection
 
 OF_TEXT = "text", "markdown", "rows"
 """The readers that are here; the first two need no process of their own."""

@@ -19,9 +19,9 @@ from itertools import groupby, pairwise
 
 import msgspec
 
+from memd.caching import late_pattern
 from memd.errors import ConfigError
 from memd.ingest.redaction.shapes import NAMED, TABLES, Find, Span, apart, in_unescaped
-from memd.patterns import late_pattern
 from memd.settings.model import LISTED_WORD, IngestSettings
 from memd.wording import pip_install
 

@@ -16,7 +16,7 @@ from typing import get_args
 import msgspec
 
 from memd.assets import words_of
-from memd.patterns import late_pattern
+from memd.caching import late_pattern
 from memd.settings.model import RedactionName
 
 Span = tuple[int, int]

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import UNSET
 
 from memd.conversation.matching import aligned
-from memd.documents import GivenDocument
 from memd.embedding.encoder import Encoder
 from memd.entries import ChunkState, Draft, Entry, Section, Status
 from memd.errors import BadDocument, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import background_thread
 from memd.ingest.pipeline import Cutter
+from memd.ingest.readers import GivenDocument
 from memd.ingest.topics import Topic
 from memd.store.choice import newest_by_source
 from memd.store.store import Snapshot, TopicLog

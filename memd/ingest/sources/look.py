@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from memd.documents import GivenDocument
 from memd.errors import BadDocument, BadQuestion, BadSource
+from memd.ingest.readers import GivenDocument
 from memd.ingest.readers.files import FileReader, checked
 from memd.ingest.readers.text import is_readable, suffix_of
 from memd.ingest.sources.documents import KnownDocument, TakenDocument

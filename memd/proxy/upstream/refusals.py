@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from memd.patterns import late_pattern
+from memd.caching import late_pattern
 from memd.wire.lenient_json import UNREADABLE
 
 BODY_BYTES_MAX = 64 * 1024

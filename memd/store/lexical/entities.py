@@ -11,7 +11,7 @@ import enum
 import re
 from collections.abc import Iterator
 
-from memd.patterns import late_pattern
+from memd.caching import late_pattern
 from memd.store.lexical.analyzer import fold, is_stopword, language_of_text
 
 NAME_CHARACTERS_MAX = 80
