@@ -27,7 +27,7 @@ from memd.admin.routes import ROUTES
 from memd.cli.main import main
 from memd.errors import StoreError
 from memd.principals import Principal, Principals
-from memd.settings.tokens import TOKENS_MAX
+from memd.settings.loading import TOKENS_MAX
 from memd.store.audit import KINDS, LINE_BYTES_MAX, Act, AuditBook, Head, encoded, noted_head, read_book
 from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout

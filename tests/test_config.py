@@ -18,8 +18,7 @@ from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.principals import Principal
-from memd.settings.file import read_settings
-from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_config, variable_of
+from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_config, read_settings, variable_of
 from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"

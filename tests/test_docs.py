@@ -20,7 +20,7 @@ from memd.entries import HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX, UTILITY_RATIO
 from memd.settings.loading import known_keys
 from memd.settings.model import Config
 from memd.store.log import segment
-from memd.wire.message_cache import CACHE_BYTES_MAX
+from memd.wire.api import CACHE_BYTES_MAX
 from memd.wire.registry import APIS
 from memd.wire.sideband import INJECTED_HEADER_BYTES_MAX
 

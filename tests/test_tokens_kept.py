@@ -33,7 +33,7 @@ from memd.admin.token_watch import AuthSource, TokenWatch
 from memd.errors import MemdError, StoreError
 from memd.principals import OWNER, Principals, digest_of
 from memd.settings.loading import load_config
-from memd.settings.tokens import known_principals
+from memd.settings.model import known_principals
 from memd.store.disk import LocalDisk
 from memd.store.token_list import KeptToken, TokenList
 

@@ -21,8 +21,8 @@ from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
 from memd.ingest.topic import Inquiry
 from memd.principals import OWNER, Principals
-from memd.settings.file import FileStamp, stamp_of
-from memd.settings.tokens import AuthSettings, TokenSettings, known_principals, token_changes, token_problems
+from memd.settings.loading import FileStamp, stamp_of, token_problems
+from memd.settings.model import AuthSettings, TokenSettings, known_principals, token_changes
 from memd.store.layout import TOKENS_NAME
 from memd.store.token_list import TokenList
 from memd.telemetry.tasks import Tasks

@@ -34,9 +34,8 @@ from memd.cli.running import RunningDaemon, command_act
 from memd.cli.tables import Lines, print_lines, table, time_of
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
-from memd.settings.file import Setting
-from memd.settings.model import Config
-from memd.settings.tokens import TokenSettings, read_tokens, token_problems
+from memd.settings.loading import Setting, read_tokens, token_problems
+from memd.settings.model import Config, TokenSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster

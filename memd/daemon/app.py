@@ -55,8 +55,7 @@ from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, windo
 from memd.proxy.upstream.llama_child import LlamaChild
 from memd.recall.block import line_of
 from memd.recall.retrieve import Retriever
-from memd.settings.model import Config
-from memd.settings.tokens import REMEDY_IF_SHORT
+from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store.audit import AuditBook
 from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import LocalDisk, replace_file

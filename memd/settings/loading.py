@@ -1,24 +1,28 @@
 """Reading settings from the file, the environment and flags into a checked `Config`.
 
 Rule: a wrong setting is never guessed at. Whatever is not exactly a known key with an allowed value raises a
-`ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. After
-`load_config` a `Config` needs no further checks.
+`ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. No
+message repeats what may be a token. After `load_config` a `Config` needs no further checks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import itertools
 import re
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
+import yaml
 
+from memd.assets import words_of
 from memd.errors import ConfigError
-from memd.settings.file import Setting, parse_value, read_settings
+from memd.principals import EVERY_TOPIC, OWNER_NAME, RIGHTS, digest_of, overlapping
 from memd.settings.model import (
     BEGINNING_OF_TOPIC,
     LISTED_WORD,
@@ -30,10 +34,292 @@ from memd.settings.model import (
     RedactionName,
     SourceSettings,
     Text,
+    TokenSettings,
 )
-from memd.settings.sources import read_sources, source_problems
-from memd.settings.tokens import read_tokens, token_problems
 from memd.settings.url import base_of, is_this_machine, place_of, url_problem, without_credentials
+
+FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
+
+FileStamp = tuple[int, int, int] | None
+"""By what a file is told from itself before: its time, size and number; None: there is none."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value that a user gave."""
+
+    key: str
+    """Dotted: `listen.port`. A group that is not a mapping stands under its own name: `listen`."""
+    value: Any
+    place: str
+    """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
+    folder: Path = Path()
+    """The folder that relative paths start from: the file's, else the working directory."""
+    item_places: tuple[str, ...] = ()
+    """Of a list in a file: where each of its items was given."""
+
+
+def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
+    """Return the settings in a YAML file of groups, in order; none for an empty file.
+
+    Args:
+        whole: keys of mappings that are no groups but values.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
+    """
+    text = _read_text(path)
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        return [] if root is None else list(_settings(loader, root, path, "", whole))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}; correct the line") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is not a YAML file: {str(error).splitlines()[0]}; correct it") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; `memd config` shows the format of a settings file") from None
+
+
+def parse_value(text: str, place: str) -> Any:
+    """Return the value that `text` would have after a key in the file: `8080`, `auto`, `[a, b]`.
+
+    Raises:
+        ConfigError: not YAML.
+    """
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"{place}: {text[:60]!r} is not a YAML value; put text in quotes") from None
+
+
+def stamp_of(path: Path | None) -> FileStamp:
+    """Return the stamp of a file, if there is one."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            return found.st_mtime_ns, found.st_size, found.st_ino
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such config file; leave it out to run with the defaults") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: the config file cannot be read: {reason}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes, so not a config file; name another one")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _settings(
+    loader: yaml.SafeLoader, mapping: yaml.Node, path: Path, group: str, whole: Collection[str] = ()
+) -> Iterator[Setting]:
+    """Yield the settings of the whole file (`group` is empty) or of one group in it."""
+    if not isinstance(mapping, yaml.MappingNode):
+        line = mapping.start_mark.line + 1
+        raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; see `memd config`")
+    lines: dict[str, int] = {}
+    for name_node, value_node in mapping.value:
+        line = name_node.start_mark.line + 1
+        if not isinstance(name_node, yaml.ScalarNode):
+            raise ConfigError(f"{path}, line {line}: a key must be a word; see `memd config`")
+        key = group + name_node.value
+        if key in lines:
+            raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
+        lines[key] = line
+        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group and key not in whole:
+            yield from _settings(loader, value_node, path, f"{key}.")
+        else:
+            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
+            for node in (value_node, *items):
+                _reject_repeated_keys(node, path, key)
+            try:
+                value = loader.construct_document(value_node)
+            except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
+                raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
+            places = tuple(f"{path}, line {item.start_mark.line + 1}" for item in items)
+            yield Setting(key, value, f"{path}, line {line}", path.parent, places)
+
+
+def _reject_repeated_keys(node: yaml.Node, path: Path, key: str) -> None:
+    """Reject a mapping (as a value) with a repeated key: YAML would silently drop the first."""
+    lines: dict[str, int] = {}
+    for name_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        line, name = name_node.start_mark.line + 1, str(name_node.value)
+        if name in lines:
+            raise ConfigError(
+                f"{path}, line {line}: {key}.{name} is given twice, first in line {lines[name]}; remove one"
+            )
+        lines[name] = line
+
+
+Item = TypeVar("Item", SourceSettings, TokenSettings)
+_MEMBERS = {
+    SourceSettings: {
+        "path": "the path of a folder",
+        "topic": "the name of a topic (letters, digits, '.', '_', '-', beginning with a letter or digit), or auto",
+        "exclude": "a list of names, patterns or paths",
+        "formats": "a list of suffixes such as [md, pdf]",
+        "follow_links": "true or false",
+    },
+    TokenSettings: {
+        "name": "1 to 64 letters, digits, '.', '_', '@' or '-', beginning with a letter or digit",
+        "token_sha256": "the 64 hexadecimal digits of the token's SHA-256 (`memd token add` makes both)",
+        "topics": f"a list of one or more names of topics, in which * stands for any characters ({EVERY_TOPIC}: all)",
+        "rights": f"a list of one or more of {', '.join(RIGHTS)}",
+    },
+}
+"""Of the items of lists: by its name what each member may be."""
+
+
+def _item(at: str, item: Any, kind: type[Item]) -> Item:
+    """Return an item of a list; raises ConfigError, which says what to write instead and no member that may be a
+    token."""
+    try:
+        return msgspec.convert(item, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        told, _, place = str(error).partition(" - at `$")
+    allowed = _MEMBERS[kind]
+    named, member = told.rpartition("field ")[2].strip("`")[:60], place.strip("`").lstrip(".").partition("[")[0]
+    if "unknown field" in told:
+        hint = "; a token itself has no place here, its SHA-256 has" if named == "token" else ""
+        raise ConfigError(f"{at}: there is no setting `{named}`; there are {', '.join(allowed)}{hint}")
+    if "missing required field" in told:
+        raise ConfigError(f"{at}: it has no {named}; give {allowed[named]}")
+    if member not in allowed:
+        raise ConfigError(f"{at}: it is not what it should be; give its {', '.join(allowed)}")
+    given = "" if member == "token_sha256" else f", not {item[member]!r:.60}"
+    raise ConfigError(f"{at}: {member} is not what it should be; give {allowed[member]}{given}")
+
+
+def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
+    """Return the sources of a list as YAML has it, each behind the place that errors about it name.
+
+    Their paths and exclusions are absolute where they name a place. Whether a folder is there is not asked, for its
+    disk may be mounted later; that it is no file is.
+    """
+    given = setting.value
+    if given in (None, ""):
+        return []
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"{setting.place}: sources is {given!r:.60}; give a list, each of its items `- path: FOLDER`")
+    items: list[tuple[str, SourceSettings]] = []
+    excluded: list[str] = []
+    places = setting.item_places or [setting.place] * len(given)
+    for number, (place, item) in enumerate(zip(places, given, strict=True), 1):
+        if isinstance(item, str) and item.startswith("!"):
+            excluded.append(_exclusion(setting, item[1:]))
+            continue
+        at = f"{place}: sources, item {number}"
+        source = _item(at, {"path": item} if isinstance(item, str) else item, SourceSettings)
+        path = _absolute(setting, source.path)
+        source = msgspec.structs.replace(
+            source,
+            path=str(path.resolve() if ".." in path.parts else path),  # a link keeps its name, its documents' own
+            exclude=tuple(_exclusion(setting, part) for part in source.exclude),
+            formats=tuple(suffix.lower().removeprefix(".") for suffix in source.formats),
+        )
+        if unread := next((one for one in source.formats if one not in _suffixes()), None):
+            near = difflib.get_close_matches(unread, _suffixes(), n=1)
+            remedy = f"did you mean {near[0]}?" if near else "docs/documents.md lists those that it reads"
+            raise ConfigError(f"{at}: formats has {unread}, which memd does not read; {remedy}")
+        items.append((place, source))
+    return [(place, msgspec.structs.replace(one, exclude=(*one.exclude, *excluded))) for place, one in items]
+
+
+@functools.cache
+def _suffixes() -> list[str]:
+    """The ends of the names of files that memd reads, without their dots."""
+    return [suffix[1:] for one in words_of("formats")["formats"] for suffix in one["suffixes"].split()]
+
+
+def _source_problems(sources: tuple[SourceSettings, ...], data_dir: Path) -> Iterator[tuple[int, str]]:
+    """Yield the index of a source and what is wrong with it, beside the others and beside memd's own data."""
+    places = [(one, Path(one.path).resolve()) for one in sources]
+    for number, (one, place) in enumerate(places):
+        if place.is_relative_to(data_dir.resolve()):
+            yield number, f"has {one.path}, which is in memd's own data directory ({data_dir}); name another folder"
+        if place.is_file():
+            yield (
+                number,
+                f"has {one.path}, which is a file; name its folder, or remember it once with `memd add {one.path}`",
+            )
+    for (before, (one, place)), (number, (other, inside)) in itertools.permutations(enumerate(places), 2):
+        if inside == place and before < number:
+            yield number, f"has {one.path} twice; remove one"
+        elif inside != place and inside.is_relative_to(place):
+            yield (
+                number,
+                f"has {other.path}, which is inside {one.path}: its files would be remembered twice; remove one of the "
+                "two, or name the folders beside it",
+            )
+
+
+def _exclusion(setting: Setting, text: str) -> str:
+    return str(_absolute(setting, text)) if text.startswith(("/", "~")) else text.strip("/")
+
+
+TOKENS_MAX = 10_000
+_STARS_MAX = 8
+"""Of one pattern: more slow the matching down, and nobody needs them."""
+
+
+def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
+    """Return the tokens of a list as YAML has it.
+
+    Raises:
+        ConfigError: the list or one of its items is not what it should be.
+    """
+    given = setting.value
+    if given in (None, ""):
+        return ()
+    if not isinstance(given, list | tuple) or len(given) > TOKENS_MAX:
+        lines = "`- name: …`, `token_sha256: …`, `topics: […]`, `rights: […]`"
+        raise ConfigError(
+            f"{setting.place}: {setting.key} is no list of at most {TOKENS_MAX:,} items; give lines {lines}"
+        )
+    places = setting.item_places or [setting.place] * len(given)
+    items = enumerate(zip(places, given, strict=True), 1)
+    tokens = [_item(f"{place}: {setting.key}, item {number}", one, TokenSettings) for number, (place, one) in items]
+    for number, problem in token_problems(tokens):
+        raise ConfigError(f"{places[number]}: {setting.key}, item {number + 1}: {problem}")
+    return tuple(tokens)
+
+
+def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> Iterator[tuple[int, str]]:
+    """Yield the index of a token and what is wrong with it, by itself and beside the others."""
+    for number, one in enumerate(tokens):
+        if one.name == OWNER_NAME:
+            yield number, f"the name {OWNER_NAME} is that of auth.token; give another one"
+        if len(set(one.rights)) < len(one.rights):
+            yield number, f"{one.name} has a right twice; remove one"
+        if found := overlapping(one.topics):
+            first, second = found
+            same = "twice; remove one" if first == second else f"and {second}, which overlap; leave the narrower out"
+            yield number, f"the topics of {one.name} have {first} {same}"
+        if any(pattern.count("*") > _STARS_MAX for pattern in one.topics):
+            yield number, f"the topics of {one.name} have a pattern with more than {_STARS_MAX} stars; write it shorter"
+        if owner_token and bytes.fromhex(one.token_sha256) == digest_of(owner_token):
+            yield number, f"{one.name} has the token that auth.token is; a token belongs to one principal"
+    names: set[str] = set()
+    digests: dict[str, str] = {}
+    for number, one in enumerate(tokens):
+        if one.name in names:
+            yield number, f"there is another token with the name {one.name}; give each its own name"
+        if (digest := one.token_sha256.lower()) in digests:
+            yield number, f"{one.name} has the same token as {digests[digest]}; a token belongs to one principal"
+        names.add(one.name)
+        digests[digest] = one.name
+
 
 DEFAULT_PATH = Path("config.yaml")
 ENVIRONMENT_PREFIX = "MEMD_"
@@ -150,7 +436,7 @@ def load_config(
             tell(f"{setting.place}: {setting.key} has no effect any more: {REMOVED[setting.key]}; remove it")
             continue
         if setting.key == "sources":
-            sources = read_sources(setting, functools.partial(_absolute, setting))
+            sources = _read_sources(setting)
             continue
         values[setting.key] = read_tokens(setting) if setting.key == "auth.tokens" else _checked(setting)
         _drop_overridden(setting, values, places)
@@ -167,7 +453,7 @@ def load_config(
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
         raise ConfigError(f"{place}: {key} {problem}")
-    for number, problem in source_problems(config.sources, config.data_dir):
+    for number, problem in _source_problems(config.sources, config.data_dir):
         raise ConfigError(f"{sources[number][0]}: sources {problem}")
     return config
 

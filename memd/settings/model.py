@@ -6,13 +6,14 @@ checks the settings that users wrote.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
-from memd.settings.tokens import AuthSettings
+from memd.principals import OWNER, OWNER_NAME, Principal, Right, digest_of
 from memd.settings.url import basic_authorization, without_credentials
 
 PATTERN_NAME = r"^[A-Za-z0-9_-]{1,40}$"
@@ -405,6 +406,71 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Lines with fields, or a JSON object per line; auto: on a terminal a short line for each request, else console."""
     content: bool = False
     """Whether messages may quote conversations."""
+
+
+TOKEN_CHARACTERS_MIN = 16
+REMEDY_IF_SHORT = "take a longer one, for example what `openssl rand -hex 24` prints"
+PRINCIPAL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$(?!\n)"
+TopicPattern = Annotated[str, Meta(pattern=r"^[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}$(?!\n)")]
+
+
+class TokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `auth.tokens`: whose token it is, where it holds and for what."""
+
+    name: Annotated[str, Meta(pattern=PRINCIPAL_NAME)]
+    token_sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")]
+    """SHA-256 of the token, in hexadecimal digits."""
+    topics: Annotated[tuple[TopicPattern, ...], Meta(min_length=1, max_length=64)]
+    """Patterns of topic names; `*` stands for any characters."""
+    rights: Annotated[tuple[Right, ...], Meta(min_length=1)]
+
+    @property
+    def principal(self) -> Principal:
+        """The principal who shows the token."""
+        return Principal(self.name, self.topics, frozenset(self.rights))
+
+
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use memd."""
+
+    token: str = ""
+    """The owner's token: it has every right in every topic. Without it and without `tokens` none is needed, and memd
+    does not listen beyond this machine."""
+    tokens: tuple[TokenSettings, ...] = ()
+    """Tokens with topics and rights, besides those of `memd token`: see docs/rights.md."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is a token that others might guess."""
+        return 0 < len(self.token) < TOKEN_CHARACTERS_MIN
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a token is needed."""
+        return bool(self.token or self.tokens)
+
+
+def known_principals(auth: AuthSettings) -> Mapping[bytes, Principal]:
+    """The principals by the SHA-256 of their tokens; none where no token is needed."""
+    known = {bytes.fromhex(one.token_sha256): one.principal for one in auth.tokens}
+    return known | ({digest_of(auth.token): OWNER} if auth.token else {})
+
+
+def token_changes(before: AuthSettings, now: AuthSettings) -> str:
+    """Say which tokens are new, gone or others than before, by their names; empty if none is."""
+    old, new = ({one.name: one for one in auth.tokens} for auth in (before, now))
+    changed = [name for name in old.keys() & new.keys() if _held(old[name]) != _held(new[name])]
+    if before.token and now.token and before.token != now.token:
+        changed.append(OWNER_NAME)
+    added, gone = new.keys() - old.keys(), old.keys() - new.keys()
+    if bool(before.token) != bool(now.token):
+        (added if now.token else gone).add(OWNER_NAME)
+    told = (("added", added), ("gone", gone), ("changed", changed))
+    return "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in told if names)
+
+
+def _held(one: TokenSettings) -> tuple[object, ...]:
+    return one.token_sha256.lower(), one.topics, one.rights
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from memd.errors import StoreError, StoreLocked
-from memd.settings.file import stamp_of
-from memd.settings.tokens import TokenSettings
+from memd.settings.loading import stamp_of
+from memd.settings.model import TokenSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME
 

@@ -17,7 +17,7 @@ from memd.daemon.app import running
 from memd.daemon.parts import Daemon
 from memd.principals import OWNER, RIGHTS
 from memd.settings import model as settings
-from memd.settings.tokens import AuthSettings, TokenSettings
+from memd.settings.model import AuthSettings, TokenSettings
 
 STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
 """What runs in a daemon without anybody having asked for something."""

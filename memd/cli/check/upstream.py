@@ -36,8 +36,7 @@ from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
 from memd.settings.loading import variable_of
-from memd.settings.model import AdminSettings, Config, ConversationSettings, ListenSettings
-from memd.settings.tokens import AuthSettings
+from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.chat import CHAT
