@@ -22,8 +22,8 @@ from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
 from memd.admin.auditing import Auditor
-from memd.admin.queries import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
 from memd.admin.routes import ROUTES
+from memd.admin.routing import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_in
 from memd.cli.main import main
 from memd.errors import StoreError
 from memd.principals import Principal, Principals

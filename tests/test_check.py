@@ -29,11 +29,10 @@ from strict_llama import StrictLlama
 from strict_server import StrictServer
 
 from memd.assets import ranks_bytes
-from memd.cli.check import data
+from memd.cli.check import CheckResult, data, ok
 from memd.cli.check import settings as settings_checks
 from memd.cli.check import upstream as upstream_checks
 from memd.cli.check.report import line, outcomes
-from memd.cli.check.result import CheckResult, ok
 from memd.cli.main import main
 from memd.embedding.local import FINGERPRINT
 from memd.entries import Draft

@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer
 
+from memd.cli.check import CheckResult
 from memd.cli.check.data import DatabaseServer, told_of
 from memd.cli.check.report import outcomes
-from memd.cli.check.result import CheckResult
 from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog
 
 pytestmark = pytest.mark.process

@@ -12,7 +12,7 @@ from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.admin.history import QUARTER_US
-from memd.admin.queries import PeriodQuery
+from memd.admin.routing import PeriodQuery
 from memd.admin.usage import PERIODS_MAX, FiguresQuery, figures_of, usage_of
 from memd.receipts import Receipt
 from memd.selection import Since, Until

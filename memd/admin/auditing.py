@@ -24,8 +24,7 @@ from msgspec import Meta
 from memd import __version__
 from memd.access import principal_of, source_of
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, names_of
-from memd.admin.routing import Route, get
+from memd.admin.routing import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, Route, get, names_of
 from memd.admin.tokens import user_name
 from memd.errors import BadQuestion, MemdError, StoreError
 from memd.http import refusal_of

@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts, check_changes
-from memd.admin.queries import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery
-from memd.admin.routing import get, post
+from memd.admin.routing import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery, get, post
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts

@@ -17,11 +17,9 @@ import msgspec
 from aiohttp import web
 
 from memd.access import let_in_as, principal_of
-from memd.admin.asking import Answer, encoded
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import as_given
 from memd.admin.routes import TOOLS, call
-from memd.admin.routing import route_of
+from memd.admin.routing import Answer, as_given, encoded, route_of
 from memd.http import error_response, read_body
 from memd.wording import pip_install
 
@@ -43,7 +41,7 @@ class OwnOperations:
     def ask(
         self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
     ) -> Answer:
-        """See `OwnRoutesClient.ask`. Called in a thread."""
+        """See `AskedDaemon`. Called in a thread."""
         route = route_of(operation)
         named = (id_,) if "{id}" in route.path else ()
         asked = call(self._parts, _ANSWERED.get(), route, named, as_given(query), encoded(body))

@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
@@ -20,12 +20,11 @@ from pydantic import Field, ValidationError
 
 from memd import __version__
 from memd.admin import documents, reads, status, writes
-from memd.admin.asking import Answer, OwnRoutesClient
 from memd.admin.documents import IndexBody
 from memd.admin.history import LogEvent
-from memd.admin.queries import PAGE_MAX
 from memd.admin.reads import SearchQuery
 from memd.admin.routes import TOOLS
+from memd.admin.routing import PAGE_MAX, Answer, AskedDaemon
 from memd.admin.writes import CorrectionBody
 from memd.entries import DEFAULT_TOPIC_ID, Action
 from memd.errors import MemdError
@@ -33,9 +32,6 @@ from memd.notes import GivenNote
 from memd.recall.explained import FoundChunk
 from memd.recall.neutralising import neutralised
 from memd.wording import counted, day_and_time, erased_for_good, instructing_words
-
-if TYPE_CHECKING:
-    from memd.admin.mcp_endpoint import OwnOperations
 
 VALUE_CHARACTERS_MAX = 40
 
@@ -122,8 +118,7 @@ class MemoryTools:
     What a tool does is the first sentence of its operation; here is how much its answer costs.
     """
 
-    def __init__(self, daemon: OwnRoutesClient | OwnOperations) -> None:
-        """`daemon`: the one that a command has found, or that in whose process the tools are."""
+    def __init__(self, daemon: AskedDaemon) -> None:
         self._daemon = daemon
 
     def search_memory(
@@ -228,7 +223,7 @@ class MemoryTools:
             raise ToolError(str(error)) from None
 
 
-def server_for(daemon: OwnRoutesClient | OwnOperations) -> MCPServer[Any]:
+def server_for(daemon: AskedDaemon) -> MCPServer[Any]:
     """Make the server whose tools ask this daemon."""
     server = PlainlySpokenServer("memd", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of every request, which memd's own log does

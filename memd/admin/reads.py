@@ -17,8 +17,18 @@ from msgspec import Meta
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import PAGE, PAGE_MAX, AnyTopicQuery, Before, Extent, FilterQuery, Limit, TopicsQuery, chunks_in
-from memd.admin.routing import get
+from memd.admin.routing import (
+    PAGE,
+    PAGE_MAX,
+    AnyTopicQuery,
+    Before,
+    Extent,
+    FilterQuery,
+    Limit,
+    TopicsQuery,
+    chunks_in,
+    get,
+)
 from memd.entries import Moment
 from memd.errors import BadQuestion
 from memd.principals import Principal

@@ -32,8 +32,7 @@ from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import FORBIDDEN, Extent, decode_query
-from memd.admin.routing import Route, WholeAnswer, document, get, route_of, routes_of
+from memd.admin.routing import FORBIDDEN, Extent, Route, WholeAnswer, decode_query, document, get, route_of, routes_of
 from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.http import error_response, key_of, prove, read_body, refusal_of

@@ -15,8 +15,7 @@ import msgspec
 
 from memd import __version__
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Extent, TopicQuery
-from memd.admin.routing import WholeAnswer, get
+from memd.admin.routing import Extent, TopicQuery, WholeAnswer, get
 from memd.clock import shown_time
 from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk

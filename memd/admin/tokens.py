@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Body, Extent, NoQuery
-from memd.admin.routing import get, post
+from memd.admin.routing import Body, Extent, NoQuery, get, post
 from memd.principals import Principal, Right
 
 

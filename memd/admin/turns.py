@@ -20,8 +20,19 @@ from msgspec import UNSET, Meta
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import PAGE, AnyTopicQuery, Extent, FilterQuery, Limit, NoQuery, Skip, TopicsQuery, chunks_in
-from memd.admin.routing import WholeAnswer, get
+from memd.admin.routing import (
+    PAGE,
+    AnyTopicQuery,
+    Extent,
+    FilterQuery,
+    Limit,
+    NoQuery,
+    Skip,
+    TopicsQuery,
+    WholeAnswer,
+    chunks_in,
+    get,
+)
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal

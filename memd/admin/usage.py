@@ -20,8 +20,7 @@ from msgspec import Meta
 
 from memd.admin.history import QUARTER_US
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import PeriodQuery
-from memd.admin.routing import get
+from memd.admin.routing import PeriodQuery, get
 from memd.principals import Principal
 from memd.recall.explained import INJECTED
 from memd.store.log.columns import ROW

@@ -21,8 +21,7 @@ from msgspec import Meta
 
 from memd.admin import history
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Body, Extent, TopicBody
-from memd.admin.routing import post
+from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
 from memd.ingest.erasing import (

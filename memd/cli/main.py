@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Look": {
         "show": ("history", "Show the versions of the chunk ID, and where it was shown."),
-        "stats": ("stats", "Show what is stored, and how fast a running daemon finds it."),
+        "stats": ("data_dir", "Show what is stored, and how fast a running daemon finds it."),
         "digest": ("views", "Show what was said, by day or week."),
         "related": ("views", "Show what belongs to the chunk ID without being said beside it."),
         "entities": ("views", "Show the names in what is stored, or the chunks that have NAME."),
@@ -170,7 +170,7 @@ def main(ctx: click.Context) -> int:
     Exit codes: 0 fine, 1 a finding or failure, 2 wrong usage or settings.
     """
     if ctx.invoked_subcommand is None:
-        from memd.cli.stats import overview
+        from memd.cli.data_dir import overview
 
         click.echo(overview())
     return 0

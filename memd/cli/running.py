@@ -13,12 +13,13 @@ import asyncio
 import http.client
 import ipaddress
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hmac import compare_digest
 from pathlib import Path
@@ -27,11 +28,21 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin.asking import Answer, OwnRoutesClient
-from memd.admin.queries import ALL_TOPICS
+from memd.admin.routing import ALL_TOPICS, Answer, as_given, encoded, route_of
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
-from memd.cli.memories import memory_elsewhere, note_memory
-from memd.errors import AddressUnusable, BadQuestion, DaemonError, StoreError, StoreLocked
+from memd.cli.flags import memory_elsewhere, note_memory
+from memd.errors import (
+    AddressUnusable,
+    BadQuestion,
+    DaemonError,
+    Forbidden,
+    MemdError,
+    RightMissing,
+    StoreError,
+    StoreLocked,
+    UnknownTopic,
+)
+from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook, not_done
 from memd.store.disk import LocalDisk
@@ -39,14 +50,92 @@ from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME
 from memd.telemetry.logging import configure_logging
 
+ANSWER_SECONDS_MAX = 60.0
+OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
+THE_RIGHT_ONE = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_TOKEN or in the settings (--config)"
 GLANCE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 5.0
 """How long a command waits for a daemon that holds the folder and does not answer yet, or not any more."""
 START_GLANCES_SECONDS = 0.1
 
 
-class RunningDaemon(OwnRoutesClient):
-    """The daemon that holds a data directory. Get one from `find`."""
+class RunningDaemon:
+    """The daemon that holds a data directory, asked over its own routes. Get one from `find`."""
+
+    def __init__(self, url: str, token: str, command_token: str = "") -> None:
+        """`command_token`: what a request shows where there is no token; nothing if it is empty too."""
+        self.url = url
+        self._token = token
+        self._command_token = command_token
+
+    @property
+    def refusal(self) -> str:
+        """Why a daemon that wants a token refuses this client, as said of the daemon."""
+        return "does not know this token" if self._token else "wants a token"
+
+    def get(self, path: str, **query: object) -> bytes:
+        """Return the body of the answer to a GET; a query parameter that is None is left out.
+
+        Raises:
+            BadQuestion: the request is wrong.
+            DaemonError: it refused, or does not answer.
+        """
+        given = list(as_given(query).items())
+        query_string = urllib.parse.urlencode(given, errors="surrogateescape")  # as the terminal gave it
+        return self._request(f"{path}?{query_string}" if given else path, None, ANSWER_SECONDS_MAX)
+
+    def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+        """Return the body of the answer to a POST, which may take so long; raises as `get`."""
+        return self._request(path, encoded(body), seconds)
+
+    def ask(
+        self,
+        operation: Callable[..., Awaitable[Answer]],
+        id_: str = "",
+        body: object = None,
+        seconds: float = ANSWER_SECONDS_MAX,
+        **query: Any,
+    ) -> Answer:
+        """See `admin.routing.AskedDaemon`."""
+        route = route_of(operation)
+        path = route.path.replace("{id}", urllib.parse.quote(id_, safe=""))
+        told = self.get(path, **query) if body is None else self.post(path, body, seconds)
+        answer: Answer = msgspec.json.decode(told, type=route.answer)
+        return answer
+
+    def _request(self, path: str, body: bytes | None, seconds: float) -> bytes:
+        try:
+            return self.send(path, body, seconds)
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
+
+    def send(self, path: str, body: bytes | None, seconds: float) -> bytes:
+        """Send a request, a GET if there is no body; return the body of its answer.
+
+        Raises:
+            OSError, http.client.HTTPException: there is no answer.
+            BadQuestion: the request is wrong.
+            DaemonError: it refused.
+        """
+        token = self._token or self._command_token
+        headers = {TOKEN_HEADER: token} if token else {}
+        headers |= {} if body is None else {"Content-Type": "application/json"}
+        parts = urllib.parse.urlsplit(self.url)
+        made: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            made = partial(http.client.HTTPSConnection, context=unchecked_tls())
+        with closing(made(parts.netloc, timeout=seconds)) as connection:
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        if answer.status == WANTS_TOKEN:
+            raise RightMissing(f"the daemon at {self.url} {self.refusal}; {THE_RIGHT_ONE}")
+        if answer.status != OK:
+            message, kind = _error(content)
+            refused: type[MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
+            refused = {UnknownTopic.kind: UnknownTopic, Forbidden.kind: RightMissing}.get(kind, refused)
+            raise refused(message or f"the daemon at {self.url} answers {answer.status}")
+        return content
 
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
@@ -81,6 +170,23 @@ class RunningDaemon(OwnRoutesClient):
         own = urllib.parse.urlsplit(self.url)
         port = urllib.parse.urlsplit(str(self.health().get("model_url", self.url))).port
         return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{port}"
+
+
+def _error(body: bytes) -> tuple[str, str]:
+    """The message and the type of an error; empty where it is none."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
+    except msgspec.MsgspecError:
+        return "", ""
+    return str(error.get("message", "")).removeprefix("memd: "), str(error.get("type", ""))
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """TLS to a daemon on this machine. Its certificate has the name that others use; it proves itself otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 @contextmanager

@@ -20,13 +20,14 @@ from memd.cli.flags import (
     config_of,
     key_flag,
     key_of,
+    memory_elsewhere,
     model_flag,
+    note_memory,
     servers_of,
     settings_flags,
     upstream_flag,
     with_settings,
 )
-from memd.cli.memories import memory_elsewhere, note_memory
 from memd.cli.running import daemon_for, telling_who_serves
 from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings

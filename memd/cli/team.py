@@ -27,7 +27,7 @@ from memd.admin.auditing import AuditAnswer, AuditedAct, AuditQuery, audit_of
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
-from memd.admin.queries import ALL_TOPICS, as_given, decode_query
+from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
 from memd.cli.operations import asked_with, options_of
 from memd.cli.running import RunningDaemon, command_act

@@ -35,8 +35,7 @@ from memd.admin.oauth.protocol import (
     token_to_revoke,
 )
 from memd.admin.parts import DaemonParts
-from memd.admin.queries import Body
-from memd.admin.routing import get, post
+from memd.admin.routing import Body, get, post
 from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.http import error_response, read_body
 from memd.principals import Principal, Right, digest_of

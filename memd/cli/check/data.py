@@ -19,10 +19,9 @@ from typing import Any
 import msgspec
 
 from memd import __version__
-from memd.admin.asking import THE_RIGHT_ONE
-from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
+from memd.cli.check import CheckResult, failed, failed_with, ok, warning
 from memd.cli.data_dir import waiting_messages, waiting_note
-from memd.cli.running import RunningDaemon
+from memd.cli.running import THE_RIGHT_ONE, RunningDaemon
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
 from memd.store.audit import read_book

@@ -1,33 +1,43 @@
 """`memd check`: is everything ready, and if not, what to do.
 
-Rule: this module has only the order of the checks and their output; the first line says whether all is well.
+Rule: this module has the order of the checks, their output and, instead of them, that of recorded requests
+(`--traffic`); the first line says whether all is well.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from memd.cli.check import data, settings, upstream
-from memd.cli.check import traffic as recorded
-from memd.cli.check.result import CheckResult, Mark, failed, failed_with, ok, warning
+from memd.cli.check import CheckResult, Mark, data, failed, failed_with, ok, settings, upstream, warning
 from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
 from memd.cli.running import awaited
 from memd.cli.tables import WIDE, progress
-from memd.errors import ConfigError, StoreError
+from memd.errors import BadRequestBody, ConfigError, StoreError
+from memd.messages import Message
+from memd.proxy.reading import SideRequests
 from memd.settings.loading import load_config, places_of_settings
+from memd.settings.model import IngestSettings
+from memd.settings.programs import Kind, Rule, programs_of, rules
+from memd.speech import Speech
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
+from memd.wire.api import read_request
+from memd.wire.registry import api_of
+from memd.wire.request import ModelRequest
 from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -64,7 +74,7 @@ def check(
     flags = {"data_dir": data_dir, **servers_of(upstream)}
     given = {name: value for name, value in flags.items() if value is not None}
     if traffic is not None:
-        told = list(recorded.report(traffic, load_config(config_path, os.environ, given).ingest))
+        told = list(traffic_report(traffic, load_config(config_path, os.environ, given).ingest))
         click.echo(msgspec.json.encode({"traffic": told}) if as_json else "\n".join(told))
         return 0
     with progress("checking") as advanced:  # to the end: its first line is whether all is well
@@ -171,3 +181,77 @@ def _broken(text: str, indent: str, width: int) -> str:
     room = max(width - len(indent), ROOM_MIN)
     words = " ".join(for_terminal(text).split())
     return f"\n{indent}".join(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False))
+
+
+SHOWN_CHARACTERS, SHOWN_TEXTS = 80, 20
+
+
+def traffic_report(file: Path, settings: IngestSettings) -> Iterator[str]:
+    """The rules for programs as they would meet recorded requests, and who speaks in those; nothing is stored.
+
+    A line of the file is a request body as a client sent it, or an object with `path` and `body`; a line
+    `{"def": name, "v": value}` names a value that later lines have as `{"$ref": name}`. Raises click.ClickException
+    where one is neither.
+    """
+    programs = programs_of(settings)
+    side, wrapping = SideRequests(programs), Speech(programs.strip)
+    speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
+    met: dict[Rule, list[str]] = {}
+    said: Counter[str] = Counter()
+    requests = apart = 0
+    seen: set[Message] = set()
+    for request in _requests(file):
+        users = [wrapping.heard(one).said for one in request.messages if one.role == "user"]
+        texts: list[dict[Kind, str]] = [dict.fromkeys(("ignore_system", "sub_agent"), request.instructions)]
+        texts.append({"ignore": users[-1] if users else ""})
+        is_apart = side.includes(request)
+        requests, apart = requests + 1, apart + is_apart
+        new = [] if is_apart else [one for one in request.messages if one not in seen]
+        seen.update(new)
+        for message in new:
+            words, whole = wrapping.heard(message).said.strip(), message.text.strip()
+            texts.append({"strip": whole, "message": words, "result": whole} if message.role == "user" else {})
+            texts.append({"reply": words} if message.role == "assistant" else {})
+            if (heard := speech.heard(message)).opens_turn:
+                said[_short(heard.said)] += 1
+        for rule, text in ((rule, one[rule.kind]) for one in texts for rule in rules() if rule.kind in one):
+            find = re.fullmatch if rule.kind in ("message", "reply", "result") else re.search
+            if (found := find(rule.pattern, text)) is not None and found[0]:
+                met.setdefault(rule, []).append(found[0])
+    yield f"{counted(requests, 'request')}: {apart} that a program makes for itself and memory leaves alone"
+    for rule, texts_met in sorted(met.items(), key=lambda one: -len(one[1])):
+        yield f"{rule.kind:<14}{len(texts_met):>5}  {rule.of.partition(';')[0]}: {_short(texts_met[0])}"
+    yield f"{counted(len(said), 'text')} taken for a user's speech{', the first' if len(said) > SHOWN_TEXTS else ''}:"
+    yield from (f"{count:>19}  {text}" for text, count in list(said.items())[:SHOWN_TEXTS])
+
+
+def _short(text: str) -> str:
+    words = " ".join(for_terminal(text).split())
+    return words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}…"
+
+
+def _requests(file: Path) -> Iterator[ModelRequest]:
+    named: dict[str, Any] = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            told = msgspec.json.decode(line)
+            if "def" in told:
+                named[told["def"]] = told["v"]
+                continue
+            body = _whole(told.get("body", told), named)
+            # By its shape where the recording does not have its path.
+            guessed = "/responses" if "input" in body else "/messages" if "system" in body else "/chat/completions"
+            if (api := api_of("POST", told.get("path", guessed).partition("?")[0])) is not None:
+                yield read_request(api, msgspec.json.encode(body))
+        except (msgspec.DecodeError, BadRequestBody, AttributeError, KeyError, TypeError, RecursionError) as error:
+            said = f"{file}, line {number} is no recorded request ({error}); give each a line: the body as JSON"
+            raise click.ClickException(said) from error
+
+
+def _whole(value: Any, named: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_whole(one, named) for one in value]
+    if isinstance(value, dict):
+        is_name = value.keys() == {"$ref"}
+        return named[value["$ref"]] if is_name else {key: _whole(one, named) for key, one in value.items()}
+    return value

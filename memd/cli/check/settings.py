@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from memd import __version__
 from memd.assets import ranks_bytes
-from memd.cli.check.result import CheckResult, failed, failed_with, ok, warning
+from memd.cli.check import CheckResult, failed, failed_with, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder

@@ -25,9 +25,8 @@ import click
 import msgspec
 from multidict import CIMultiDict
 
-from memd.admin.asking import unchecked_tls
-from memd.cli.check.result import CheckResult, failed, ok, warning
-from memd.cli.running import RunningDaemon
+from memd.cli.check import CheckResult, failed, ok, warning
+from memd.cli.running import RunningDaemon, unchecked_tls
 from memd.daemon.app import running
 from memd.errors import MemdError
 from memd.principals import TOKEN_HEADER
