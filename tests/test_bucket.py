@@ -16,9 +16,8 @@ from drafts import draft, live_contents, open_journal, open_store, seal_all, uui
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
 from memd.selection import until as time_of
 from memd.settings.model import EncryptionSettings
-from memd.store.bucket.objects import Bucket
+from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
-from memd.store.bucket.rounds import FILES, ROUNDS
 from memd.store.bucket.writing import NotingDisk
 from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.encryption.opening import disk_for

@@ -16,8 +16,8 @@ from effort import steps
 
 from memd.entries import Erased
 from memd.errors import BucketError, DiskFull, StoreError
+from memd.store.bucket.objects import ROUNDS
 from memd.store.bucket.restoring import restore
-from memd.store.bucket.rounds import ROUNDS
 from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
 from memd.store.disk import LocalDisk, Room, Wiper
 from memd.store.erasure import Erasure

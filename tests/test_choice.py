@@ -21,11 +21,11 @@ from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
 from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
-from memd.store.choice import chosen, live_ids
 from memd.store.disk import LocalDisk
-from memd.store.index.meta import read_segment_meta
+from memd.store.index.sealed_index import read_segment_meta
 from memd.store.layout import TopicLayout
 from memd.store.log.format import decode_any_header
+from memd.store.snapshot import chosen, live_ids
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 from memd.store.tools.verify import verify
 

@@ -23,7 +23,7 @@ from recording_upstream import RecordingUpstream
 from memd.admin import history
 from memd.entries import digits_of_id
 from memd.errors import BadQuestion, NotFound
-from memd.store.pending import NOTHING_UNSTORED
+from memd.store.log.segment import NOTHING_UNSTORED
 from memd.store.store import TopicLog
 
 MEANT = "The spare key of the boathouse hangs behind the barometer."

@@ -30,8 +30,7 @@ from memd.settings.model import (
     RetrievalSettings,
     UpstreamSettings,
 )
-from memd.store.disk import LocalDisk, Room
-from memd.store.disk_trouble import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, disk_trouble
+from memd.store.disk import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, LocalDisk, Room, disk_trouble
 from memd.store.layout import ADDRESS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -192,7 +191,7 @@ import json, sys
 from pathlib import Path
 from memd.cli.check.data import directory
 from memd.store.disk import LocalDisk
-from memd.store.disk_trouble import DiskWatch
+from memd.store.disk import DiskWatch
 
 folder, files = Path(sys.argv[1]), LocalDisk()
 watch = DiskWatch(files, folder, lambda: 7)

@@ -35,8 +35,7 @@ from memd.principals import OWNER
 from memd.recall.corrections import plan_undo
 from memd.store.disk import LocalDisk
 from memd.store.store import ModelId, Store, StoreShared
-from memd.store.tools.conversations import FORMS
-from memd.store.tools.export import export, shown_text
+from memd.store.tools.export import FORMS, export, shown_text
 from memd.store.tools.verify import verify
 
 NEW = {"canonical_id", "digests"}

@@ -21,7 +21,7 @@ from memd.cli.main import main
 from memd.conversation.events import Noted
 from memd.entries import Draft, Section, Status
 from memd.errors import BadNote, StoreError
-from memd.ingest.notes import take_note
+from memd.ingest.archiver import take_note
 from memd.ingest.topics import Topic
 from memd.notes import CHARACTERS_MAX, NOTES_MAX, GivenNote, Note, checked_notes
 from memd.recall.block import origin

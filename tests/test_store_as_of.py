@@ -14,10 +14,9 @@ from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, search, 
 from memd.entries import Entry, Status, WallTime, multiplier_of
 from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
-from memd.store.choice import TopicAsOf, snapshot_as_of
 from memd.store.disk import LocalDisk
-from memd.store.pending import NOTHING_PENDING
-from memd.store.snapshot import id_before, id_upto
+from memd.store.log.segment import NOTHING_PENDING
+from memd.store.snapshot import TopicAsOf, id_before, id_upto, snapshot_as_of
 from memd.store.store import CanonicalClock, ModelId, Store, StoreShared, TopicLog
 from memd.store.tools.export import decode_line, export
 

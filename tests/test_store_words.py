@@ -18,7 +18,7 @@ from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import analyze_query
-from memd.store.pending import NOTHING_PENDING
+from memd.store.log.segment import NOTHING_PENDING
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 

@@ -34,7 +34,7 @@ from memd.messages import BlockChunk
 from memd.proxy.correct import Corrector
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, Config
-from memd.store.pending import ROWS_AT_ONCE, PendingChunk, PendingSegment
+from memd.store.log.segment import ROWS_AT_ONCE, PendingChunk, PendingSegment
 from memd.store.store import TopicLog
 
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."

@@ -25,11 +25,10 @@ from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
 from memd.recall.instructions import instructing_chunk
 from memd.selection import EVERYTHING, Selection
-from memd.store.choice import chosen
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
-from memd.store.pending import NOTHING_PENDING, PendingView, UnstoredText
-from memd.store.snapshot import Place, id_before
+from memd.store.log.segment import NOTHING_PENDING, PendingView, UnstoredText
+from memd.store.snapshot import Place, chosen, id_before
 from memd.store.store import Snapshot, TopicLog
 from memd.wording import day_and_time
 

@@ -21,7 +21,7 @@ from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
 from memd.principals import Principal
 from memd.store.bucket.writing import BackupHealth
-from memd.store.disk_trouble import Trouble
+from memd.store.disk import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
 

@@ -43,7 +43,7 @@ from memd.selection import Selection
 from memd.store.log.columns import may_be_wanted
 from memd.store.snapshot import Place
 from memd.store.store import Snapshot
-from memd.store.tools.conversations import PAUSE_US
+from memd.store.tools.export import PAUSE_US
 from memd.wire.lenient_json import decode_or_none
 
 TITLE_CHARACTERS = 120

@@ -24,6 +24,7 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
+from memd.ingest.archiver import TakenNote, take_note
 from memd.ingest.erasing import (
     COMPARED_MAX,
     ErasureDone,
@@ -37,7 +38,6 @@ from memd.ingest.erasing import (
     visible_digests,
     written_by,
 )
-from memd.ingest.notes import TakenNote, take_note
 from memd.ingest.topic import waiting_in
 from memd.ingest.topics import Topic
 from memd.notes import GivenNote, check_not_ahead, checked_notes
@@ -46,7 +46,7 @@ from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import since
 from memd.store.encryption.opening import key_id_of
-from memd.store.pending import UnstoredText
+from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, note_backup
 from memd.store.tools.backup import backup as back_up

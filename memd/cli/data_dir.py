@@ -54,8 +54,7 @@ from memd.settings.model import ClusterSettings, Config, EmbeddingSettings, Encr
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import LocalDisk
-from memd.store.disk_trouble import Trouble, disk_trouble
+from memd.store.disk import LocalDisk, Trouble, disk_trouble
 from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
 from memd.store.layout import (
     CONVERSION_NAME,
@@ -75,10 +74,9 @@ from memd.store.shared.seam import SharedLog, topics_in
 from memd.store.token_list import KeptToken, TokenList
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
-from memd.store.tools.conversations import FORMS, conversations, written
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
+from memd.store.tools.export import FORMS, conversations, exported_entries, exported_topics, written
 from memd.store.tools.export import export as export_log
-from memd.store.tools.export import exported_entries, exported_topics
 from memd.store.tools.verify import verify as verify_log
 from memd.store.tools.verify import with_audit
 from memd.wording import counted, day_and_time, for_terminal, sized, tallied, unsearched

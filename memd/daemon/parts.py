@@ -58,7 +58,7 @@ from memd.settings.model import Config
 from memd.settings.programs import programs_of
 from memd.speech import Speech
 from memd.store.bucket.writing import BucketTender
-from memd.store.disk_trouble import KINDS
+from memd.store.disk import KINDS
 from memd.store.layout import GRANTS_NAME
 from memd.store.log.segment import ENTRIES_READ
 from memd.store.receipts import ReceiptRing

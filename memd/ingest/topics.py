@@ -27,7 +27,7 @@ from memd.ingest.shared_topic import Ends, Renewed, SharedTopic, asking
 from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
 from memd.principals import Held, surplus
 from memd.settings.model import Config
-from memd.store.disk_trouble import DiskWatch
+from memd.store.disk import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.seam import Row

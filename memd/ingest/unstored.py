@@ -29,7 +29,7 @@ from memd.entries import Draft, Entry
 from memd.ingest.pipeline import Cutter, may_return, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
-from memd.store.pending import ROWS_AT_ONCE, PendingChunk, PendingSegment, PendingView, UnstoredText
+from memd.store.log.segment import ROWS_AT_ONCE, PendingChunk, PendingSegment, PendingView, UnstoredText
 from memd.store.store import TopicLog
 
 Key = tuple[bytes, ...]

@@ -19,8 +19,7 @@ import msgspec
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Entry
 from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
-from memd.ingest.archiver import Archiver
-from memd.ingest.notes import FORBIDDEN, take_note
+from memd.ingest.archiver import FORBIDDEN, Archiver, take_note
 from memd.ingest.topics import Topic, Topics
 from memd.messages import BlockChunk
 from memd.notes import Note

@@ -23,7 +23,6 @@ from memd.errors import ErasedMeanwhile, StoreError
 from memd.recall.question import is_marked
 from memd.recall.times import Span
 from memd.selection import EVERYTHING, Selection
-from memd.store.choice import chosen
 from memd.store.index.vectors import multipliers, products
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.lexical.postings import (
@@ -36,9 +35,8 @@ from memd.store.lexical.postings import (
     rarity,
 )
 from memd.store.log.columns import digest_word
-from memd.store.log.segment import GrowingSegment
-from memd.store.pending import PENDING_SEGMENT, PendingView, UnstoredText
-from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot
+from memd.store.log.segment import PENDING_SEGMENT, GrowingSegment, PendingView, UnstoredText
+from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, chosen
 
 log = logging.getLogger("memd")
 

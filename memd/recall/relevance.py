@@ -27,7 +27,7 @@ from memd.recall.columns import TABLE_COSINE, Pool, TopicColumns
 from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
 from memd.store.log.columns import uuid_bytes
-from memd.store.pending import PENDING_SEGMENT
+from memd.store.log.segment import PENDING_SEGMENT
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
 """The table's answer stands where its meaning and the words share so many of their ten best chunks and something is

@@ -41,7 +41,7 @@ from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
 from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
-from memd.store.choice import TopicAsOf
+from memd.store.snapshot import TopicAsOf
 from memd.store.store import TopicLog
 from memd.wording import unsearched
 

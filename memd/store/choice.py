@@ -18,7 +18,7 @@ from memd.entries import Entry
 from memd.selection import EVERYTHING, Selection
 from memd.store.index.sealed_index import SealedIndex
 from memd.store.log.columns import Bits, Floats, Rows, may_be_wanted, superseded
-from memd.store.pending import NOTHING_UNSTORED, UnstoredText
+from memd.store.log.segment import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, id_upto
 from memd.store.topic import TopicLog
 

@@ -28,16 +28,30 @@ from memd.store.erasure import (
     was_erased,
     without_text,
 )
-from memd.store.index.meta import columns_from_log, encode_words, read_words
-from memd.store.index.sealed_index import SealedIndex, due_merge, merged_files, write_merged, write_sealed
+from memd.store.index.sealed_index import (
+    SealedIndex,
+    columns_from_log,
+    due_merge,
+    encode_words,
+    merged_files,
+    read_words,
+    write_merged,
+    write_sealed,
+)
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.log.columns import Rows, digest_word
 from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding, ahead_of_log, torn_files
-from memd.store.log.segment import ENTRIES_READ, GrowingSegment, SealedSegment, create_active
+from memd.store.log.segment import (
+    ENTRIES_READ,
+    NOTHING_UNSTORED,
+    GrowingSegment,
+    SealedSegment,
+    UnstoredText,
+    create_active,
+)
 from memd.store.opening import open_topic, reread_segment
-from memd.store.pending import NOTHING_UNSTORED, UnstoredText
 from memd.store.snapshot import (
     SegmentView,
     Snapshot,

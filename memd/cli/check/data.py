@@ -25,10 +25,8 @@ from memd.cli.running import THE_RIGHT_ONE, RunningDaemon
 from memd.errors import MemdError, StoreError
 from memd.settings.model import Config
 from memd.store.audit import read_book
-from memd.store.bucket.objects import Bucket
-from memd.store.bucket.rounds import IDENTITY_KEY, read_identity
-from memd.store.disk import LocalDisk
-from memd.store.disk_trouble import disk_trouble, trouble_by_writing
+from memd.store.bucket.objects import IDENTITY_KEY, Bucket, read_identity
+from memd.store.disk import LocalDisk, disk_trouble, trouble_by_writing
 from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import torn_files
 from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, PostgresLog, remedy_of, words_of

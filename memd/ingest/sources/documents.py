@@ -26,7 +26,7 @@ from memd.ingest.indexer import background_thread
 from memd.ingest.pipeline import Cutter
 from memd.ingest.readers import GivenDocument
 from memd.ingest.topics import Topic
-from memd.store.choice import newest_by_source
+from memd.store.snapshot import newest_by_source
 from memd.store.store import Snapshot, TopicLog
 
 KIND = "document"

@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError, StoreLocked
-from memd.store.bucket.objects import Bucket
-from memd.store.bucket.rounds import (
+from memd.store.bucket.objects import (
     IDENTITY_KEY,
     READERS,
+    Bucket,
     Catalog,
     KnownFile,
     RoundName,

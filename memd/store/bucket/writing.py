@@ -43,11 +43,11 @@ import msgspec
 
 from memd.errors import BucketError, CorruptFile, NotOurBucket, ObjectMissing, StoreError
 from memd.settings.model import Config
-from memd.store.bucket.objects import Bucket
-from memd.store.bucket.rounds import (
+from memd.store.bucket.objects import (
     FILES,
     IDENTITY_KEY,
     OWNER_KEY,
+    Bucket,
     Catalog,
     FileChange,
     Identity,

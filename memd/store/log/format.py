@@ -24,7 +24,7 @@ Record, repeated to the end of the file:
     CRC32        of length and payload; a length of zero is never valid, so zeros are not a record
 
 The payload of a log record is a MessagePack map with the names of `memd.entries.Entry`; of a journal record, whatever
-the buffer put there; of a `.meta` file (one record), see index/meta.py.
+the buffer put there; of a `.meta` file (one record), see index/sealed_index.py.
 """
 
 from __future__ import annotations

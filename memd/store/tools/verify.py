@@ -19,7 +19,7 @@ from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import finding_of, read_erasures, returned
-from memd.store.index.meta import read_merged_meta, read_segment_meta
+from memd.store.index.sealed_index import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log.columns import Records, rows_from
 from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
