@@ -35,8 +35,8 @@ from memd.store.lexical.postings import (
     rarity,
 )
 from memd.store.log.columns import digest_word
-from memd.store.log.segment import PENDING_SEGMENT, GrowingSegment, PendingView, UnstoredText
-from memd.store.snapshot import IndexView, Place, SegmentView, Snapshot, chosen
+from memd.store.log.segment import PENDING_SEGMENT, GrowingSegment, PendingView, SegmentView, UnstoredText
+from memd.store.snapshot import IndexView, Place, Snapshot, chosen
 
 log = logging.getLogger("memd")
 

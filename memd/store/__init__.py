@@ -4,8 +4,7 @@ Rule: the log is the only truth and only grows; everything else on disk is deriv
 here knows an event loop. One thread per topic appends, any number read immutable snapshots.
 
 From the disk up: `syscalls` and `disk` (the only seam to it), `layout` (file names), `log/`, `claim` (the right to
-write), `lexical/`, `index/`, `snapshot` (a topic at one point in time), `choice` (some of its chunks, or an earlier
-time), `opening` (a topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `erasure`,
-`encryption/`, `shared/` (topics of several daemons), `bucket/` (the backup), `audit`, `locks` (their order),
-`receipts`, `tools/`.
+write), `lexical/`, `index/`, `snapshot` (a topic at one point in time, now or earlier, all of it or some), `opening` (a
+topic after a start or a crash), `topic` (one log), `store` (the directory). Beside them: `erasure`, `encryption/`,
+`shared/` (topics of several daemons), `bucket/` (the backup), `audit`, `receipts`, `tools/`.
 """

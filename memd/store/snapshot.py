@@ -1,8 +1,14 @@
 """A topic at one point in time, in which readers search and look up entries; the transitions from one to the next
-(after opening, an append, a seal, a merge, an erasure); the order of its log; and chunks that say exactly the same.
+(after opening, an append, a seal, a merge, an erasure); the order of its log; chunks that say exactly the same; and
+choices, made before chunks are searched: those that are wanted, or those of an earlier time.
 
 Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the ones that it
 did not touch; the arrays of a view are never written to. Entries are read only where their columns do not tell.
+
+In the snapshot of a choice other chunks do not count, so that no search of it has to look further for those that are
+wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): who reads an entry asks the choice again.
+The log keeps every entry, so what counted at an earlier time is computed from the columns; the vectors of then are read
+from the log and scanned, so a search of the past is exact and slow. Words are as rare as they are today.
 """
 
 from __future__ import annotations
@@ -10,8 +16,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import UNSET
@@ -19,7 +26,7 @@ from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
-from memd.selection import Selection
+from memd.selection import EVERYTHING, Selection
 from memd.store.index.sealed_index import MergedPart, SealedIndex
 from memd.store.index.vectors import cosines
 from memd.store.lexical.postings import main_language, query_keys
@@ -27,9 +34,10 @@ from memd.store.log.columns import (
     ROW,
     Bits,
     Floats,
-    Records,
     Rows,
     UInts,
+    UuidIndex,
+    hex_range,
     may_be_wanted,
     superseded,
     text_hash,
@@ -38,153 +46,14 @@ from memd.store.log.columns import (
 )
 from memd.store.log.format import Span
 from memd.store.log.recovery import LogExtent
-from memd.store.log.segment import GrowingSegment, SealedSegment
+from memd.store.log.segment import NOTHING_UNSTORED, GrowingSegment, SealedSegment, SegmentView, UnstoredText
+
+if TYPE_CHECKING:
+    from memd.store.topic import TopicLog
 
 SINCE_MAX = 256
 """Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
 their vectors are read from disk."""
-
-SAME_APPEND_US = 1_000_000
-"""An Update appends what takes the place of chunks with the entries that take them out, some microseconds later."""
-
-
-class UuidIndex:
-    """Sorted columns over all sealed entries of a topic: uuid → place, text hash → place, digests.
-
-    Takes 32 bytes per entry for the uuid and its place, 16 for the text and 8 for each digest.
-    """
-
-    def __init__(self, segments: Sequence[tuple[int, Records, UInts]] = ()) -> None:
-        """`segments`: (segment id, rows, first words of the digests) of each, in order."""
-        rows = [records for _, records, _ in segments]
-        high = _joined([records["uuid_high"] for records in rows], np.uint64)
-        order = np.argsort(high, kind="stable")
-        self._high: UInts = high[order]
-        self._low: UInts = _joined([records["uuid_low"] for records in rows], np.uint64)[order]
-        # A place as one number: the segment id in the upper 32 bits, the row in the lower.
-        places = _joined(
-            [(segment_id << 32) + np.arange(len(records), dtype=np.uint64) for segment_id, records, _ in segments],
-            np.uint64,
-        )
-        self._places: UInts = places[order]
-        texts = _joined([records["text_hash"] for records in rows], np.uint64)
-        order = np.argsort(texts, kind="stable")
-        self._texts: UInts = texts[order]
-        self._text_places: UInts = places[order]
-        self._digests: UInts = np.unique(_joined([digests for _, _, digests in segments], np.uint64))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Size of the columns."""
-        columns = (self._high, self._low, self._places, self._texts, self._text_places, self._digests)
-        return sum(column.nbytes for column in columns)
-
-    def places(self, uuid: bytes) -> list[tuple[int, int]]:
-        """Return (segment id, row) of every entry of the chunk, oldest segment first."""
-        high, low = uuid_halves(uuid)
-        return [_place(self._places[i]) for i in _equal(self._high, high) if self._low[i] == low]
-
-    def alike(self, uuids: Sequence[bytes]) -> set[bytes]:
-        """Return those of some uuids of which half is an entry's: one look for all, as each by itself takes 8 µs."""
-        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
-        found = self._high.searchsorted(high, "left") < self._high.searchsorted(high, "right")
-        return {uuids[row] for row in np.flatnonzero(found).tolist()}
-
-    def places_of_text(self, text_hash: int) -> list[tuple[int, int]]:
-        """Return (segment id, row) of every entry whose content has this hash."""
-        return [_place(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
-
-    def has_digest(self, digest: int) -> bool:
-        """Whether a message is stored whose digest begins with these 8 bytes."""
-        return len(_equal(self._digests, np.uint64(digest))) > 0
-
-    def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
-        """Return for each uuid its neighbours in hex order, itself included: no other shares a longer prefix."""
-        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
-        starts = np.maximum(self._high.searchsorted(high, "left") - 1, 0).tolist()
-        stops = np.minimum(self._high.searchsorted(high, "right") + 1, len(self._high)).tolist()
-        return [
-            list(map(uuid_bytes, self._high[start:stop].tolist(), self._low[start:stop].tolist()))
-            for start, stop in zip(starts, stops, strict=True)
-        ]
-
-    def uuids_with_prefix(self, digits: str) -> set[bytes]:
-        """Return the uuids that begin with these hex digits, as far as their first half tells."""
-        low, high = hex_range(digits)
-        rows = slice(self._high.searchsorted(low, "left"), self._high.searchsorted(high, "right"))
-        return set(map(uuid_bytes, self._high[rows].tolist(), self._low[rows].tolist()))
-
-
-def hex_range(digits: str) -> tuple[np.uint64, np.uint64]:
-    """The lowest and the highest first half of uuids that begin with these hex digits."""
-    low, high = (int(digits[:16].ljust(16, filler), 16) for filler in "0f")
-    return np.uint64(low), np.uint64(high)
-
-
-def _joined(parts: Sequence[NDArray[np.uint64]], dtype: type[np.uint64]) -> UInts:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
-
-
-def _equal(column: UInts, value: np.uint64) -> range:
-    return range(int(column.searchsorted(value, "left")), int(column.searchsorted(value, "right")))
-
-
-def _place(packed: np.uint64) -> tuple[int, int]:
-    return int(packed) >> 32, int(packed) & 0xFFFFFFFF
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SegmentView:
-    """One segment at one point in time; the arrays are never written to."""
-
-    segment: GrowingSegment | SealedSegment
-    rows: Records
-    dead: Bits
-    """Superseded or Deprecated, per row."""
-    matrix: Floats | None
-    """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
-
-    @property
-    def live_count(self) -> int:
-        """The number of rows that count."""
-        return len(self.dead) - int(np.count_nonzero(self.dead))
-
-    @functools.cached_property
-    def has_erased(self) -> bool:
-        """Whether the text of any row was erased."""
-        return bool(self.rows["is_erased"].any())
-
-    @functools.cached_property
-    def canonical_ids(self) -> UInts:
-        """Of the rows, ascending; a copy, in which searching is quick."""
-        return np.ascontiguousarray(self.rows["canonical_id"], dtype=np.uint64)
-
-    @functools.cached_property
-    def taken_out(self) -> UInts:
-        """The first halves of the uuids of chunks with a Deprecated entry, and of what took the place of each, (2, n):
-        what was stored behind it within `SAME_APPEND_US`; 0: nothing. One that was erased was not taken out."""
-        rows, ids = self.rows, self.canonical_ids.astype(np.int64)
-        gone = np.flatnonzero((rows["status"] == Status.DEPRECATED) & (rows["is_erased"] == 0))
-        other = np.append(np.flatnonzero(rows["status"] != Status.DEPRECATED), 0)
-        behind = other[other[:-1].searchsorted(gone)]
-        is_of_it = (behind > gone) & (ids[behind] - ids[gone] < SAME_APPEND_US)
-        uuids = rows["uuid_high"]
-        return np.stack([uuids[gone], np.where(is_of_it, uuids[behind], 0)]).astype(np.uint64)
-
-    @functools.cached_property
-    def changed(self) -> UInts:
-        """The first halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
-        rows = self.rows
-        is_changed = ~self.dead & (rows["canonical_id"] != rows["origin_id"])
-        return np.ascontiguousarray(rows["uuid_high"][is_changed], dtype=np.uint64)
-
-    @functools.cached_property
-    def chronology(self) -> tuple[UInts, Rows]:
-        """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
-        live = np.flatnonzero(~self.dead)
-        origins = self.rows["origin_id"][live].astype(np.uint64)
-        order = np.argsort(origins, kind="stable")
-        return origins[order], live[order]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -755,3 +624,123 @@ def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] |
 def _origin(snapshot: Snapshot, place: Place) -> int:
     """The id with which the chunk of an entry began."""
     return int(snapshot.views[place[0]].rows[place[1]]["origin_id"])
+
+
+# Choices
+
+READ_AT_ONCE = 1_000
+
+
+def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
+    """Return the snapshot in which only wanted chunks count, for searching it.
+
+    Reads columns alone, unless words, tags or authors are wanted: then the contents too of what the rest admits.
+    """
+    if wanted == EVERYTHING:
+        return snapshot
+    views = {
+        number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted))
+        for number, view in snapshot.views.items()
+    }
+    indexes = [IndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
+
+
+def live_ids(snapshot: Snapshot) -> list[int]:
+    """Return the canonical_ids of the entries that count."""
+    return [one for view in snapshot.views.values() for one in view.rows["canonical_id"][~view.dead].tolist()]
+
+
+def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int]]:
+    """Yield the newest live entry of each source of a kind, with the number of its live chunks; of two sources with
+    one hash in the columns only one.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    newest: dict[int, tuple[int, Place]] = {}
+    counts: Counter[int] = Counter()
+    for number, view in snapshot.views.items():
+        rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(kinds=(kind,))))
+        columns = (view.rows[name][rows].tolist() for name in ("source_hash", "canonical_id"))
+        for row, source, canonical_id in zip(rows.tolist(), *columns, strict=True):
+            counts[source] += 1
+            newest[source] = max(newest.get(source, (0, (0, 0))), (canonical_id, (number, row)))
+    found = [(place, counts[source]) for source, (_, place) in newest.items()]
+    for start in range(0, len(found), READ_AT_ONCE):
+        entries = snapshot.read_many(place for place, _ in found[start : start + READ_AT_ONCE])
+        for place, count in found[start : start + READ_AT_ONCE]:
+            yield entries.get(place) or snapshot.read(place), count
+
+
+def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Selection) -> Bits:
+    bits: Bits = ~view.dead & may_be_wanted(view.rows, wanted)
+    if wanted.reads_entries:
+        rows = np.flatnonzero(bits)
+        for start in range(0, len(rows), READ_AT_ONCE):
+            places = [(number, row) for row in rows[start : start + READ_AT_ONCE].tolist()]
+            entries = snapshot.read_many(places)
+            bits[[row for _, row in places]] = [
+                place in entries and wanted.admits_entry(entries[place]) for place in places
+            ]
+    return bits
+
+
+class TopicAsOf:
+    """A topic as it was, for recall."""
+
+    is_loaded = True
+
+    def __init__(self, log: TopicLog, canonical_id: int) -> None:
+        """`canonical_id` is the last entry that counts, or a WallTime."""
+        self.topic_id = log.topic_id
+        present = log.snapshot()
+        self._snapshot = snapshot_as_of(present, id_upto(present, canonical_id))
+
+    def snapshot(self) -> Snapshot:
+        """Return the topic as it was."""
+        return self._snapshot
+
+    def unstored(self) -> UnstoredText:
+        """Return nothing: the past is in the log, or it is unknown."""
+        return NOTHING_UNSTORED
+
+
+def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
+    """Return the topic as it was after the last entry up to this id was appended."""
+    counts = {
+        number: int(view.rows["canonical_id"].searchsorted(canonical_id, "right"))
+        for number, view in snapshot.views.items()
+    }
+    rows = [snapshot.views[number].rows[:count] for number, count in counts.items()]
+    bits = superseded(np.concatenate(rows)) if rows else np.empty(0, dtype=np.bool_)
+    views: dict[int, SegmentView] = {}
+    for number, count in counts.items():
+        view, dead, bits = snapshot.views[number], bits[:count], bits[count:]
+        matrix = None if view.matrix is None else view.matrix[:count]
+        views[number] = SegmentView(view.segment, view.rows[:count], dead, matrix)
+    indexes = [_ScannedIndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
+    return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
+
+
+def _dead_in(index: SealedIndex, views: Mapping[int, SegmentView]) -> Bits:
+    """The dead rows of views by the labels of an index, which has more where the views are of the past."""
+    dead = np.ones(len(index), dtype=np.bool_)
+    for number, start in zip(index.segment_ids, index.starts, strict=True):
+        dead[start : start + len(views[number].dead)] = views[number].dead
+    return dead
+
+
+class _ScannedIndexView(IndexView):
+    """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
+
+    def nearest(self, queries: Floats, k: int) -> Rows:
+        """See `IndexView.nearest`."""
+        return self.index.scan(queries, k, self.dead)
+
+    def vectors(self, labels: Rows) -> Floats:
+        """See `IndexView.vectors`; zeros for one that cannot be read."""
+        known, vectors, _ = self.index.read_vectors(labels)
+        found = np.zeros((len(labels), vectors.shape[1]), np.float32)
+        found[labels.searchsorted(known)] = vectors
+        return found

@@ -48,12 +48,12 @@ from memd.store.log.segment import (
     NOTHING_UNSTORED,
     GrowingSegment,
     SealedSegment,
+    SegmentView,
     UnstoredText,
     create_active,
 )
 from memd.store.opening import open_topic, reread_segment
 from memd.store.snapshot import (
-    SegmentView,
     Snapshot,
     after_append,
     after_indexing,

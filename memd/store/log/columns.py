@@ -1,4 +1,5 @@
-"""The columns of entries: what is kept of each entry in memory and in `.meta`, and which entries no longer count.
+"""The columns of entries: what is kept of each entry in memory and in `.meta`, which entries no longer count,
+and where those of a chunk or text are.
 
 Rule: pure; nothing here reads a file or holds a Python object per entry. Of all entries of one uuid only the one with
 the highest canonical_id counts, and none if that one is Deprecated. This is computed from the columns at every start
@@ -156,3 +157,88 @@ def _source_hash(source: str | None) -> int:
     if source is None:
         return 0
     return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "little") or 1
+
+
+class UuidIndex:
+    """Sorted columns over all sealed entries of a topic: uuid → place, text hash → place, digests.
+
+    Takes 32 bytes per entry for the uuid and its place, 16 for the text and 8 for each digest.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, Records, UInts]] = ()) -> None:
+        """`segments`: (segment id, rows, first words of the digests) of each, in order."""
+        rows = [records for _, records, _ in segments]
+        high = _joined([records["uuid_high"] for records in rows], np.uint64)
+        order = np.argsort(high, kind="stable")
+        self._high: UInts = high[order]
+        self._low: UInts = _joined([records["uuid_low"] for records in rows], np.uint64)[order]
+        # A place as one number: the segment id in the upper 32 bits, the row in the lower.
+        places = _joined(
+            [(segment_id << 32) + np.arange(len(records), dtype=np.uint64) for segment_id, records, _ in segments],
+            np.uint64,
+        )
+        self._places: UInts = places[order]
+        texts = _joined([records["text_hash"] for records in rows], np.uint64)
+        order = np.argsort(texts, kind="stable")
+        self._texts: UInts = texts[order]
+        self._text_places: UInts = places[order]
+        self._digests: UInts = np.unique(_joined([digests for _, _, digests in segments], np.uint64))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the columns."""
+        columns = (self._high, self._low, self._places, self._texts, self._text_places, self._digests)
+        return sum(column.nbytes for column in columns)
+
+    def places(self, uuid: bytes) -> list[tuple[int, int]]:
+        """Return (segment id, row) of every entry of the chunk, oldest segment first."""
+        high, low = uuid_halves(uuid)
+        return [_unpacked(self._places[i]) for i in _equal(self._high, high) if self._low[i] == low]
+
+    def alike(self, uuids: Sequence[bytes]) -> set[bytes]:
+        """Return those of some uuids of which half is an entry's: one look for all, as each by itself takes 8 µs."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        found = self._high.searchsorted(high, "left") < self._high.searchsorted(high, "right")
+        return {uuids[row] for row in np.flatnonzero(found).tolist()}
+
+    def places_of_text(self, text_hash: int) -> list[tuple[int, int]]:
+        """Return (segment id, row) of every entry whose content has this hash."""
+        return [_unpacked(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
+
+    def has_digest(self, digest: int) -> bool:
+        """Whether a message is stored whose digest begins with these 8 bytes."""
+        return len(_equal(self._digests, np.uint64(digest))) > 0
+
+    def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
+        """Return for each uuid its neighbours in hex order, itself included: no other shares a longer prefix."""
+        high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
+        starts = np.maximum(self._high.searchsorted(high, "left") - 1, 0).tolist()
+        stops = np.minimum(self._high.searchsorted(high, "right") + 1, len(self._high)).tolist()
+        return [
+            list(map(uuid_bytes, self._high[start:stop].tolist(), self._low[start:stop].tolist()))
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def uuids_with_prefix(self, digits: str) -> set[bytes]:
+        """Return the uuids that begin with these hex digits, as far as their first half tells."""
+        low, high = hex_range(digits)
+        rows = slice(self._high.searchsorted(low, "left"), self._high.searchsorted(high, "right"))
+        return set(map(uuid_bytes, self._high[rows].tolist(), self._low[rows].tolist()))
+
+
+def hex_range(digits: str) -> tuple[np.uint64, np.uint64]:
+    """The lowest and the highest first half of uuids that begin with these hex digits."""
+    low, high = (int(digits[:16].ljust(16, filler), 16) for filler in "0f")
+    return np.uint64(low), np.uint64(high)
+
+
+def _joined(parts: Sequence[NDArray[np.uint64]], dtype: type[np.uint64]) -> UInts:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+
+
+def _equal(column: UInts, value: np.uint64) -> range:
+    return range(int(column.searchsorted(value, "left")), int(column.searchsorted(value, "right")))
+
+
+def _unpacked(packed: np.uint64) -> tuple[int, int]:
+    return int(packed) >> 32, int(packed) & 0xFFFFFFFF

@@ -1,28 +1,36 @@
-"""A log file in memory: the growing kind, scanned exactly, and the sealed kind, searched by an index.
+"""A log file in memory: the growing kind, scanned exactly, and the sealed kind, searched by an index; and one without a
+file, of chunks that are not in the log yet: text that was said and waits for its embedding.
 
 Rule: only a growing segment gains rows, and a row's columns and vector never change. Whether a row still counts is not
-known here but in the views of a snapshot. Row numbers follow the order of the file.
+known to a segment but to the view of it at one point in time. Row numbers follow the order of the file.
+
+A pending chunk has the uuid and the public id that it keeps in the log, so it can be shown and named in a correction at
+once. Until the model has read it, it is found by its words and by the question table's vector of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
+from numpy.typing import NDArray
 
 from memd.caching import ByteCache
-from memd.entries import Entry, Status
+from memd.entries import Draft, Entry, Status
 from memd.errors import CorruptFile, ErasedMeanwhile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, write_beside
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import GrowingColumns
-from memd.store.log.columns import ROW, Floats, Records, Rows, UInts, digest_word, rows_from
+from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, digest_word, rows_from
 from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -45,6 +53,8 @@ _TABLE_BYTES = 750
 
 _READ_BYTES = 1_000
 """Of an entry that is kept, beside its vector and content (measured with tracemalloc)."""
+SAME_APPEND_US = 1_000_000
+"""An Update appends what takes the place of chunks with the entries that take them out, some microseconds later."""
 ENTRIES_READ: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
 """Those that were read last, by segment and canonical_id: one question shows again most of what another one showed."""
 _numbers = itertools.count()
@@ -283,6 +293,60 @@ class SealedSegment(LogSegment):
         return np.array(found, dtype=np.intp), matrix, problems
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentView:
+    """One segment at one point in time; the arrays are never written to."""
+
+    segment: GrowingSegment | SealedSegment
+    rows: Records
+    dead: Bits
+    """Superseded or Deprecated, per row."""
+    matrix: Floats | None
+    """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
+
+    @property
+    def live_count(self) -> int:
+        """The number of rows that count."""
+        return len(self.dead) - int(np.count_nonzero(self.dead))
+
+    @functools.cached_property
+    def has_erased(self) -> bool:
+        """Whether the text of any row was erased."""
+        return bool(self.rows["is_erased"].any())
+
+    @functools.cached_property
+    def canonical_ids(self) -> UInts:
+        """Of the rows, ascending; a copy, in which searching is quick."""
+        return np.ascontiguousarray(self.rows["canonical_id"], dtype=np.uint64)
+
+    @functools.cached_property
+    def taken_out(self) -> UInts:
+        """The first halves of the uuids of chunks with a Deprecated entry, and of what took the place of each, (2, n):
+        what was stored behind it within `SAME_APPEND_US`; 0: nothing. One that was erased was not taken out."""
+        rows, ids = self.rows, self.canonical_ids.astype(np.int64)
+        gone = np.flatnonzero((rows["status"] == Status.DEPRECATED) & (rows["is_erased"] == 0))
+        other = np.append(np.flatnonzero(rows["status"] != Status.DEPRECATED), 0)
+        behind = other[other[:-1].searchsorted(gone)]
+        is_of_it = (behind > gone) & (ids[behind] - ids[gone] < SAME_APPEND_US)
+        uuids = rows["uuid_high"]
+        return np.stack([uuids[gone], np.where(is_of_it, uuids[behind], 0)]).astype(np.uint64)
+
+    @functools.cached_property
+    def changed(self) -> UInts:
+        """The first halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
+        rows = self.rows
+        is_changed = ~self.dead & (rows["canonical_id"] != rows["origin_id"])
+        return np.ascontiguousarray(rows["uuid_high"][is_changed], dtype=np.uint64)
+
+    @functools.cached_property
+    def chronology(self) -> tuple[UInts, Rows]:
+        """The live rows in the order in which their chunks were first stored: ascending origin_ids, and the rows."""
+        live = np.flatnonzero(~self.dead)
+        origins = self.rows["origin_id"][live].astype(np.uint64)
+        order = np.argsort(origins, kind="stable")
+        return origins[order], live[order]
+
+
 def read_header(files: LocalDisk, path: Path) -> Header | None:
     """Read the header of a log file; None if there is no such file or the header cannot be read."""
     try:
@@ -309,3 +373,130 @@ def create_active(claim: Claim, model: ModelId, segment_id: int, *, searchable: 
     claim.roll("log", write_beside(files, layout.active, encode_header(header)))
     files.sync_directory(layout.data_dir)  # the topic's own directory may be new
     return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=searchable)
+
+
+# Chunks that wait
+
+PENDING_SEGMENT = -1
+"""In the places of chunks that are not stored yet."""
+ROWS_MIN = 64
+"""A segment of fewer is not made anew, however many of its chunks are gone."""
+ROWS_AT_ONCE = 64
+"""Rows that are added under a lock, in 10 ms at most: a message of megabytes has thousands."""
+
+
+class PendingChunk(msgspec.Struct, frozen=True):
+    """A chunk before it is stored."""
+
+    draft: Draft
+    """To be stored, without its vector."""
+    entry: Entry
+    """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
+    vector: NDArray[np.float32]
+    """The question table's of its text, (dimension,), so that it is found by meaning at once; (0,) without a table."""
+
+
+class PendingView(msgspec.Struct, frozen=True):
+    """The chunks of a topic that wait, at one moment."""
+
+    segment: SegmentView
+    columns: GrowingColumns
+    """Of the segment."""
+    chunks: list[PendingChunk]
+    """By row; those beyond the view's rows came later, and those that are dead there wait no more."""
+
+    def __len__(self) -> int:
+        return self.segment.live_count
+
+    def __iter__(self) -> Iterator[PendingChunk]:
+        return iter(self.by_row().values())
+
+    def by_row(self) -> dict[int, PendingChunk]:
+        """Those that wait."""
+        return {row: self.chunks[row] for row in np.flatnonzero(~self.segment.dead).tolist()}
+
+
+class PendingSegment(GrowingSegment):
+    """The chunks that wait, a row for each, whichever conversations have it. Whoever changes it holds a lock."""
+
+    def __init__(self, dimension: int) -> None:
+        """`dimension`: of the table's vectors; 0 without a table."""
+        header = Header(
+            magic=MAGIC_LOG, dimension=dimension, segment_id=PENDING_SEGMENT, fingerprint="", topic=bytes(8)
+        )
+        super().__init__(LocalDisk(), (), header, searchable=True)
+        self._chunks: list[PendingChunk] = []
+        self._holders = np.zeros(ROWS_MIN, np.int32)
+        """How many parts have each chunk."""
+
+    def hold(self, chunks: Iterable[PendingChunk], holders: int = 1) -> None:
+        """Note that a part has these chunks, or that so many have them."""
+        chunks = list(chunks)
+        new = {one.entry.uuid: one for one in chunks if not self.rows_of(one.entry.uuid)}
+        entries = [msgspec.structs.replace(one.entry, vector=one.vector.tobytes()) for one in new.values()]
+        self._chunks += new.values()  # before the rows, which tell readers how many there are
+        self.extend(entries, [_NOWHERE] * len(entries))
+        while len(self._holders) < self.count:
+            self._holders = np.concatenate([self._holders, np.zeros_like(self._holders)])
+        self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += holders
+
+    def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
+        """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where no row
+        of this one is somebody's."""
+        self._holders[[self.rows_of(chunk.entry.uuid)[0] for chunk in chunks]] -= 1
+        return self if self._holders[: self.count].any() else PendingSegment(self.header.dimension)
+
+    def lacking(self, chunks: Iterable[PendingChunk]) -> int:
+        """How many of these chunks have no row."""
+        return sum(not self.rows_of(chunk.entry.uuid) for chunk in chunks)
+
+    @property
+    def is_mostly_dead(self) -> bool:
+        """Whether it is to be made anew, because most of its rows are nobody's."""
+        return self.count >= ROWS_MIN and bool(2 * np.count_nonzero(self._holders[: self.count]) <= self.count)
+
+    def renewals(self) -> Iterator[PendingSegment]:
+        """Make another one of the rows that are somebody's, some at a step: yields it, after the last step in the state
+        of this one, which may change between two steps."""
+        new, copied = PendingSegment(self.header.dimension), list[int]()
+        while True:
+            left = self._holders[: self.count] > 0
+            left[copied] = False
+            if not (rows := np.flatnonzero(left)[:ROWS_AT_ONCE].tolist()):
+                break
+            new.hold([self._chunks[row] for row in rows])
+            copied += rows
+            yield new
+        new._holders[: new.count] = self._holders[copied]
+
+    def view(self) -> PendingView:
+        """The chunks that wait now."""
+        dead = self._holders[: self.count] == 0
+        return PendingView(SegmentView(self, self.rows, dead, self.matrix), self.columns, self._chunks)
+
+
+_NOWHERE = Span(0, 0)
+NOTHING_PENDING = PendingSegment(0).view()
+
+
+class UnstoredText:
+    """The text of a topic that was said and is not in its log, as of one moment; there is none."""
+
+    is_partial = False
+    """Some of it was left out of its chunks, because it was not cut yet."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any; known at once."""
+        return False
+
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
+        """Its chunks. Called in a thread: text may be cut first.
+
+        Args:
+            but: digests of messages; what has no other messages need not be cut.
+            until: a `time.monotonic()` after which nothing more is cut: what was not cut by then is left out.
+        """
+        return NOTHING_PENDING
+
+
+NOTHING_UNSTORED = UnstoredText()
