@@ -269,14 +269,8 @@ class Eraser:
         self._turn = asyncio.Lock()
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
-        """Finish what was interrupted.
-
-        Args:
-            before: only what was begun before this time.
-
-        Raises:
-            StoreError: something is still left to do.
-        """
+        """Finish what was interrupted. `before`: only what was begun before this time. Raises StoreError: something is
+        still left to do."""
         done = []
         async with self._turn:
             for erasure in self.store.ledger.pending:
@@ -287,10 +281,8 @@ class Eraser:
     async def follow(self, erasure: Erasure) -> None:
         """Clear all that this daemon has of a text that another one of the cluster has erased.
 
-        The texts of receipts cannot be compared with it any more, so those of the whole topic go.
-
-        Raises:
-            StoreError: it is not finished; done again it goes on.
+        The texts of receipts cannot be compared with it any more, so those of the whole topic go. Raises StoreError: it
+        is not finished; done again it goes on.
         """
         wiper = Wiper(self.store.files)
         async with self._blanked(_concern(erasure), wiper):

@@ -39,12 +39,8 @@ def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
 
 @contextmanager
 def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
-    """Open the store of `config.data_dir`, and load the embedding model that the settings name.
-
-    Raises:
-        StoreLocked: a daemon is running on it.
-        MemdError: the model cannot be loaded, or the directory cannot be used.
-    """
+    """Open the store of `config.data_dir`, and load the embedding model that the settings name. Raises StoreLocked: a
+    daemon is running on it; MemdError: the model cannot be loaded, or the directory cannot be used."""
     files = disk_of(config, creating=True)
     stored = stored_models(config, files)
     embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored)
@@ -65,11 +61,8 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
 
 
 def append_and_seal(topic: TopicLog, drafts: Sequence[Draft]) -> None:
-    """Append one group, then build the indexes of the segments that it has filled.
-
-    Raises:
-        StoreError: the group was not stored, or an index was not written; the next start of memd builds that index.
-    """
+    """Append one group, then build the indexes of the segments that it has filled. Raises StoreError: the group was not
+    stored, or an index was not written; the next start of memd builds that index."""
     topic.append(drafts)
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
@@ -88,10 +81,7 @@ def reembed_topics(
     batch_texts: int = 1,
 ) -> tuple[int, list[StoreError]]:
     """Embed again the live chunks of another model; return their number, and the errors of those that are unreadable.
-
-    Raises:
-        EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay.
-    """
+    Raises EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay."""
     topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
     groups = [
         (topic, view, rows[start : start + GROUP_CHUNKS].tolist())

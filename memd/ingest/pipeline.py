@@ -162,13 +162,8 @@ class Drafter:
     ) -> list[Draft]:
         """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses two runs.
 
-        Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say.
-
-        Args:
-            is_apart: nothing is a duplicate.
-
-        Raises:
-            EmbeddingError: the model failed on a text.
+        Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say. `is_apart`:
+        nothing is a duplicate. Raises EmbeddingError: the model failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
         cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source)

@@ -222,11 +222,8 @@ class Topic:
         return result
 
     async def follow(self, inquiry: Inquiry | None = None) -> None:
-        """Take in what other daemons have appended until now, where there are others.
-
-        Args:
-            inquiry: one about this topic, asked after the request came for which this is done.
-        """
+        """Take in what other daemons have appended until now, where there are others. `inquiry`: one about this topic,
+        asked after the request came for which this is done."""
 
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""
@@ -352,11 +349,8 @@ def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
 
 
 def waiting_in(path: Path, files: LocalDisk) -> int:
-    """How many messages and notes of a journal are in no log yet. It is only read.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """How many messages and notes of a journal are in no log yet. It is only read. Raises StoreError: it cannot be
+    read."""
     try:
         return unstored_messages(replayed(known_events(read_journal(path, files))))
     except ForeignFile:

@@ -131,10 +131,7 @@ class Topics:
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.
 
-        Who holds the topic keeps it, and can write nothing any more.
-
-        Raises:
-            StoreError: the folder is where it was.
+        Who holds the topic keeps it, and can write nothing any more. Raises StoreError: the folder is where it was.
         """
         topic = self._open.pop(topic_id, None)
 
@@ -152,10 +149,7 @@ class Topics:
 
     def ask(self, topic_ids: Iterable[str], asked: Inquiry | None = None) -> Inquiry | None:
         """In a cluster: ask where those of these topics that are open end, and the books of rights, all at once.
-
-        Args:
-            asked: what was asked already; it is the answer if it is about all of these.
-        """
+        `asked`: what was asked already; it is the answer if it is about all of these."""
         if self._ends is None:
             return None
         known = (*self._config.retrieval.global_topics, *topic_ids)
@@ -206,11 +200,8 @@ class Topics:
         return topic_id in self._open
 
     async def readable(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> list[Topic]:
-        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`.
-
-        Raises:
-            StoreError: one cannot be opened.
-        """
+        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`. Raises StoreError: one
+        cannot be opened."""
         found = await asyncio.gather(*(self.existing(topic_id, inquiry) for topic_id in topic_ids))
         return [topic for topic in found if topic is not None]
 
@@ -284,10 +275,7 @@ class Topics:
 
     def naming(self, name: str, opened: Collection[str]) -> list[str]:
         """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.
-
-        Args:
-            opened: the topics that are open. In a cluster no others are looked at; each is when it is opened.
-        """
+        `opened`: the topics that are open. In a cluster no others are looked at; each is when it is opened."""
         known = opened if self._store.kept is not None else self._store.topic_ids()
         journals = ((one, self._store.journal_of(one)) for one in known if one != name)
         return [

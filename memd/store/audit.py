@@ -167,11 +167,7 @@ def head_of(line: bytes) -> Head | None:
 
 
 def head_from(text: str) -> Head:
-    """Read a head as it is printed.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Read a head as it is printed. Raises ValueError: it is none."""
     number, colon, digest = text.strip().partition(":")
     if not (
         colon and number.isdecimal() and len(digest) == len(BEFORE_ALL) and not set(digest) - set("0123456789abcdef")
@@ -321,11 +317,8 @@ class AuditBook:
         return self._layout.names(self._files) != []
 
     def append(self, acts: Sequence[Act]) -> Head:
-        """Append acts in this order, durably; return the head that the last one makes.
-
-        Raises:
-            StoreError: none of them was written.
-        """
+        """Append acts in this order, durably; return the head that the last one makes. Raises StoreError: none of them
+        was written."""
         with self._mutex, self._locked():
             try:
                 return self._append(acts)
@@ -334,11 +327,8 @@ class AuditBook:
                 raise
 
     def keep_head(self) -> Head:
-        """Note the present head in a file of its own, so that the loss of the end is seen; return it.
-
-        Raises:
-            StoreError: it was not noted.
-        """
+        """Note the present head in a file of its own, so that the loss of the end is seen; return it. Raises
+        StoreError: it was not noted."""
         with self._mutex, self._locked():
             head = self._caught_up()
             if head.n:
@@ -450,11 +440,8 @@ def noted_head(files: LocalDisk, layout: AuditLayout) -> Head | None:
 def read_book(
     files: LocalDisk, data_dir: Path, wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
 ) -> Checked | None:
-    """Read and check the audit of a data directory or a backup; None if it has none. Needs no lock.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Read and check the audit of a data directory or a backup; None if it has none. Needs no lock. Raises StoreError:
+    a file cannot be read."""
     layout = AuditLayout(data_dir)
     noted = noted_head(files, layout)  # before the files, which may grow meanwhile
     names = layout.names(files)

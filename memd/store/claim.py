@@ -37,11 +37,8 @@ class AppendFile:
         self.end = end
 
     def append(self, data: bytes, *, sync: bool) -> None:
-        """Append `data`; with `sync`, durably.
-
-        Raises:
-            StoreWriteFailed: nothing was appended; the file is cut back now or before the next append.
-        """
+        """Append `data`; with `sync`, durably. Raises StoreWriteFailed: nothing was appended; the file is cut back now
+        or before the next append."""
         appender = self._open()
         try:
             appender.write(data)
@@ -104,11 +101,8 @@ class Claim:
         self._ends[stream] = AppendFile(self.files, self._path(stream), at)
 
     def append(self, stream: Stream, data: bytes, *, sync: bool = True) -> int:
-        """Append to a stream that was resumed or rolled: all of `data`, or nothing. Return where it begins.
-
-        Args:
-            sync: durably; else it is before the next `sync`, and a crash may take it.
-        """
+        """Append to a stream that was resumed or rolled: all of `data`, or nothing. Return where it begins. `sync`:
+        durably; else it is before the next `sync`, and a crash may take it."""
         file = self._ends.get(stream)
         if file is None:
             self.check()

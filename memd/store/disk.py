@@ -613,20 +613,13 @@ class Wiper:
         """Files that were removed or replaced, and not overwritten."""
 
     def wipe(self, path: Path) -> None:
-        """Overwrite and remove a file, if it exists.
-
-        Raises:
-            StoreWriteFailed: it cannot be removed.
-        """
+        """Overwrite and remove a file, if it exists. Raises StoreWriteFailed: it cannot be removed."""
         if not self.files.wipe(path):
             self.left.append(path)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Replace the contents of a file durably, and overwrite what it was.
-
-        Raises:
-            StoreWriteFailed: it is as it was (DiskFull if the disk is full).
-        """
+        """Replace the contents of a file durably, and overwrite what it was. Raises StoreWriteFailed: it is as it was
+        (DiskFull if the disk is full)."""
         put_in_place(self.files, write_beside(self.files, path, data), path, self)
 
     def wipe_folder(self, folder: Path) -> None:
@@ -676,11 +669,7 @@ class DiskTrouble(Trouble, frozen=True, kw_only=True):
 
 
 def disk_trouble(directory: Path, room: Room, *, was: bool = False) -> DiskTrouble | None:
-    """Return the trouble with the disk of a directory, by the room that it has.
-
-    Args:
-        was: it was in trouble until now.
-    """
+    """Return the trouble with the disk of a directory, by the room that it has. `was`: it was in trouble until now."""
     least = _ENOUGH if was else 1
     if room.is_read_only:
         return _found("read-only", f"{directory}: the disk is read-only", "mount it writable")
@@ -721,11 +710,8 @@ class DiskWatch:
         """As of the last look."""
 
     def look(self, *, is_doubtful: bool) -> None:
-        """Look at the disk, and say once in the log that it is in trouble, and that it is not any more.
-
-        Args:
-            is_doubtful: something could not be written.
-        """
+        """Look at the disk, and say once in the log that it is in trouble, and that it is not any more. `is_doubtful`:
+        something could not be written."""
         before, found = self.trouble, None
         try:
             found = disk_trouble(self._directory, self._files.room(self._directory), was=before is not None)

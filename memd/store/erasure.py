@@ -145,11 +145,7 @@ class ErasureLedger(Erasures):
                     files.wipe(self._folder / name)
 
     def write(self, erasure: Erasure) -> None:
-        """Write an erasure, durably.
-
-        Raises:
-            StoreWriteFailed: the file is as it was (DiskFull if the disk is full).
-        """
+        """Write an erasure, durably. Raises StoreWriteFailed: the file is as it was (DiskFull if the disk is full)."""
         make_folder(self._files, self._folder)
         digests = _digests_file(self._folder, erasure)
         if erasure.digests:
@@ -184,10 +180,7 @@ def _digests_file(folder: Path, erasure: Erasure) -> Path:
 
 def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[Records]) -> list[Finding]:
     """Return a finding for each erasure that is done and whose text is in the topic again: a backup was restored.
-
-    Args:
-        records: the columns of all the topic's entries.
-    """
+    `records`: the columns of all the topic's entries."""
     return [
         Finding(
             "returned",
@@ -264,12 +257,8 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
-    """Return what a topic is never to store again.
-
-    Raises:
-        StoreError: the file cannot be read (CorruptFile if it is damaged): then the topic is not opened, because it
-            would store what its owner has forbidden.
-    """
+    """Return what a topic is never to store again. Raises StoreError: the file cannot be read (CorruptFile if it is
+    damaged): then the topic is not opened, because it would store what its owner has forbidden."""
     if files.size(layout.forbidden) is None:
         return ForbiddenText()
     try:
@@ -298,11 +287,7 @@ def _hex(word: int) -> str:
 
 def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int) -> tuple[bytes, int]:
     """Return the bytes of a log file, or of its end, in which every record of these chunks is a stub, and how many were
-    made. Unreadable bytes stay.
-
-    Args:
-        start: where its first record begins.
-    """
+    made. Unreadable bytes stay. `start`: where its first record begins."""
     changed, count = bytearray(data), 0
     for span in scan_records(data, start).spans:
         payload = payload_of(data, span)

@@ -222,9 +222,7 @@ def check_topic(files: LocalDisk, directory: Path, header: Header | None, path: 
     """Make sure that a file in a topic's directory belongs to the topic. One whose header is damaged may.
 
     A directory that was renamed on purpose has a file with the names that it had before, so that its files are known.
-
-    Raises:
-        ForeignFile: it is another topic's.
+    Raises ForeignFile: it is another topic's.
     """
     former = directory / FORMER_NAMES
     names = files.read(former).decode("utf-8-sig", "replace").split() if files.size(former) is not None else []
@@ -262,11 +260,8 @@ class TopicNames:
         return topic_id not in _OWN_NAMES and has_files(self._files, self._data_dir / topic_id) and self._is(topic_id)
 
     def add(self, topic_id: str) -> bool:
-        """Note that a topic is opened; whether it is a new one, whose folder has to be made.
-
-        Raises:
-            BadTopicId: a topic, or a file of memd's, has a name that differs from it only in case.
-        """
+        """Note that a topic is opened; whether it is a new one, whose folder has to be made. Raises BadTopicId: a
+        topic, or a file of memd's, has a name that differs from it only in case."""
         is_there = self._files.is_directory(self._data_dir / topic_id)
         if is_there and self._is(topic_id):
             return False
@@ -295,21 +290,13 @@ class TopicNames:
 
 
 def check_restored(files: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a folder is no restoration that was interrupted.
-
-    Raises:
-        StoreError: it is.
-    """
+    """Make sure that a folder is no restoration that was interrupted. Raises StoreError: it is."""
     if files.size(data_dir / RESTORING_NAME) is not None:
         raise StoreError(f"{data_dir}: its restoration is not finished: run memd restore again until it ends")
 
 
 def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a folder is no copy of a cluster, for whoever has no settings of one.
-
-    Raises:
-        StoreError: it is.
-    """
+    """Make sure that a folder is no copy of a cluster, for whoever has no settings of one. Raises StoreError: it is."""
     if files.size(data_dir / CLUSTER_NAME) is not None:
         raise StoreError(
             f"{data_dir}: is the copy of a cluster, which has the topics and tokens: give cluster.database (--config), "

@@ -67,12 +67,8 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
 
 
 def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
-    """Read a topic's files and repair what a crash left.
-
-    Raises:
-        ForeignFile: `active.bin` has a newer format, is not memd's or is another topic's.
-        StoreError: a file cannot be read, or a torn tail cannot be moved.
-    """
+    """Read a topic's files and repair what a crash left. Raises ForeignFile: `active.bin` has a newer format, is not
+    memd's or is another topic's; StoreError: a file cannot be read, or a torn tail cannot be moved."""
     files, layout = claim.files, claim.layout
     remove_temporaries(files, layout.directory)
     remove_temporaries(files, layout.segments)
@@ -95,11 +91,8 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
 
 
 def reread_segment(claim: Claim, model: ModelId, segment_id: int) -> OpenedTopic:
-    """Read one full segment from its log alone, because its index is damaged.
-
-    Raises:
-        StoreError: the log cannot be read.
-    """
+    """Read one full segment from its log alone, because its index is damaged. Raises StoreError: the log cannot be
+    read."""
     opened = OpenedTopic()
     _open_unsealed(claim, model, segment_id, opened)
     return opened
@@ -127,11 +120,8 @@ def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
 
 
 def _last_entry(files: LocalDisk, path: Path) -> Entry | None:
-    """The last entry of a log file, found from its end; None unless the end is intact.
-
-    Raises:
-        StoreError: the file cannot be read, or the last record is no entry.
-    """
+    """The last entry of a log file, found from its end; None unless the end is intact. Raises StoreError: the file
+    cannot be read, or the last record is no entry."""
     size = files.size(path)
     if size is None or size < 2 * _TAIL_BYTES:
         return None

@@ -71,11 +71,8 @@ class ReceiptRing:
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
-        """Store a receipt: one line of JSON, without the line break.
-
-        Raises:
-            StoreError: it was not written; later ones may be.
-        """
+        """Store a receipt: one line of JSON, without the line break. Raises StoreError: it was not written; later ones
+        may be."""
         with self._lock:
             try:
                 appender = self._appender_for(len(line) + 1)
@@ -91,11 +88,8 @@ class ReceiptRing:
             return receipt_lines(self._files, self._newer.parent)
 
     def rewrite(self, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
-        """Put what `change` makes of it in the place of every line, and overwrite the files that were.
-
-        Raises:
-            StoreError: a file could not be read or written, and is as it was.
-        """
+        """Put what `change` makes of it in the place of every line, and overwrite the files that were. Raises
+        StoreError: a file could not be read or written, and is as it was."""
         with self._lock:
             self._close()
             rewrite_lines([self._newer, self._older], change, wiper)
@@ -149,11 +143,8 @@ class ReceiptRing:
 
 
 def receipt_lines(files: LocalDisk, data_dir: Path) -> list[bytes]:
-    """Return the receipts of a data directory, newest first; a crash may have torn the last line of a file.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return the receipts of a data directory, newest first; a crash may have torn the last line of a file. Raises
+    StoreError: a file cannot be read."""
     paths = (data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME)
     data = [files.read(path) for path in paths if files.size(path) is not None]
     return [line for part in data for line in reversed(part.splitlines())]

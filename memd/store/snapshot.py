@@ -205,11 +205,8 @@ class Snapshot:
         return found
 
     def read(self, place: Place) -> Entry:
-        """Read the entry at a place from disk.
-
-        Raises:
-            StoreError: it cannot be read (CorruptFile if its bytes are damaged).
-        """
+        """Read the entry at a place from disk. Raises StoreError: it cannot be read (CorruptFile if its bytes are
+        damaged)."""
         view = self.views[place[0]]
         return view.segment.read(view.rows[place[1]])
 
@@ -322,11 +319,8 @@ class Snapshot:
         return found
 
     def find(self, uuid: bytes) -> Entry | None:
-        """Read the newest entry of the chunk, also a Deprecated one; None if the topic has none.
-
-        Raises:
-            StoreError: the entry cannot be read (CorruptFile if its bytes are damaged).
-        """
+        """Read the newest entry of the chunk, also a Deprecated one; None if the topic has none. Raises StoreError: the
+        entry cannot be read (CorruptFile if its bytes are damaged)."""
         place = self._newest_place(uuid)
         return None if place is None else self.read(place)
 
@@ -336,11 +330,7 @@ class Snapshot:
         return None if place is None else self.views[place[0]].segment.header.fingerprint
 
     def history(self, uuid: bytes) -> list[Entry]:
-        """Read every entry of the chunk, oldest first.
-
-        Raises:
-            StoreError: an entry cannot be read.
-        """
+        """Read every entry of the chunk, oldest first. Raises StoreError: an entry cannot be read."""
         return [self.read(place) for place in sorted(self.places(uuid), key=self._canonical_id)]
 
     def places(self, uuid: bytes) -> Iterator[Place]:
@@ -361,11 +351,8 @@ class Snapshot:
             yield from ((segment.segment_id, row) for row in rows)
 
     def live_entries_from(self, source: str) -> Iterator[Entry]:
-        """Yield the live entries of the chunks that came from `source`, oldest first.
-
-        Raises:
-            StoreError: an entry cannot be read.
-        """
+        """Yield the live entries of the chunks that came from `source`, oldest first. Raises StoreError: an entry
+        cannot be read."""
         for segment_id, view in self.views.items():
             rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(sources=(source,))))
             entries = (self.read((segment_id, row)) for row in rows.tolist())
@@ -518,11 +505,7 @@ def next_active(snapshot: Snapshot, place: Place) -> Place | None:
 
 def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
     """Return the group of entries that a request with this mark (`ChunkState.asked_by`) has appended, if it changed one
-    of these chunks; empty if it did not.
-
-    Raises:
-        StoreError: an entry cannot be read.
-    """
+    of these chunks; empty if it did not. Raises StoreError: an entry cannot be read."""
     own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
     one = next(own, None)
     place = None if one is None else snapshot.place(one.canonical_id)
@@ -537,10 +520,7 @@ def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[En
 
 def id_upto(snapshot: Snapshot, moment: int) -> int:
     """Return the canonical_id up to which the topic was stored when the clock last showed a time; an id is itself.
-
-    Raises:
-        StoreError: an entry cannot be read.
-    """
+    Raises StoreError: an entry cannot be read."""
     if isinstance(moment, WallTime):
         for segment_id, view in reversed(list(snapshot.views.items())):
             after = int(view.rows["canonical_id"].searchsorted(moment, "right"))
@@ -652,12 +632,8 @@ def live_ids(snapshot: Snapshot) -> list[int]:
 
 
 def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int]]:
-    """Yield the newest live entry of each source of a kind, with the number of its live chunks; of two sources with
-    one hash in the columns only one.
-
-    Raises:
-        StoreError: an entry cannot be read.
-    """
+    """Yield the newest live entry of each source of a kind, with the number of its live chunks; of two sources with one
+    hash in the columns only one. Raises StoreError: an entry cannot be read."""
     newest: dict[int, tuple[int, Place]] = {}
     counts: Counter[int] = Counter()
     for number, view in snapshot.views.items():

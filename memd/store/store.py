@@ -163,11 +163,8 @@ class Store:
         return topic
 
     def journal_of(self, topic_id: str) -> Path:
-        """Return the path of the topic's journal, whether or not the topic is open.
-
-        Raises:
-            BadTopicId: not a topic name.
-        """
+        """Return the path of the topic's journal, whether or not the topic is open. Raises BadTopicId: not a topic
+        name."""
         return TopicLayout(self.data_dir, topic_id).hot
 
     def has_unsealed(self, topic_id: str) -> bool:
@@ -199,12 +196,8 @@ class Store:
         self._recent.sync()
 
     def to_look_at(self, state: str) -> list[str]:
-        """Return the topics in which there may be something to do.
-
-        Args:
-            state: a digest of what that depends on, the embedding model apart: where it was another one the last time,
-                all topics are looked at.
-        """
+        """Return the topics in which there may be something to do. `state`: a digest of what that depends on, the
+        embedding model apart: where it was another one the last time, all topics are looked at."""
         with self._topics_lock:
             found = self._recent.to_look_at(self._state(state))
             if found is not None:
@@ -301,10 +294,7 @@ class Store:
     def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
         """Overwrite and remove what was put aside, of an encrypted topic first its key: without it the rest is noise.
 
-        Slow; nobody waits for it.
-
-        Raises:
-            StoreError: something is still there; done again it goes on.
+        Slow; nobody waits for it. Raises StoreError: something is still there; done again it goes on.
         """
         aside = _aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure)
         if self.files.size(aside.key) is not None:
@@ -381,12 +371,8 @@ class RecentTopics:
     """The list of topics that a start has to look at, while the store is open. For any thread."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, topics: int) -> None:
-        """Read the list; where that fails there is none before `write`.
-
-        Args:
-            topics: how many the directory has. Where it has others than the list knows of, somebody has put them there
-                or taken them away, and the list is none.
-        """
+        """Read the list; where that fails there is none before `write`. `topics`: how many the directory has. Where it
+        has others than the list knows of, somebody has put them there or taken them away, and the list is none."""
         self._files, self._path = files, data_dir / RECENT_NAME
         self.highest_id, self._state = 0, ""
         """No topic that is not listed has a higher id."""

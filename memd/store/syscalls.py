@@ -63,10 +63,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def opened(path: Path, flags: int) -> int:
     """Open a file or a directory; who waits for the other end of a pipe, or reads a device, would never come back.
-
-    Raises:
-        StoreError: it is something else.
-    """
+    Raises StoreError: it is something else."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind):

@@ -50,11 +50,7 @@ class TokenList:
         return stamp_of(self.path)
 
     def read(self) -> tuple[KeptToken, ...]:
-        """Return the tokens.
-
-        Raises:
-            StoreError: it cannot be read, or is not what it should be.
-        """
+        """Return the tokens. Raises StoreError: it cannot be read, or is not what it should be."""
         if self._files.size(self.path) is None:
             return ()
         try:

@@ -271,10 +271,8 @@ class TopicLog:
     def seal(self, segment_id: int) -> None:
         """Write the columns of a full segment, and read its contents from disk from the next snapshot on. Slow.
 
-        Appends and searches go on meanwhile. Does nothing if the segment is sealed or still appended to.
-
-        Raises:
-            StoreError: a file could not be read or written; the segment stays unsealed.
+        Appends and searches go on meanwhile. Does nothing if the segment is sealed or still appended to. Raises
+        StoreError: a file could not be read or written; the segment stays unsealed.
         """
         with self._sealing:
             if self._closed or segment_id not in self.unsealed():
@@ -296,10 +294,8 @@ class TopicLog:
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
 
-        A damaged merged index is replaced by its segments, each by itself.
-
-        Raises:
-            StoreError: neither an index nor the log under it can be read.
+        A damaged merged index is replaced by its segments, each by itself. Raises StoreError: neither an index nor the
+        log under it can be read.
         """
         while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
             for view in missing:
@@ -327,11 +323,8 @@ class TopicLog:
         return growing + sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
 
     def complete_words(self) -> None:
-        """Make the columns of words that are missing. Very slow for a log of an old version; all else goes on.
-
-        Raises:
-            StoreError: a file cannot be read or written; all else works.
-        """
+        """Make the columns of words that are missing. Very slow for a log of an old version; all else goes on. Raises
+        StoreError: a file cannot be read or written; all else works."""
         for view in self._snapshot.views.values():
             if isinstance(view.segment, GrowingSegment):
                 self._complete_growing(view.segment)

@@ -93,12 +93,7 @@ def _is_there(members: Members, told: str) -> bool:
 
 
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
-    """Read a conversation.
-
-    Raises:
-        BadImport, UNREADABLE: it is none, or cannot be read.
-        EmptyImport: it has no text.
-    """
+    """Read a conversation. Raises BadImport, UNREADABLE: it is none, or cannot be read; EmptyImport: it has no text."""
     members = OBJECT.decode(item)
     listed = next(_raws(members, export.messages), None)
     if listed is None:
@@ -120,11 +115,8 @@ def thread_of_elements(
     leaf: str | None = None,
     begun: int | None = None,
 ) -> Thread:
-    """Read the messages of a conversation, each behind its id, which is empty where they are a list.
-
-    Raises:
-        BadImport, EmptyImport: as `thread_in` does.
-    """
+    """Read the messages of a conversation, each behind its id, which is empty where they are a list. Raises BadImport,
+    EmptyImport: as `thread_in` does."""
     nodes: list[Node] = []
     problems: list[str] = []
     waiting: list[tuple[str, Raw, str | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
@@ -393,11 +385,7 @@ class ClaudeCodeSession:
         self._leaf: str | None = None
 
     def add(self, line: bytes) -> None:
-        """Take a line.
-
-        Raises:
-            BadImport, BadRequestBody, UNREADABLE: it is none.
-        """
+        """Take a line. Raises BadImport, BadRequestBody, UNREADABLE: it is none."""
         event = _session_decoder.decode(line)
         self._id = self._id or "/".join(filter(None, map(text_or_empty, (event.session_id, event.agent_id))))
         self._folder = self._folder or text_or_empty(event.cwd)
@@ -415,12 +403,7 @@ class ClaudeCodeSession:
             self._leaf = key
 
     def thread(self) -> Thread:
-        """The conversation.
-
-        Raises:
-            BadImport: nothing of it can be read.
-            EmptyImport: nothing was said.
-        """
+        """The conversation. Raises BadImport: nothing of it can be read; EmptyImport: nothing was said."""
         problems: list[str] = []
         for element in self._elements.values():
             try:
@@ -508,11 +491,7 @@ class CodexSession:
         self._times: list[int | None] = []
 
     def add(self, line: bytes) -> None:
-        """Take a line.
-
-        Raises:
-            UNREADABLE: it is none.
-        """
+        """Take a line. Raises UNREADABLE: it is none."""
         event = _rollout_decoder.decode(line)
         if event.type == "session_meta" and bytes(event.payload):
             meta = _meta_decoder.decode(event.payload)
@@ -549,11 +528,8 @@ _BLANK = "<blank>"
 
 
 def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterator[Thread]:
-    """Read a history, chat by chat; one in which nothing was said gives none.
-
-    Args:
-        folder: the name of the folder that it lies in.
-    """
+    """Read a history, chat by chat; one in which nothing was said gives none. `folder`: the name of the folder that it
+    lies in."""
     started, chat = "", _AiderChat()
     for raw in chain(lines, [AIDER_STARTED.encode()]):
         line = raw.decode(errors="replace").removeprefix("\ufeff")

@@ -235,11 +235,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) -> Iterator[Found]:
-    """Read the values of one file.
-
-    Args:
-        wanted: the name of the only format that is read.
-    """
+    """Read the values of one file. `wanted`: the name of the only format that is read."""
     sessions: dict[str, ClaudeCodeSession | CodexSession] = {}
     messages: list[Item] = []  # that stand by themselves, all of one array, or all lines
     strange: list[Found] = []  # the values in front of the first that is of a conversation
@@ -375,11 +371,7 @@ class ImportedFile(msgspec.Struct, frozen=True):
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
-    """Yield the files at and below some paths, by name.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """Yield the files at and below some paths, by name. Raises OSError: one cannot be read."""
     for path in paths:
         if path == STANDARD_INPUT:
             yield ImportedFile(path, 0)
@@ -432,14 +424,8 @@ def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
 def read(
     file: ImportedFile, dating: Dating, wanted: str | None, advanced: Callable[[int], None]
 ) -> Iterator[tuple[str, Found]]:
-    """Read one file; yields the name of what was found, which is longer in a zip, and that.
-
-    Args:
-        advanced: is called with the number of bytes that were read.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Read one file; yields the name of what was found, which is longer in a zip, and that. `advanced`: is called with
+    the number of bytes that were read. Raises OSError: it cannot be read."""
     with nullcontext(sys.stdin.buffer) if file.path == STANDARD_INPUT else file.path.open("rb") as opened:
         blocks = _blocks(opened, advanced)
         first = next(blocks, b"")

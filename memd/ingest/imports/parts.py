@@ -257,14 +257,8 @@ class Sending:
         self._places: dict[tuple[str, bytes], int] = {}
 
     def take(self, name: str, found: Found, called: str = "") -> None:
-        """Send what was found in a file, or note why not.
-
-        Args:
-            called: see `ImportedFile`.
-
-        Raises:
-            DaemonError, StoreError, EmbeddingError: nothing more can be imported now.
-        """
+        """Send what was found in a file, or note why not. `called`: see `ImportedFile`. Raises DaemonError, StoreError,
+        EmbeddingError: nothing more can be imported now."""
         if found.problem:
             self.problems.append((name, found))
             return

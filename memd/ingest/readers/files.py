@@ -108,11 +108,8 @@ class FileReader:
     def sections(self, path: Path, name: str = "") -> tuple[GivenSection, ...]:
         """Return the sections of a file, in order; none if it says nothing.
 
-        `name`: the file's, if a link to it has another one.
-
-        Raises:
-            BadDocument: with the reason why it is not read.
-            OSError: it cannot be opened.
+        `name`: the file's, if a link to it has another one. Raises BadDocument: with the reason why it is not read;
+        OSError: it cannot be opened.
         """
         name, size = name or path.name, path.stat().st_size
         way = checked(name, size)
@@ -133,11 +130,8 @@ class FileReader:
             return self.sections(Path(file.name))
 
     def _answer(self, request: ReadRequest) -> ReadAnswer:
-        """Have the process read a file.
-
-        Raises:
-            BadDocument: it took too long or too much memory, or ended the process.
-        """
+        """Have the process read a file. Raises BadDocument: it took too long or too much memory, or ended the
+        process."""
         process, child = self._started()
         deadline, is_whole = time.monotonic() + self._seconds_max, False
         killing = threading.Timer(self._seconds_max, process.kill)
@@ -182,11 +176,7 @@ def _is_apart(way: FileFormat, size: int) -> bool:
 
 
 def checked(name: str, size: int) -> FileFormat:
-    """Return how a file of this name and this many bytes is read.
-
-    Raises:
-        BadDocument: with the reason why it is not.
-    """
+    """Return how a file of this name and this many bytes is read. Raises BadDocument: with the reason why it is not."""
     way = format_of(name)
     if way.instead:
         raise BadDocument(f"files of this kind cannot be read: {way.instead}")

@@ -38,11 +38,8 @@ OLE = bytes.fromhex("d0cf11e0a1b11ae1")
 
 @contextmanager
 def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
-    """Yield the archive; whatever a library says about it within is said as a reason.
-
-    Raises:
-        BadDocument: it is none, is encrypted, has macros, unpacks to too much or is broken.
-    """
+    """Yield the archive; whatever a library says about it within is said as a reason. Raises BadDocument: it is none,
+    is encrypted, has macros, unpacks to too much or is broken."""
     with path.open("rb") as file:
         if file.read(len(OLE)) == OLE:
             raise BadDocument(f"it is encrypted, or older than {called}: save it as {called} without a password")
@@ -68,11 +65,8 @@ def _check(opened: zipfile.ZipFile) -> None:
 
 
 def xml_of(opened: zipfile.ZipFile, name: str) -> etree._Element:
-    """Return the root of an XML file in an archive; entities are not replaced and nothing else is loaded.
-
-    Raises:
-        BadDocument: it is not there, or is no XML.
-    """
+    """Return the root of an XML file in an archive; entities are not replaced and nothing else is loaded. Raises
+    BadDocument: it is not there, or is no XML."""
     parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
     try:
         return etree.fromstring(opened.read(name), parser)
@@ -110,11 +104,8 @@ _LEVEL = re.compile(r"heading (\d)", re.IGNORECASE)
 
 
 def word(path: Path) -> Iterator[GivenSection]:
-    """Yield the sections of a document.
-
-    Raises:
-        BadDocument: it is none, is encrypted, has macros or unpacks to too much.
-    """
+    """Yield the sections of a document. Raises BadDocument: it is none, is encrypted, has macros or unpacks to too
+    much."""
     import docx  # each of these libraries takes long to import, and most files need one of them
     from docx.opc.constants import RELATIONSHIP_TYPE
 
@@ -201,11 +192,8 @@ NESTED_MAX = 20
 
 
 def slides(path: Path) -> Iterator[GivenSection]:
-    """Yield the slides of a presentation; a slide's number is its page.
-
-    Raises:
-        BadDocument: it is none, is encrypted, has macros or unpacks to too much.
-    """
+    """Yield the slides of a presentation; a slide's number is its page. Raises BadDocument: it is none, is encrypted,
+    has macros or unpacks to too much."""
     import pptx
 
     with archive(path, "PPTX"):
@@ -237,11 +225,8 @@ CELLS_MAX = 20_000_000
 
 
 def sheets(path: Path) -> Iterator[GivenSection]:
-    """Yield the sheets of a workbook that have something in them.
-
-    Raises:
-        BadDocument: it is none, is encrypted, or is too large.
-    """
+    """Yield the sheets of a workbook that have something in them. Raises BadDocument: it is none, is encrypted, or is
+    too large."""
     from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum
 
     with path.open("rb") as file:
@@ -298,23 +283,13 @@ _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
 def page(path: Path) -> Iterator[GivenSection]:
-    """Yield the sections of a page.
-
-    Raises:
-        BadDocument: it is empty or no HTML.
-    """
+    """Yield the sections of a page. Raises BadDocument: it is empty or no HTML."""
     yield from page_sections(path.read_bytes())
 
 
 def page_sections(content: bytes, above: Headings | None = None) -> Iterator[GivenSection]:
-    """Yield the sections of a page's bytes.
-
-    Args:
-        above: the headings that it stands under, else the page's own title.
-
-    Raises:
-        BadDocument: it is empty or no HTML.
-    """
+    """Yield the sections of a page's bytes. `above`: the headings that it stands under, else the page's own title.
+    Raises BadDocument: it is empty or no HTML."""
     try:
         parser = html.HTMLParser(encoding=_encoding(content), no_network=True, remove_comments=True, remove_pis=True)
         root = html.document_fromstring(content, parser)
@@ -414,11 +389,8 @@ SPACES = {
 
 
 def book(path: Path) -> Iterator[GivenSection]:
-    """Yield the sections of a book, below its title.
-
-    Raises:
-        BadDocument: it is none, is encrypted, or unpacks to too much.
-    """
+    """Yield the sections of a book, below its title. Raises BadDocument: it is none, is encrypted, or unpacks to too
+    much."""
     with archive(path, "EPUB") as opened:
         if RIGHTS in opened.namelist():
             raise BadDocument("it is encrypted (DRM)")
@@ -459,11 +431,7 @@ Outline = dict[int, list[tuple[int, str]]]
 
 
 def pdf(path: Path) -> Iterator[GivenSection]:
-    """Yield the sections of a PDF.
-
-    Raises:
-        BadDocument: it is none, is encrypted, has too many pages or no text.
-    """
+    """Yield the sections of a PDF. Raises BadDocument: it is none, is encrypted, has too many pages or no text."""
     import pypdfium2
     from pypdfium2 import raw
 

@@ -84,11 +84,7 @@ _NO_TITLE = re.compile(
 
 
 def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
-    """Return the sections of a file, in order; none if it says nothing.
-
-    Raises:
-        BadDocument: it is no text.
-    """
+    """Return the sections of a file, in order; none if it says nothing. Raises BadDocument: it is no text."""
     reader = format_of(name).reader
     if reader == "rows":
         _check_lines(content)

@@ -27,11 +27,8 @@ from memd.wording import pip_install
 
 
 def personal(settings: IngestSettings) -> dict[str, Find]:
-    """The finders that `redact_persons` and `redact_words` ask for, by the names of their marks.
-
-    Raises:
-        ConfigError: a package of the extra is not installed, or a country is none.
-    """
+    """The finders that `redact_persons` and `redact_words` ask for, by the names of their marks. Raises ConfigError: a
+    package of the extra is not installed, or a country is none."""
     finders: dict[str, Find] = {}
     asked, countries = settings.redact_persons, settings.redact_countries
     if "email" in asked:

@@ -53,11 +53,8 @@ class Redactor:
 
     @classmethod
     def of(cls, settings: IngestSettings) -> Redactor:
-        """The redactor that the settings ask for: secrets, then persons, then the user's own patterns.
-
-        Raises:
-            ConfigError: a package that the settings need is not installed.
-        """
+        """The redactor that the settings ask for: secrets, then persons, then the user's own patterns. Raises
+        ConfigError: a package that the settings need is not installed."""
         if not settings.redact:
             return cls({})
         secrets = {name: find for name, find in BUILT_IN.items() if name in settings.redact_builtin}

@@ -81,12 +81,7 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     """Return the entries that make the topic's chunks those of the document as it is now; none if they are.
 
     Text that stood elsewhere, in this file or under its former name, keeps its vector; others have none yet.
-
-    Args:
-        fingerprint: the present model's; vectors of another one are not kept.
-
-    Raises:
-        StoreError: an entry cannot be read.
+    `fingerprint`: the present model's; vectors of another one are not kept. Raises StoreError: an entry cannot be read.
     """
     by, of_author, renamed_from = document.author, document.of_author, document.renamed_from
     known = chunks_of(snapshot, document.source, of_author)
@@ -281,11 +276,7 @@ class DocumentTaker:
         is_apart: bool = False,
     ) -> TakenDocument:
         """Take out all chunks of documents, as a principal asks; the log keeps them. For `check` and `is_apart` see
-        `take`.
-
-        Raises:
-            StoreError: nothing was written.
-        """
+        `take`. Raises StoreError: nothing was written."""
 
         def made() -> list[Draft]:
             own = self._cutter.redactor.identifier(by)

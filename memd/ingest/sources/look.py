@@ -94,11 +94,8 @@ class Walk:
         """Folders that could not be read: their paths below the root, and why."""
 
     def files(self) -> Iterator[FoundFile]:
-        """Yield the files, or the root itself if it is one, in the order of their names.
-
-        Raises:
-            OSError: the root cannot be read.
-        """
+        """Yield the files, or the root itself if it is one, in the order of their names. Raises OSError: the root
+        cannot be read."""
         if stat.S_ISDIR(os.stat(self._root).st_mode):
             os.scandir(self._root).close()
             self._is_first_time_in(self._root)
@@ -206,11 +203,7 @@ _LEADING, _INNER = "^(?:.+/)?", "(?:/.+)?"
 
 
 def rules_of(path: str) -> GitIgnoreSpec:
-    """Read a `.gitignore`.
-
-    Raises:
-        OSError: it cannot be read, or is too long for one.
-    """
+    """Read a `.gitignore`. Raises OSError: it cannot be read, or is too long for one."""
     from pathspec import GitIgnoreSpec  # it takes long to import
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
@@ -543,10 +536,7 @@ def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int
 
 def _opened(path: str, root: str) -> int:
     """Open a file that was found below a root, or the root itself, without following a link that was put there since.
-
-    Raises:
-        OSError: it cannot be opened, or is such a link.
-    """
+    Raises OSError: it cannot be opened, or is such a link."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     if not is_below(path, root.rstrip("/")) or path == root:
         return os.open(path, flags | os.O_NONBLOCK)

@@ -153,11 +153,7 @@ class SourceWatch:
         return tuple(one.state for one in self._sources)
 
     def ask(self, *, force: bool = False) -> None:
-        """Look at all sources soon.
-
-        Args:
-            force: read every file again, also those that have not changed.
-        """
+        """Look at all sources soon. `force`: read every file again, also those that have not changed."""
         for one in self._sources:
             one.is_due, one.is_forced = True, one.is_forced or force
         self._look_later()

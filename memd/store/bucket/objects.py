@@ -85,11 +85,8 @@ class Bucket:
 
     @classmethod
     def of(cls, settings: BackupSettings, env: Mapping[str, str]) -> Bucket:
-        """Return the bucket of the settings; nothing is asked of it yet.
-
-        Raises:
-            BucketError: the package is not there, or the settings contradict each other.
-        """
+        """Return the bucket of the settings; nothing is asked of it yet. Raises BucketError: the package is not there,
+        or the settings contradict each other."""
         try:
             from obstore.store import S3Store
         except ImportError:
@@ -121,11 +118,7 @@ class Bucket:
         return cls(store, settings.bucket.rstrip("/"))
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        """Write an object: all of it, or none.
-
-        Args:
-            data: in pieces, it is sent in parts, and need not fit in memory.
-        """
+        """Write an object: all of it, or none. `data`: in pieces, it is sent in parts, and need not fit in memory."""
         import obstore
 
         with self._asked():
@@ -219,11 +212,7 @@ class Bucket:
 
 
 def at_url(settings: BackupSettings, url: str) -> BackupSettings:
-    """Return the settings with another bucket.
-
-    Raises:
-        ConfigError: it is no address of one.
-    """
+    """Return the settings with another bucket. Raises ConfigError: it is no address of one."""
     try:
         return msgspec.convert(msgspec.structs.asdict(settings) | {"bucket": url}, BackupSettings)
     except msgspec.ValidationError:
@@ -307,11 +296,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
-    """Return whose backup it is.
-
-    Raises:
-        NotOurBucket: it is none of memd's, or of a newer one.
-    """
+    """Return whose backup it is. Raises NotOurBucket: it is none of memd's, or of a newer one."""
     try:
         identity = msgspec.json.decode(stored or b"", type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -444,11 +429,8 @@ class Rounds:
         return _decoder.decode(zlib.decompress(packed))
 
     def catalog(self, last: RoundName) -> tuple[Catalog, bool]:
-        """Return the files as they were after a round, and whether the bucket had everything then.
-
-        Raises:
-            ObjectMissing: the listing has a gap.
-        """
+        """Return the files as they were after a round, and whether the bucket had everything then. Raises
+        ObjectMissing: the listing has a gap."""
         own = [name for name in self.names if name.generation == last.generation and name.number <= last.number]
         own = own[max(position for position, name in enumerate(own) if name.is_full) :]
         for one, following in pairwise(own):

@@ -253,10 +253,7 @@ class BucketWriter:
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
-
-        Raises:
-            BucketError: something is left to do, and is done by the next call.
-        """
+        Raises BucketError: something is left to do, and is done by the next call."""
         if self._uncompared:
             return
         at = self._now_us()
@@ -542,11 +539,7 @@ def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[s
 
 
 def _blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
-    """Remove all bytes of these folders that they do not have now.
-
-    Raises:
-        BucketError: not all of it is done.
-    """
+    """Remove all bytes of these folders that they do not have now. Raises BucketError: not all of it is done."""
     in_use = {extent for folder in folders for file in catalog.files(folder).values() for extent in file.extents}
     rounds = Rounds(bucket)
     for name, header in rounds.headers([one for one in rounds.every if not one.is_full]):
@@ -598,10 +591,8 @@ class BucketTender:
     def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
         """Return the backup that the settings ask for, not begun; None: there is none.
 
-        `disk`: the one of the data directory, below its encryption.
-
-        Raises:
-            BucketError: obstore is not installed, or the settings contradict each other.
+        `disk`: the one of the data directory, below its encryption. Raises BucketError: obstore is not installed, or
+        the settings contradict each other.
         """
         if not isinstance(disk, NotingDisk):
             return None

@@ -62,12 +62,8 @@ class ConversionReport(msgspec.Struct):
 
 
 def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
-    """Encrypt a data directory, or go on where that was interrupted.
-
-    Raises:
-        WrongKey: it is encrypted already, or with another key.
-        StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on.
-    """
+    """Encrypt a data directory, or go on where that was interrupted. Raises WrongKey: it is encrypted already, or with
+    another key; StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on."""
     path = data_dir / KEY_NAME
     with disk.lock(data_dir / LOCK_NAME):
         if disk.size(path) is None:
@@ -81,12 +77,8 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
 
 
 def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
-    """Write a data directory in plain text again, or go on where that was interrupted.
-
-    Raises:
-        WrongKey: it is not encrypted, or with another key.
-        StoreError: see `encrypt`.
-    """
+    """Write a data directory in plain text again, or go on where that was interrupted. Raises WrongKey: it is not
+    encrypted, or with another key; StoreError: see `encrypt`."""
     with disk.lock(data_dir / LOCK_NAME):
         _check_encrypted(disk, data_dir)
         maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")

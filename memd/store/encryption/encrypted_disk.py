@@ -70,11 +70,8 @@ _FOLDERS_KEPT = 65_536
 
 
 def check_header(data: bytes, key: DataKey, path: Path) -> bool:
-    """Whether a file begins with an intact header of an encrypted file.
-
-    Raises:
-        ForeignFile: it is not encrypted, though its neighbours are, or under another key.
-    """
+    """Whether a file begins with an intact header of an encrypted file. Raises ForeignFile: it is not encrypted, though
+    its neighbours are, or under another key."""
     header = decode_any_header(data)
     if header is None:
         return False
@@ -163,11 +160,8 @@ class KeyRing:
         return self.data_dir.joinpath(*parts[:depth])
 
     def key_of(self, folder: Path, *, writing: bool = False) -> DataKey:
-        """Return the key of a folder. Who is `writing` to a folder without files gets a new one.
-
-        Raises:
-            WrongKey: there are files, and no key that fits.
-        """
+        """Return the key of a folder. Who is `writing` to a folder without files gets a new one. Raises WrongKey: there
+        are files, and no key that fits."""
         if folder == self.data_dir:
             return self.key
         key = self._keys.get(folder)

@@ -48,11 +48,7 @@ class MasterKey:
 
     @classmethod
     def parsed(cls, data: bytes, where: str) -> MasterKey:
-        """Read a key; errors call its place `where`.
-
-        Raises:
-            WrongKey: it is none.
-        """
+        """Read a key; errors call its place `where`. Raises WrongKey: it is none."""
         text = data.strip()
         secret = data if len(data) == KEY_BYTES else _decoded(text)
         if secret is None or len(secret) != KEY_BYTES:
@@ -61,12 +57,8 @@ class MasterKey:
 
     @classmethod
     def in_file(cls, path: Path) -> MasterKey:
-        """Read the key in a file.
-
-        Raises:
-            WrongKey: it holds none, or others than its owner may read it.
-            StoreError: it cannot be read.
-        """
+        """Read the key in a file. Raises WrongKey: it holds none, or others than its owner may read it; StoreError: it
+        cannot be read."""
         data, mode = read_private(path, _FILE_BYTES_MAX)
         if mode & OTHERS:
             raise WrongKey(f"{path}: others may read this key (mode {mode:04o}); chmod 600 {path}")
@@ -74,11 +66,8 @@ class MasterKey:
 
 
 def new_key_file(path: Path) -> MasterKey:
-    """Make a key and write it, in base64, to a new file that only its owner may read.
-
-    Raises:
-        StoreWriteFailed: there is such a file, or it cannot be written.
-    """
+    """Make a key and write it, in base64, to a new file that only its owner may read. Raises StoreWriteFailed: there is
+    such a file, or it cannot be written."""
     secret = secrets.token_bytes(KEY_BYTES)
     create_private(path, base64.b64encode(secret) + b"\n")
     return MasterKey(secret)
@@ -130,11 +119,7 @@ AnyKeyFile = TypeVar("AnyKeyFile", DirectoryKeyFile, TopicKeyFile)
 
 
 def read_key_file(files: LocalDisk, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
-    """Read a key file without opening its key.
-
-    Raises:
-        WrongKey: it is missing, damaged or of a newer format.
-    """
+    """Read a key file without opening its key. Raises WrongKey: it is missing, damaged or of a newer format."""
     if files.size(path) is None:
         raise WrongKey(
             f"{path}: is missing; without it nothing that it encrypts can be read: put it back, out of a backup if "
@@ -176,11 +161,8 @@ class KeyMaker:
         )
 
     def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
-        """Open the directory's key, and the former one while keys are renewed.
-
-        Raises:
-            WrongKey: the master key is not that of this directory.
-        """
+        """Open the directory's key, and the former one while keys are renewed. Raises WrongKey: the master key is not
+        that of this directory."""
         if found.master != self._master.id:
             raise WrongKey(
                 f"{path.parent}: was encrypted with the key {found.master}, the one that was given is "
@@ -204,11 +186,7 @@ def write_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) -
 
 
 def read_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) -> DataKey:
-    """Open the key of a topic.
-
-    Raises:
-        WrongKey: there is none, or it is another directory's.
-    """
+    """Open the key of a topic. Raises WrongKey: there is none, or it is another directory's."""
     found = read_key_file(files, path, TopicKeyFile)
     if found.directory != directory or found.by != by.id.hex():
         raise WrongKey(

@@ -88,11 +88,8 @@ def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
-    """Return the id of the key that wraps those of the topics; None: the directory is not encrypted.
-
-    Raises:
-        WrongKey: its `memd.key` is damaged.
-    """
+    """Return the id of the key that wraps those of the topics; None: the directory is not encrypted. Raises WrongKey:
+    its `memd.key` is damaged."""
     path = data_dir / KEY_NAME
     if disk.size(path) is None:
         return None
@@ -103,11 +100,7 @@ def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
 
 
 def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a directory without `memd.key` has not merely lost it.
-
-    Raises:
-        WrongKey: it has.
-    """
+    """Make sure that a directory without `memd.key` has not merely lost it. Raises WrongKey: it has."""
     for topic_id in topic_folders_in(disk, data_dir):
         layout = TopicLayout(data_dir, topic_id)
         has_key = disk.size(layout.key) is not None
@@ -127,21 +120,14 @@ def _is_encrypted(disk: LocalDisk, layout: TopicLayout) -> bool:
 
 
 def check_disk(files: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a disk writes to an encrypted directory with its key.
-
-    Raises:
-        WrongKey: it would write plain text there.
-    """
+    """Make sure that a disk writes to an encrypted directory with its key. Raises WrongKey: it would write plain text
+    there."""
     if files.size(data_dir / KEY_NAME) is not None and not files.encrypts(data_dir / RECEIPTS_NAME):
         raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
 
 
 def master_key(settings: EncryptionSettings) -> MasterKey:
-    """Return the master key of the settings.
-
-    Raises:
-        WrongKey: there is none, or the file cannot be one.
-    """
+    """Return the master key of the settings. Raises WrongKey: there is none, or the file cannot be one."""
     check_installed()
     from memd.store.encryption.key_files import MasterKey
 
@@ -159,11 +145,8 @@ def master_key(settings: EncryptionSettings) -> MasterKey:
 
 
 def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> EncryptedDisk:
-    """Return the encrypted disk of a directory that has a `memd.key`.
-
-    Raises:
-        WrongKey: the key is not its own, or a command over it was not finished.
-    """
+    """Return the encrypted disk of a directory that has a `memd.key`. Raises WrongKey: the key is not its own, or a
+    command over it was not finished."""
     from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
     from memd.store.encryption.key_files import DirectoryKeyFile, KeyMaker, read_key_file
 

@@ -412,11 +412,8 @@ class SealedIndex:
         return self.multipliers[labels]
 
     def part(self, dead: Bits) -> MergedPart | None:
-        """Return the part of the index without these labels; None: it is of one segment, and scanned.
-
-        Raises:
-            StoreError: the index cannot be loaded.
-        """
+        """Return the part of the index without these labels; None: it is of one segment, and scanned. Raises
+        StoreError: the index cannot be loaded."""
         self.load(dead)
         if (merged := self._merged) is None:
             return None
@@ -428,10 +425,7 @@ class SealedIndex:
 
     def nearest(self, queries: Floats, k: int, dead: Bits, part: MergedPart | None) -> Rows:
         """Return labels that include the best `k` by score for each query, without those that are dead, in no order.
-
-        Args:
-            part: see `part`.
-        """
+        `part`: see `part`."""
         started = time.perf_counter()
         if part is None or self._merged is None:
             found = self.scan(queries, k, dead)
@@ -503,12 +497,8 @@ class SealedIndex:
 
 
 def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> SealedSegment:
-    """Write the columns of a full segment, and publish them.
-
-    Raises:
-        StoreWriteFailed: nothing was written.
-        StoreError: the .bin cannot be read.
-    """
+    """Write the columns of a full segment, and publish them. Raises StoreWriteFailed: nothing was written; StoreError:
+    the .bin cannot be read."""
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
     log = files.read(layout.bin(segment_id))
@@ -530,10 +520,7 @@ def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> Se
 
 def write_index(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> tuple[Path, FileChecksum]:
     """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
-
-    Raises:
-        StoreWriteFailed: nothing is left behind.
-    """
+    Raises StoreWriteFailed: nothing is left behind."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
         return temporary, write_pieces(files, temporary, pieces)
@@ -562,10 +549,8 @@ def write_merged(
 ) -> SealedIndex:
     """Build and publish the index over `segments`, without the labels that are `dead`. Very slow.
 
-    `give_way` is called between batches and returns when no query is waiting.
-
-    Raises:
-        StoreWriteFailed: at most an .ivf that no .meta vouches for is left behind.
+    `give_way` is called between batches and returns when no query is waiting. Raises StoreWriteFailed: at most an .ivf
+    that no .meta vouches for is left behind.
     """
     plain = np.concatenate([_plain(segment) for segment in segments])
     index = _build(segments, plain & ~dead, give_way)

@@ -171,11 +171,8 @@ class CompactIndex:
 
     @classmethod
     def load(cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, size: int) -> CompactIndex:
-        """Map an index that has this checksum.
-
-        Raises:
-            CorruptFile: the file is not as it was written, or has labels that are not below `size`.
-        """
+        """Map an index that has this checksum. Raises CorruptFile: the file is not as it was written, or has labels
+        that are not below `size`."""
         data = files.map(path, checksum)
         try:
             arrays = _arrays_in(data)

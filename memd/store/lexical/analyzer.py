@@ -332,10 +332,7 @@ def language_of(text: str, english: frozenset[str]) -> str | None:
 
 def told_language(text: str, english: frozenset[str]) -> str:
     """Return the language of a text, of 176 (ISO 639-1, or 639-3 where that has none); "en" where nothing else is sure.
-
-    Args:
-        english: English function words in small letters.
-    """
+    `english`: English function words in small letters."""
     text = text[:LOOKED_AT_CHARACTERS]
     words = _LETTERS.findall(text.lower())
     if not words or _share(words, _telling(english)) >= ENGLISH_SHARE_MIN:

@@ -191,11 +191,7 @@ def decode_any_header(data: bytes) -> Header | None:
 
 
 def encode_record(payload: bytes) -> bytes:
-    """Frame a payload as one record.
-
-    Raises:
-        StoreError: the payload is empty or larger than PAYLOAD_BYTES_MAX.
-    """
+    """Frame a payload as one record. Raises StoreError: the payload is empty or larger than PAYLOAD_BYTES_MAX."""
     if not 0 < len(payload) <= PAYLOAD_BYTES_MAX:
         raise StoreError(
             f"a record of {len(payload)} bytes cannot be stored: the limit is {PAYLOAD_BYTES_MAX}; shorten the content"
@@ -286,10 +282,8 @@ def vector_key(dimension: int) -> bytes:
 def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
     """Decode and check the entry of a log record whose checksum matched.
 
-    With `dimension` None the vector may have any length.
-
-    Raises:
-        CorruptFile: the payload is not an entry, or an impossible one.
+    With `dimension` None the vector may have any length. Raises CorruptFile: the payload is not an entry, or an
+    impossible one.
     """
     try:
         entry = _entry_decoder.decode(payload)

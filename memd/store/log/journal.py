@@ -124,10 +124,8 @@ class Journal:
     ) -> None:
         """Add records without making them durable, and the mark behind them.
 
-        `extent` is that of the log now, at least as far as the records say.
-
-        Raises:
-            StoreWriteFailed: none of them was added (DiskFull if the disk is full), and none is until a `rewrite`.
+        `extent` is that of the log now, at least as far as the records say. Raises StoreWriteFailed: none of them was
+        added (DiskFull if the disk is full), and none is until a `rewrite`.
         """
         if self._gap is not None:
             raise self._gap.with_traceback(None)
@@ -141,11 +139,8 @@ class Journal:
         self.extent = extent if is_new else self.extent
 
     def sync(self) -> None:
-        """Make everything appended durable.
-
-        Raises:
-            StoreWriteFailed: how much is durable is not known; `rewrite` repairs it.
-        """
+        """Make everything appended durable. Raises StoreWriteFailed: how much is durable is not known; `rewrite`
+        repairs it."""
         self._claim.sync("hot")
 
     def rewrite(
@@ -179,12 +174,8 @@ class Journal:
 
 
 def read_journal(path: Path, files: LocalDisk) -> list[bytes]:
-    """Read the payloads of all intact records without repairing anything; none if there is no journal.
-
-    Raises:
-        ForeignFile: it is of a newer format, another kind of file, or another topic's.
-        StoreError: it cannot be read.
-    """
+    """Read the payloads of all intact records without repairing anything; none if there is no journal. Raises
+    ForeignFile: it is of a newer format, another kind of file, or another topic's; StoreError: it cannot be read."""
     if files.size(path) is None:
         return []
     data = files.read(path)

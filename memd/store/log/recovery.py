@@ -85,11 +85,8 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
-    """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if that is known.
-
-    Raises:
-        ForeignFile: an intact header says that this version of memd cannot read the file.
-    """
+    """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if that is known. Raises
+    ForeignFile: an intact header says that this version of memd cannot read the file."""
     try:
         header: Header | None = decode_header(data, magic=MAGIC_LOG, name=name)
     except CorruptFile:
@@ -152,10 +149,8 @@ def missing_segment(path: Path) -> Finding:
 def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> Finding:
     """Copy the bytes from `whole_end` on to a new `.torn` file beside `path`, then cut them off `path`, durably.
 
-    A crash in between leaves the tail in both places; the next call does not copy it again.
-
-    Raises:
-        StoreWriteFailed: `path` is unchanged, or changed exactly as intended.
+    A crash in between leaves the tail in both places; the next call does not copy it again. Raises StoreWriteFailed:
+    `path` is unchanged, or changed exactly as intended.
     """
     tail = data[whole_end:]
     torn = save_torn_copy(files, path, tail)
@@ -186,11 +181,8 @@ def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
 def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: bool = False) -> Path:
     """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
 
-    Of those beside one file the last `TORN_KEPT` stay.
-
-    Args:
-        is_whole_file: the file reads so, and is about to be replaced: it gets the name itself, where that can be, for
-            `data` of an encrypted one has zeros where it cannot be decrypted.
+    Of those beside one file the last `TORN_KEPT` stay. `is_whole_file`: the file reads so, and is about to be replaced:
+    it gets the name itself, where that can be, for `data` of an encrypted one has zeros where it cannot be decrypted.
     """
     for torn in _torn_copies(files, path).values():
         if files.size(torn) == len(data) and files.read(torn) == data:

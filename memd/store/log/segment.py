@@ -63,11 +63,8 @@ _numbers = itertools.count()
 def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
     """Read and check the entry of one `ROW` from the first of `paths` that has it.
 
-    There are several because a file is renamed when its segment is full, perhaps at this moment.
-
-    Raises:
-        CorruptFile: the bytes are no longer that entry.
-        StoreError: the file cannot be read.
+    There are several because a file is renamed when its segment is full, perhaps at this moment. Raises CorruptFile:
+    the bytes are no longer that entry; StoreError: the file cannot be read.
     """
     offset, length = int(record["offset"]), int(record["length"])
     problem: StoreError = CorruptFile(
@@ -262,11 +259,7 @@ class SealedSegment(LogSegment):
 
     def matrix(self) -> tuple[Floats, list[StoreError]]:
         """Read the vectors of all rows, (n, dimension), with zeros for those that have none or cannot be read; and the
-        errors of these.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        errors of these. Raises StoreError: the file cannot be read."""
         matrix: Floats = np.zeros((len(self.rows), self.header.dimension), dtype=np.float32)
         active = np.flatnonzero(self.rows["status"] == Status.ACTIVE)
         data, key = self._files.read(self._paths[0]), vector_key(self.header.dimension)

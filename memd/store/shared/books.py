@@ -177,11 +177,8 @@ class SharedErasures(Erasures):
         raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")
 
     def catch_up(self) -> list[Erasure]:
-        """Hear of what other daemons erased; return those that are done, and not followed here yet.
-
-        Raises:
-            StoreError: nobody can be asked, or a later memd wrote it.
-        """
+        """Hear of what other daemons erased; return those that are done, and not followed here yet. Raises StoreError:
+        nobody can be asked, or a later memd wrote it."""
         with self._mutex:
             self._hear()
             return list(self._unfollowed.values())

@@ -53,11 +53,8 @@ Step = tuple[int, int, MovedTopic]
 def into_folder(
     kept: SharedLog, folder: Path, files: LocalDisk, topics: Collection[str] | None = None
 ) -> Iterator[Step]:
-    """Write topics into a folder that is empty, or in which this was begun.
-
-    Raises:
-        StoreError: the folder has topics of its own, or a side cannot be used; done again it goes on.
-    """
+    """Write topics into a folder that is empty, or in which this was begun. Raises StoreError: the folder has topics of
+    its own, or a side cannot be used; done again it goes on."""
     names = topics_in(kept) if topics is None else sorted(topics)
     models = (header for name in names if (header := _first_header(kept, name)) is not None)
     model = next(models, None)
@@ -78,11 +75,8 @@ def into_folder(
 
 
 def into_log(folder: Path, files: LocalDisk, kept: SharedLog, topics: Collection[str] | None = None) -> Iterator[Step]:
-    """Append the topics of a folder, on which no daemon runs, to a shared log that does not have them.
-
-    Raises:
-        StoreError: a side cannot be used; done again it goes on.
-    """
+    """Append the topics of a folder, on which no daemon runs, to a shared log that does not have them. Raises
+    StoreError: a side cannot be used; done again it goes on."""
     lock = files.lock(folder / LOCK_NAME)
     try:
         names = topic_ids_in(files, folder) if topics is None else sorted(topics)
@@ -150,10 +144,7 @@ def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTo
 
 def _compared(kept: SharedLog, layout: TopicLayout, files: LocalDisk) -> MovedTopic:
     """Read both sides again, and make sure that the log has the records of the folder; daemons may append meanwhile.
-
-    Raises:
-        MoveRefused: it has not.
-    """
+    Raises MoveRefused: it has not."""
     rows, entries, size = _rows(kept, layout.topic_id, "log"), 0, 0
     for last, _, records in _groups(layout, files):
         row = next(rows, None)

@@ -134,14 +134,8 @@ class PostgresLog:
     """See SharedLog."""
 
     def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, master: MasterKey | None = None) -> None:
-        """Nothing is asked of it before `connect`, or the first call.
-
-        Args:
-            master: the key with which its rows are sealed; None: they are not.
-
-        Raises:
-            StoreError: the packages are missing, or the URL cannot be read.
-        """
+        """Nothing is asked of it before `connect`, or the first call. `master`: the key with which its rows are sealed;
+        None: they are not. Raises StoreError: the packages are missing, or the URL cannot be read."""
         try:
             import psycopg
         except ImportError:
@@ -178,12 +172,8 @@ class PostgresLog:
         return 0.0 if self._trouble is None else time.monotonic() - self._away_since
 
     def connect(self) -> None:
-        """Make the tables at the first start, and check their version at each.
-
-        Raises:
-            StoreError: the database refuses memd, has the tables of another version, or cannot be reached now
-                (StoreWriteFailed: that may pass).
-        """
+        """Make the tables at the first start, and check their version at each. Raises StoreError: the database refuses
+        memd, has the tables of another version, or cannot be reached now (StoreWriteFailed: that may pass)."""
         with self._connecting:
             if not self.cluster:
                 with self._lock:
@@ -475,11 +465,8 @@ def shared_log(config: Config) -> SharedLog:
 
 
 def join(files: LocalDisk, data_dir: Path, kept: SharedLog) -> None:
-    """Make sure that a folder is a copy of this log, or empty; then it becomes one.
-
-    Raises:
-        StoreError: it is not; or it is empty, and nobody can be asked yet.
-    """
+    """Make sure that a folder is a copy of this log, or empty; then it becomes one. Raises StoreError: it is not; or it
+    is empty, and nobody can be asked yet."""
     path = data_dir / CLUSTER_NAME
     before = files.read(path).decode(errors="replace").strip() if files.size(path) is not None else ""
     with suppress(*([StoreWriteFailed] if before else [])):  # it may pass, and until then the copy serves

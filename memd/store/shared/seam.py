@@ -70,11 +70,8 @@ class SharedLog(Protocol):
         """For how long that is so."""
 
     def connect(self) -> None:
-        """Make what is missing there, and check its version.
-
-        Raises:
-            StoreError: it cannot be used (StoreWriteFailed: that may pass).
-        """
+        """Make what is missing there, and check its version. Raises StoreError: it cannot be used (StoreWriteFailed:
+        that may pass)."""
 
     def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
         """Where all streams of some topics end, in one round trip: news without rows."""

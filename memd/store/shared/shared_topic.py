@@ -91,11 +91,7 @@ class SharedTopicLog(TopicLog):
         return found
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
-        """See TopicLog.
-
-        Raises:
-            MadeAnew: another daemon has stored something of the same; it is in the snapshot now.
-        """
+        """See TopicLog. Raises MadeAnew: another daemon has stored something of the same; it is in the snapshot now."""
         made_at = self.head if made_at is None else made_at
         for _ in range(_TRIES):
             with self._state:
@@ -242,14 +238,8 @@ def _is_harmless(finding: Finding) -> bool:
 
 
 def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
-    """Remove all rows of a topic, for all.
-
-    Args:
-        forbidden: the file of what is never to be stored again in a topic of this name; empty: there is none.
-
-    Raises:
-        StoreError: nobody can be asked; done again it goes on.
-    """
+    """Remove all rows of a topic, for all. `forbidden`: the file of what is never to be stored again in a topic of this
+    name; empty: there is none. Raises StoreError: nobody can be asked; done again it goes on."""
     generation = 0
     while not generation:
         news = kept.since(topic_id, {"kept": 0}, limit=1)

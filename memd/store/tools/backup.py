@@ -116,11 +116,8 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
 
 
 def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
-    """Note in the data directory where a backup of it is, so that who erases is told of it.
-
-    Raises:
-        StoreError: the note cannot be written; the backup is whole all the same.
-    """
+    """Note in the data directory where a backup of it is, so that who erases is told of it. Raises StoreError: the note
+    cannot be written; the backup is whole all the same."""
     known = known_backups(data_dir, files)
     if (path := str(target.resolve())) not in known:
         replace_file(files, data_dir / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, path]).encode())

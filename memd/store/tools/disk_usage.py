@@ -44,11 +44,7 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
-    """Return the usage of all topics, sorted by name.
-
-    Raises:
-        StoreError: a file cannot be read.
-    """
+    """Return the usage of all topics, sorted by name. Raises StoreError: a file cannot be read."""
     return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
 
 

@@ -96,12 +96,8 @@ def export(
 def exported_topics(
     data_dir: Path, files: LocalDisk, topic_id: str | None, is_wanted: Wants = lambda topic_id: True
 ) -> list[str]:
-    """The topics to export: this one, or all that are wanted.
-
-    Raises:
-        BadTopicId: not a topic name.
-        UnknownTopic: there is no such topic.
-    """
+    """The topics to export: this one, or all that are wanted. Raises BadTopicId: not a topic name; UnknownTopic: there
+    is no such topic."""
     topic_ids = topic_ids_in(files, data_dir)
     if topic_id is None:
         return [one for one in topic_ids if is_wanted(one)]
@@ -181,11 +177,7 @@ def log_columns(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Pa
 
 
 def active_bytes(files: LocalDisk, layout: TopicLayout) -> bytes | None:
-    """Read the `active.bin` of a topic; None if there is none at the moment.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """Read the `active.bin` of a topic; None if there is none at the moment. Raises StoreError: it cannot be read."""
     try:
         return files.read(layout.active)
     except StoreError:
@@ -294,12 +286,8 @@ def shown_text(line: Mapping[str, Any]) -> str:
 
 
 def decode_line(line: bytes) -> tuple[str, Draft]:
-    """The topic of a line of `memd export` and the draft of its entry, without a vector.
-
-    Raises:
-        ValueError: it is no such line, or contradicts itself.
-        BadTopicId: its topic_id is no topic name.
-    """
+    """The topic of a line of `memd export` and the draft of its entry, without a vector. Raises ValueError: it is no
+    such line, or contradicts itself; BadTopicId: its topic_id is no topic name."""
     members: Any = _decoder.decode(line)
     values = {name: getattr(members, form.name) for name, form in _ALL_FORMS.items()}
     fields = {name: form.decode(values[name]) for name, form in _ALL_FORMS.items() if values[name] is not UNSET}

@@ -85,11 +85,8 @@ def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> Veri
 
 
 def with_audit(report: VerifyReport, data_dir: Path, files: LocalDisk) -> VerifyReport:
-    """Return the report with what there is to say about the audit, if there is one.
-
-    Raises:
-        StoreError: its files cannot be read.
-    """
+    """Return the report with what there is to say about the audit, if there is one. Raises StoreError: its files cannot
+    be read."""
     kept = read_book(files, data_dir, lambda _: False)
     if kept is None:
         return report
