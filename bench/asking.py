@@ -18,8 +18,7 @@ import msgspec
 from aiohttp import web
 from quality_data import Talk
 
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.settings.model import (
     BufferSettings,
     Config,

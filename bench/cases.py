@@ -34,7 +34,7 @@ from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 
 DATA = Path(__file__).parent / "data" / "cases.json"
 TOPIC = "cases"

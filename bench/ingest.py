@@ -44,8 +44,7 @@ from vectors import embedded, mixed
 from memd.assets import ranks_bytes
 from memd.conversation.events import Closed
 from memd.conversation.tokens import TokenCounter, cl100k_base
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.ingest import pipeline

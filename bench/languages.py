@@ -30,7 +30,7 @@ from quality_data import Talk
 from rich.console import Console
 from rich.table import Table
 
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 from memd.embedding import multilingual as adding
 from memd.embedding.loading import BUNDLED, MULTILINGUAL
 from memd.recall.explained import INJECTED

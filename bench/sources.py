@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 from sources_files import Asked
 
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.readers.files import FileReader
 

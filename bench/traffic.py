@@ -30,7 +30,7 @@ from asking import StandIn, config_of, serving
 from rich.console import Console
 from rich.table import Table
 
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 
 BUDGET_TOKENS = 300
 FACTS = {

@@ -18,13 +18,14 @@ import pytest
 from daemon_process import DaemonProcess, clean_environment
 from recording_upstream import RecordingUpstream, Response
 
-from memd.demo.fake_model import UNKNOWN, FakeModel
 from memd.demo.play import (
     CHANGED,
     QUESTION_IN_NEW_CHAT,
     QUESTIONS,
+    UNKNOWN,
     WINDOW_TOKENS,
     ChatClient,
+    FakeModel,
     NotShown,
     load_turns,
 )

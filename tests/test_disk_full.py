@@ -19,8 +19,7 @@ from full_disk import FullDisk
 
 from memd.cli.check.data import directory
 from memd.cli.main import main
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.settings.model import (
     BufferSettings,
     CompactionSettings,

@@ -31,8 +31,7 @@ from memd.admin import history
 from memd.cli.flags import config_of_existing
 from memd.cli.main import main
 from memd.cli.running import daemon_for
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.errors import DaemonError, StoreError
 from memd.ingest import erasing
 from memd.ingest.erasing import DAY_US, PlannedErasure, Retention

@@ -19,7 +19,7 @@ from drafts import search
 from numpy.typing import NDArray
 
 from memd.daemon import app
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 from memd.embedding import priority
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import QUESTION_CHARACTERS_MAX, QUESTIONS_MAX, Encoder

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from crash_files import LOSSES, CrashFiles, PowerCutError
 
-from memd.admin.oauth.consent import asking, going_back
 from memd.admin.oauth.grants import ACCESS_SECONDS, CODE_SECONDS, GRANTS_MAX, REFRESH_SECONDS, Allowed, Tokens
 from memd.admin.oauth.ledger import GrantFile, Ledger
 from memd.admin.oauth.protocol import (
@@ -23,6 +22,8 @@ from memd.admin.oauth.protocol import (
     TokenRequest,
     client_id_of,
     client_of,
+    consent_page,
+    going_back_page,
     permission_asked,
     registered,
     token_asked,
@@ -148,7 +149,7 @@ def test_a_name_cannot_hide_or_turn_around_what_stands_beside_it() -> None:
     name = "\u202eroodkcaB\u2066\x00\n<b>Claude</b>" + "x" * 200
     client = registered(registration(CALLBACK, client_name=name))
     assert client.name.isprintable() and len(client.name) == 60
-    page = asking(msgspec.structs.replace(permission(), client=client), query(), rights=("read",))
+    page = consent_page(msgspec.structs.replace(permission(), client=client), query(), rights=("read",))
     assert "&lt;b&gt;Claude" in page and "<b>Claude</b>" not in page and "\u202e" not in page
     assert registered(registration(CALLBACK, client_name="\u200b")).name == "A program without a name"
 
@@ -238,8 +239,8 @@ def test_who_is_not_known_gets_no_answer_anywhere(asked: str) -> None:
 def test_a_page_puts_in_nothing_of_a_stranger_that_is_not_escaped() -> None:
     asked = permission(state='"><script>')
     for page in (
-        asking(asked, query(state='"><script>'), rights=("read",), topics='"><script>', problem="<script>"),
-        going_back(asked, asked.answer(ISSUER, code='"><script>'), is_allowed=True),
+        consent_page(asked, query(state='"><script>'), rights=("read",), topics='"><script>', problem="<script>"),
+        going_back_page(asked, asked.answer(ISSUER, code='"><script>'), is_allowed=True),
     ):
         assert "<script" not in page
 

@@ -22,8 +22,7 @@ from pooled_servers import LONG, SLOTS, Server, Talk, figures, is_up, made, pool
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 from reserved_port import reserved_port
 
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.proxy.upstream import pool
 from memd.proxy.upstream.client import ERRORS_MAX, Health
 from memd.proxy.upstream.pool import KNOWN_MAX, Affinity, Trail, merged_lists, rank

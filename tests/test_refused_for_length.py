@@ -18,7 +18,7 @@ from recording_upstream import HOLD_SECONDS_MAX, Request, Response, recording_up
 from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
 
 from memd.daemon import app
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon
 from memd.embedding.loading import load_embedder
 from memd.proxy.upstream import client
 from memd.proxy.upstream.client import window_unknown

@@ -12,8 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.proxy.remember import JOURNAL_SECONDS_MAX
 from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
 from memd.store.disk import Appender, LocalDisk

@@ -85,7 +85,7 @@ PURE = {
         "conversation",
         "ingest.redaction",
     ),
-    *("admin.oauth.protocol", "admin.oauth.grants", "admin.oauth.consent"),
+    *("admin.oauth.protocol", "admin.oauth.grants"),
     *(
         "ingest.chunking",
         "ingest.readers.text",

@@ -29,7 +29,7 @@ from test_websockets import AGREED, UPGRADE
 
 from memd.access import headers_with_token
 from memd.admin import reads, status
-from memd.admin.token_watch import AuthSource, TokenWatch
+from memd.admin.tokens import AuthSource, TokenWatch
 from memd.errors import MemdError, StoreError
 from memd.principals import OWNER, Principals, digest_of
 from memd.settings.loading import load_config

@@ -13,8 +13,7 @@ from archiver_stage import HashEmbedder
 from recording_upstream import RecordingUpstream
 
 from memd.daemon import app
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.embedding.embedder import Embedder
 from memd.errors import EmbeddingError
 from memd.recall.retrieve import Budget

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.admin.auditing import Auditor
     from memd.admin.oauth.ledger import Ledger
     from memd.admin.status import UpstreamHealth
-    from memd.admin.token_watch import TokenWatch
+    from memd.admin.tokens import TokenWatch
     from memd.conversation.tokens import TokenCounter
     from memd.embedding.encoder import Encoder
     from memd.ingest.archiver import Archiver

@@ -71,7 +71,7 @@ def serve(
     given = {**named, **servers_of(upstream), "encryption.key": key_of(key_stdin)}
     config = config_of(config_path, given, tells_each=True)
     gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
-    from memd.admin.token_watch import AuthSource
+    from memd.admin.tokens import AuthSource
     from memd.daemon.app import serve as serve_until_stopped
 
     gc.freeze()

@@ -4,6 +4,10 @@ Rule: every figure and text on the screen was measured or received in this run; 
 `NotShown`, whose text ends the demo. The client knows of memd only `metadata.memory_in` and the headers.
 An answer that a question expects stands in the conversation exactly once, so that it can only be known by remembering
 that place; `load_turns` checks it.
+
+The fake llama-server has no language model and knows only its prompt: it has scripted replies to the messages of the
+conversation; to anything else it replies with the sentence of its prompt that shares the most significant words with
+the question, or says that it does not know. It keeps every prompt, so that the demo and tests can look at them.
 """
 
 from __future__ import annotations
@@ -11,13 +15,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import shutil
 import sys
 import tempfile
 import textwrap
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +32,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 import uvloop
+from aiohttp import web
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
@@ -39,10 +46,180 @@ from rich.text import Text
 from memd.assets import ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.app import running
-from memd.demo.fake_model import UNKNOWN, FakeModel, ShownPrompt
+from memd.messages import without_memory_blocks
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import LocalDisk
 from memd.store.tools.export import export, shown_text
+
+STAND_IN = "stand-in"
+UNKNOWN = "I don't know. Nothing in what I was shown answers that."
+SHARE_MIN = 0.4
+"""The share of a question's significant words, by weight, that an answer must contain."""
+_COMMON = """
+a about again all an and any are as at be been but by can could did do does exactly for from get had has have he her his
+how i if in is it its me my no not now of on or our out she should so that the their them then there they this to up us
+was we were what when where which who why will with would you your
+"""
+COMMON_WORDS = frozenset(_COMMON.split())
+
+_WORD = re.compile(r"[a-z0-9_]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
+_DAY_LINE = re.compile(r"-- \w+ \d{4}-\d\d-\d\d --")
+_MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
+
+
+class ShownPrompt(msgspec.Struct, frozen=True):
+    """A prompt that the model received."""
+
+    messages: tuple[Mapping[str, str], ...]
+    tokens: int
+
+    @property
+    def blocks(self) -> list[str]:
+        """The memory blocks in the prompt, in order."""
+        found = []
+        for message in self.messages:
+            start, end = message["content"].find("[memory]"), message["content"].find("[/memory]")
+            if message["role"] != "assistant" and -1 < start < end:
+                found.append(message["content"][start : end + len("[/memory]")])
+        return found
+
+
+class FakeModel:
+    """The server's state; started by `running`.
+
+    Args:
+        window: Tokens that prompt and reply may take together; more is refused as llama-server refuses it.
+        count: Tokens of a text.
+        lines: The scripted replies: by last user message.
+    """
+
+    def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
+        self.window = window
+        self.shown: list[ShownPrompt] = []
+        self.base_url = ""
+        self._count = count
+        self._lines = lines
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeModel]:
+        """Serve on a free loopback port until the block is left."""
+        application = web.Application(client_max_size=100 * 1024 * 1024)
+        application.router.add_get("/props", self._props)
+        application.router.add_post("/v1/chat/completions/input_tokens", self._input_tokens)
+        application.router.add_post("/v1/chat/completions", self._chat)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    def reply_to(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the reply to a prompt."""
+        position = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        if position < 0:
+            return UNKNOWN
+        question = without_memory_blocks(messages[position]["content"]).strip()
+        if question in self._lines:
+            return self._lines[question]
+        # In a merged prompt the memory block stands in front of the question, in the same message.
+        block = messages[position]["content"].removesuffix(question)
+        return _best_answer(question, [*messages[:position], {"role": "developer", "content": block}])
+
+    async def _props(self, _: web.Request) -> web.Response:
+        return web.json_response({"default_generation_settings": {"n_ctx": self.window}, "model_alias": STAND_IN})
+
+    async def _input_tokens(self, request: web.Request) -> web.Response:
+        tokens = self._count(_rendered(_messages_of(await request.json())))
+        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        messages = _messages_of(await request.json())
+        tokens = self._count(_rendered(messages))
+        if tokens >= self.window:
+            problem = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
+            facts = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": self.window}
+            return web.json_response({"error": {"code": 400, "message": problem, **facts}}, status=400)
+        self.shown.append(ShownPrompt(tuple(messages), tokens))
+        text = self.reply_to(messages)
+        usage = {"prompt_tokens": tokens, "completion_tokens": self._count(text)}
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        deltas = [{"role": "assistant"}, *({"content": piece} for piece in re.findall(r"\S+\s*|\s+", text)), {}]
+        for delta in deltas:
+            choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
+            more = {} if delta else {"usage": usage}
+            chunk = {"object": "chat.completion.chunk", "model": STAND_IN, "choices": [choice], **more}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def _messages_of(body: Any) -> list[Mapping[str, str]]:
+    """Role and text of each message; parts that are not text are left out."""
+    messages: list[Mapping[str, str]] = []
+    for message in body["messages"]:
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "\n".join(part["text"] for part in content if part.get("type") == "text")
+        messages.append({"role": str(message["role"]), "content": content})
+    return messages
+
+
+def _rendered(messages: Iterable[Mapping[str, str]]) -> str:
+    """Render the messages as a chat template would."""
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return turns + "<|im_start|>assistant\n"
+
+
+def _best_answer(question: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The user's sentence that shares the most telling words with the question; of equals the latest."""
+    sentences = [sentence for message in messages for sentence in _said_by_user(message)]
+    words = [_words(text) for text, _ in sentences]
+    asked = _words(question)
+    # A word is telling when few sentences have it.
+    weights = {word: math.log(1 + len(words) / (1 + sum(word in other for other in words))) for word in asked}
+    best, best_share = "", 0.0
+    for (text, source), own in zip(sentences, words, strict=True):
+        share = sum(weights[word] for word in asked & own) / (sum(weights.values()) or 1.0)
+        if share >= max(best_share, SHARE_MIN) and not text.endswith("?"):
+            best, best_share = f'You said{source}: "{text}"', share
+    return best or UNKNOWN
+
+
+def _said_by_user(message: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Sentences of a message, or of the chunks of a memory block, that the user said, each with where it stands."""
+    role, source = message["role"], ""
+    for line in message["content"].split("\n"):
+        if found := _MEMORY_LINE.match(line):
+            source, line = f" [{line[1 : found.end() - 2]}]", line[found.end() :]
+        elif line == "[/memory]":
+            source = ""
+        elif source and _DAY_LINE.fullmatch(line):
+            continue
+        for spoken in ("user", "assistant", "system", "developer", "tool"):
+            if source and line.startswith(f"{spoken}: "):
+                role, line = spoken, line.removeprefix(f"{spoken}: ")
+        if role == "user":
+            yield from ((sentence.strip(), source) for sentence in _SENTENCE_END.split(line) if sentence.strip())
+
+
+def _words(text: str) -> set[str]:
+    """The telling words of a text, without the endings of the plural and of verbs."""
+    return {_stem(word) for word in _WORD.findall(text.lower()) if word not in COMMON_WORDS}
+
+
+def _stem(word: str) -> str:
+    for ending in ("es", "ed", "s"):
+        if word.endswith(ending) and len(word) > len(ending) + 3:
+            return word.removesuffix(ending)
+    return word
+
 
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260
@@ -491,8 +668,6 @@ class _Stage:
         tell(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
         tell(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
         tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
-
-    # -- private ------------------------------------------------------------------------------------------------
 
     async def _pause(self, share: float = 1.0) -> None:
         await asyncio.sleep(share * self._pause_seconds)

@@ -1,7 +1,7 @@
 """Counters, histograms and gauges, and the format in which Prometheus reads them at `/memd/metrics`.
 
 Rule: a label has the values listed here or in the registry of APIs and no others, so nothing a client sends makes the
-list longer. Only events are counted; a state is read when somebody asks (`proxy/gauges.py`). Counting adds to plain
+list longer. Only events are counted; a state is read when somebody asks (`daemon/app.py`). Counting adds to plain
 numbers, on the event loop only: 0.2 µs each, where the library's own histograms take 1 to 2 µs (prometheus_client 0.26,
 Python 3.11) and a request has ten.
 """

@@ -13,8 +13,7 @@ from typing import Any
 import aiohttp
 from recording_upstream import RecordingUpstream, recording_upstream
 
-from memd.daemon.app import running
-from memd.daemon.parts import Daemon
+from memd.daemon.app import Daemon, running
 from memd.principals import OWNER, RIGHTS
 from memd.settings import model as settings
 from memd.settings.model import AuthSettings, TokenSettings

@@ -6,9 +6,8 @@ take 16 of the 21 redirect addresses that the tests refuse, no other port of a l
 that is given twice, and any `resource`; they keep an id for whoever registers, answer people with JSON, and need 0.9 s
 and 60 MB to load.
 
-    protocol.py    a client and its id; what clients ask and get: metadata, permission, tokens; every refusal    pure
+    protocol.py    a client and its id; what clients ask and get; the pages for people; every refusal            pure
     grants.py      who was allowed what: codes, access and refresh tokens, their ends                            pure
-    consent.py     the page on which a person allows it                                                          pure
     ledger.py      the grants of this daemon, and their file, or those of a cluster
     endpoint.py    the routes
 """

@@ -14,11 +14,11 @@ import msgspec
 from aiohttp import web
 
 from memd.access import WrongTokens, is_from_another_page, let_in_as, principal_of, shown_secrets
-from memd.admin.oauth import consent
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.protocol import (
     AUTHORIZE,
+    PAGE_HEADERS,
     PATHS,
     REGISTER,
     RESOURCE,
@@ -27,8 +27,11 @@ from memd.admin.oauth.protocol import (
     TOKEN,
     PermissionRefused,
     challenge_of,
+    consent_page,
+    going_back_page,
     metadata,
     permission_asked,
+    refusing_page,
     registered,
     registration,
     token_asked,
@@ -145,7 +148,7 @@ class OAuthEndpoint:
                 permission = permission_asked(query, self._ledger.key, issuer)
             except OAuthRefused as error:
                 return _page_of_refusal(error)
-            return _page(consent.asking(permission, query, rights=permission.scopes))
+            return _page(consent_page(permission, query, rights=permission.scopes))
         if request.method != "POST":
             return _json(metadata(path, issuer))
         body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
@@ -184,7 +187,7 @@ class OAuthEndpoint:
             return _page_of_refusal(error)
         if filled.get("answer") != ["allow"]:
             url = permission.answer(issuer, error="access_denied", error_description="the person refused")
-            return _page(consent.going_back(permission, url, is_allowed=False))
+            return _page(going_back_page(permission, url, is_allowed=False))
         topics = filled.get("topics", [""])[0]
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
@@ -192,7 +195,7 @@ class OAuthEndpoint:
             await self._wrong_tokens.catch_up(None)
         whole = self._wrong_tokens.look_up(request.remote, token)
         if problem := _problem_with(whole, rights, topics.split()):
-            asked_again = consent.asking(permission, query, rights=rights, topics=topics, problem=problem)
+            asked_again = consent_page(permission, query, rights=rights, topics=topics, problem=problem)
             return _page(asked_again, 403 if whole is None else 422)
         assert whole is not None
         allowed = Allowed(
@@ -204,7 +207,7 @@ class OAuthEndpoint:
         extent = f"to {', '.join(allowed.rights)} in {', '.join(allowed.topics or whole.topics)}"
         await self._recorded(request, whole.name, f"a program is let in {extent}")
         url = permission.answer(issuer, code=await self._ledger.allow(permission, allowed))
-        return _page(consent.going_back(permission, url, is_allowed=True))
+        return _page(going_back_page(permission, url, is_allowed=True))
 
 
 class GivenGrants(msgspec.Struct, frozen=True):
@@ -282,10 +285,10 @@ def _refusal(error: OAuthRefused, status: int = 0) -> web.Response:
 
 
 def _page(text: str, status: int = 200) -> web.Response:
-    return web.Response(status=status, text=text, content_type="text/html", headers=consent.HEADERS)
+    return web.Response(status=status, text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def _page_of_refusal(error: OAuthRefused) -> web.Response:
     """Tell a person. The program hears of it if they go back: an address nobody has looked at is not led to."""
     back = error.back if isinstance(error, PermissionRefused) else ""
-    return _page(consent.refusing(f"{error}.", back), 400)
+    return _page(refusing_page(f"{error}.", back), 400)

@@ -1,4 +1,5 @@
-"""The messages of OAuth 2.1 between a client and memd: descriptions, requests for permission, requests for tokens.
+"""The messages of OAuth 2.1 between a client and memd: descriptions, requests for permission, requests for tokens;
+and the page on which a person allows it.
 
 Rule: pure. A request is read as a whole or refused with one of the standards' error codes and a sentence that says why;
 nothing is guessed, a parameter given twice is refused, an unknown one passed over (RFC 6749 section 3.1). There are
@@ -6,7 +7,8 @@ only public clients, codes with PKCE by S256 and one resource: what MCP asks for
 (https://modelcontextprotocol.io/specification/2026-07-28/basic/authorization) and no more.
 
 A client's id is its own description under memd's seal, so that nothing is kept of those that register; an answer goes
-to no address but those that it registered with.
+to no address but those that it registered with. Pages are whole, without a script; every value is a stranger's until
+it is escaped, and none tells whether a token is right without its being shown, or repeats one.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from html import escape
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
+from memd.assets import words_of
 from memd.errors import OAuthRefused
 from memd.principals import Right
 from memd.settings.url import is_this_machine
@@ -361,3 +365,71 @@ def _canonical(url: str) -> tuple[str, str, str, str]:
 def _answered(redirect_uri: str, state: str | None, issuer: str, **members: str) -> str:
     told = {**members, **({} if state is None else {"state": state}), "iss": issuer}
     return f"{redirect_uri}{'&' if '?' in redirect_uri else '?'}{urlencode(told)}"
+
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_WORDS: dict[str, str] = words_of("consent")
+
+
+def consent_page(
+    permission: Permission, query: str, *, rights: Collection[str], topics: str = "", problem: str = ""
+) -> str:
+    """Return the page that asks a person.
+
+    Args:
+        query: of the request for permission; it comes back with the answer.
+        rights: those that are ticked.
+        topics: as the person wrote them.
+        problem: why the answer before could not be taken.
+    """
+    uri, name = permission.redirect_uri, escape(permission.client.name)
+    host = urlsplit(uri).hostname or ""
+    ticks = (
+        _WORDS["right"].format(right=right, words=words, checked=" checked" if right in rights else "")
+        for right, words in SCOPES.items()
+        if right in permission.scopes
+    )
+    body = _WORDS["form"].format(
+        name=name,
+        host=escape(told_host(uri)),
+        uri=escape(uri),
+        warning=_WORDS["loopback"].format(name=name) if is_this_machine(host) else "",
+        problem=f'<p class="problem" role="alert">{escape(problem)}</p>\n' if problem else "",
+        action=AUTHORIZE,
+        query=escape(query),
+        rights="".join(ticks).rstrip(),
+        topics=escape(topics),
+    )
+    return _page("May this program use your memory?", body)
+
+
+def going_back_page(permission: Permission, url: str, *, is_allowed: bool) -> str:
+    """Return the page that leads the browser back to the program with the answer.
+
+    A page and no redirection: browsers hold what follows a form to the page's `form-action`, also where the program
+    leads on to, and an address that opens a program would leave the form standing.
+    """
+    title = "Allowed" if is_allowed else "Refused"
+    name = escape(permission.client.name)
+    body = f'<p>{name} is told so now. If nothing happens: <a href="{escape(url)}">back to {name}</a>.</p>'
+    return _page(title, f"{body}\n<p>You can close this page then.</p>", refresh=url)
+
+
+def refusing_page(problem: str, back: str = "") -> str:
+    """Return the page that says why a request cannot be answered; `back`: where the program can be told so."""
+    link = f'\n<p><a href="{escape(back)}">Back to the program</a></p>' if back else ""
+    return _page("This request cannot be answered", f'<p class="problem">{escape(problem)}</p>{link}')
+
+
+def _page(title: str, body: str, refresh: str = "") -> str:
+    leading = f'<meta http-equiv="refresh" content="0;url={escape(refresh)}">\n' if refresh else ""
+    return _WORDS["page"].format(title=escape(title), body=body, refresh=leading)
