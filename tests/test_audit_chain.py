@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from full_disk import FullDisk
 
-from memd.errors import StoreError
 from memd.store.audit import Act, AuditBook, Checked, Head, KnownHead, encoded, head_from, read_book
 from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout
@@ -186,19 +184,6 @@ def test_whatever_a_power_cut_leaves_what_was_appended_is_there_and_the_chain_is
         assert kept >= {*range(1, acknowledged + 1), 9}, f"after {cut_after}"
 
 
-def test_on_a_full_disk_nothing_is_half_written_and_later_all_is(tmp_path: Path) -> None:
-    disk = FullDisk()
-    book = AuditBook(disk, tmp_path)
-    book.append([act(1)])
-    disk.full = True
-    with pytest.raises(StoreError, match="disk is full"):
-        book.append([act(2), act(3)])
-    disk.full = False
-    book.append([act(2), act(3)])
-    found = read(tmp_path)
-    assert found.findings == () and [one.count for _, one in found.acts if one.act == "search"] == [1, 2, 3]
-
-
 def test_several_processes_append_to_one_chain(tmp_path: Path) -> None:
     books = [AuditBook(LocalDisk(), tmp_path) for _ in range(3)]  # each knows nothing of what the others do
 
@@ -213,12 +198,3 @@ def test_several_processes_append_to_one_chain(tmp_path: Path) -> None:
         thread.join()
     found = read(tmp_path)
     assert found.findings == () and found.head.n == 31
-
-
-def test_an_end_that_is_cut_while_memd_runs_leaves_a_gap(month: Path) -> None:
-    data_dir = month.parent.parent
-    book = AuditBook(LocalDisk(), data_dir)
-    book.append([act(8)])
-    month.write_bytes(b"".join(month.read_bytes().splitlines(keepends=True)[:5]))
-    book.append([act(9)])
-    assert read(data_dir).findings == ("2026-11.jsonl:6: lines 6 to 8 are missing before it",)

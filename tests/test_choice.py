@@ -19,7 +19,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry, Moment, WallTime, multiplier_of
 from memd.errors import DiskFull
 from memd.recall.retrieve import Budget, Filters, Retriever
-from memd.selection import EVERYTHING, Selection
+from memd.selection import Selection
 from memd.settings.model import RetrievalSettings
 from memd.store.disk import LocalDisk
 from memd.store.index.sealed_index import read_segment_meta
@@ -145,10 +145,6 @@ def test_a_choice_counts_what_it_admits_and_finds_the_best_of_it(
     queries = np.stack([unit_vector("question", DIMENSION), unit_vector("other", DIMENSION)])
     both = {choice.read(hit.place).uuid for hit in search(choice, queries, 10)}
     assert len(both) == min(10, len(expected))
-
-
-def test_a_choice_of_everything_is_the_topic_itself(topic: TopicLog) -> None:
-    assert chosen(topic.snapshot(), EVERYTHING) is topic.snapshot()
 
 
 @pytest.mark.parametrize(("lexical_weight", "past"), [(0.0, False), (0.5, False), (1.0, False), (0.5, True)])

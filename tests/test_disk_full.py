@@ -1,4 +1,4 @@
-"""A full disk under a running daemon: requests keep flowing, nothing is lost, and the answers say so."""
+"""A full or slow disk under a running daemon: requests keep flowing, nothing is lost, and the answers say so."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from click.testing import CliRunner
 from daemon_process import RECALL_MILLISECONDS_MAX
@@ -20,6 +23,7 @@ from full_disk import FullDisk
 from memd.cli.check.data import directory
 from memd.cli.main import main
 from memd.daemon.app import Daemon, running
+from memd.proxy.remember import JOURNAL_SECONDS_MAX
 from memd.settings.model import (
     BufferSettings,
     CompactionSettings,
@@ -29,8 +33,17 @@ from memd.settings.model import (
     RetrievalSettings,
     UpstreamSettings,
 )
-from memd.store.disk import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, LocalDisk, Room, disk_trouble
-from memd.store.layout import ADDRESS_NAME
+from memd.store.disk import (
+    RESERVE_BYTES,
+    RESERVE_FILES,
+    Appender,
+    DiskTrouble,
+    DiskWatch,
+    LocalDisk,
+    Room,
+    disk_trouble,
+)
+from memd.store.layout import ADDRESS_NAME, RECEIPTS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -115,8 +128,11 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     statuses = [(await _ask(daemon, history, fact))[:2] for fact in _facts(14, start=6)]
     assert {status for status, _ in statuses} == {200}
     assert statuses[-1][1] == "degraded:disk-full"
-    health = await _health(daemon)
-    assert (health["status"], health["memory"]) == ("ok", "degraded") and "the disk is full" in health["trouble"]
+    health = await _told(daemon, is_full=True)
+    [trouble] = health["troubles"]
+    assert trouble["what"].endswith("memory: the disk is full") and trouble["remedy"] == "free some space"
+    assert trouble["since"] > 0 and health["trouble"] == f"{trouble['what']}; {trouble['remedy']}"
+    assert (health["status"], health["memory"]) == ("ok", "degraded")
 
     disk.full = False
     for fact in _facts(18, start=14):
@@ -131,20 +147,6 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     assert [fact for fact in _facts(18) if fact not in stored] == []
     report = verify(data_dir, LocalDisk())
     assert report.ok, report.lines
-
-
-async def test_health_and_metrics_tell_of_a_full_disk_for_as_long_as_it_is(daemon: Daemon, disk: FullDisk) -> None:
-    disk.full = True
-    assert (await _ask(daemon, [], "The spare key hangs behind the blue bicycle."))[0] == 200
-    health = await _told(daemon, is_full=True)
-    [trouble] = health["troubles"]
-    assert trouble["what"].endswith("memory: the disk is full") and trouble["remedy"] == "free some space"
-    assert trouble["since"] > 0 and health["trouble"] == f"{trouble['what']}; {trouble['remedy']}"
-    assert (health["status"], health["memory"]) == ("ok", "degraded")
-    disk.full = False
-    await _all_stored(daemon)
-    await _ask(daemon, [], "Thanks.")
-    assert (await _told(daemon, is_full=False))["memory"] == "ok"
 
 
 async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon: Daemon, disk: FullDisk) -> None:
@@ -294,3 +296,94 @@ def test_a_real_disk_is_told_in_the_same_words_by_a_daemon_and_by_the_check(
     assert words in said
     assert mark == ("warning" if kind is None else "failed")
     assert told == (None if kind is None else [kind, said, remedy])
+
+
+# A slow disk: nobody waits for it, and what is told of the turns keeps their order
+
+SYNC_SECONDS = 0.2
+
+
+class SlowDisk(LocalDisk):
+    """The real disk, but before it syncs, or writes into a journal, it waits."""
+
+    def __init__(
+        self, sync_waits: Callable[[], object] = lambda: None, journal_waits: Callable[[], object] = lambda: None
+    ) -> None:
+        super().__init__()
+        self.sync_waits, self.journal_waits = sync_waits, journal_waits
+
+    def append_to(self, path: Path) -> Appender:
+        return _Slow(super().append_to(path), self, path)
+
+    def create(self, path: Path) -> Appender:
+        return _Slow(super().create(path), self, path)
+
+
+class _Slow:
+    def __init__(self, real: Appender, disk: SlowDisk, path: Path) -> None:
+        self._real, self._disk, self._is_journal = real, disk, path.name == "hot.log"
+        self.close = real.close
+
+    def write(self, data: bytes) -> None:
+        if self._is_journal:
+            self._disk.journal_waits()
+        self._real.write(data)
+
+    def sync(self) -> None:
+        self._disk.sync_waits()
+        self._real.sync()
+
+
+async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(tmp_path: Path, llama: str) -> None:
+    """One that waits for the disk is not overtaken by the next, which has nothing to remember."""
+    config = msgspec.structs.replace(settings(tmp_path, llama), buffer=BufferSettings(journal_fsync="always"))
+    slow = SlowDisk(sync_waits=lambda: time.sleep(SYNC_SECONDS))
+    answered: list[str] = []
+    async with (
+        running(config, files=slow) as daemon,
+        aiohttp.ClientSession() as session,
+        session.get(f"{daemon.own_url}/memd/events") as events,
+    ):
+        for turn in range(6):
+            mode = ("full", "readonly")[turn % 2]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": f"Is locker {turn} taken?"}]}
+            url = f"{daemon.base_url}/v1/chat/completions"
+            async with session.post(url, json=body, headers={"X-Memory-Mode": mode}) as answer:
+                assert answer.status == 200
+                answered.append(answer.headers["X-Memory-Turn"])
+        told: list[str] = []
+        async with asyncio.timeout(60):
+            async for line in events.content:
+                if line.startswith(b"data: ") and "turn_id" in (data := json.loads(line.removeprefix(b"data: "))):
+                    told.append(data["turn_id"])
+                    async with session.get(f"{daemon.own_url}/memd/turns/{told[-1]}") as found:
+                        assert found.status == 200, "who hears of a turn can ask for it"
+                if len(told) == len(answered):
+                    break
+    assert told == answered
+    kept = [json.loads(line) for line in (tmp_path / "memory" / RECEIPTS_NAME).read_text().splitlines() if line]
+    assert [receipt["turn_id"] for receipt in kept] == answered
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_an_answer_ends_when_the_upstream_ends_it_and_not_when_the_journal_has_the_question(
+    tmp_path: Path, llama: str, stream: bool
+) -> None:
+    config = msgspec.structs.replace(settings(tmp_path, llama), buffer=BufferSettings(store_after_seconds=0))
+    gate = threading.Event()
+    disk = SlowDisk(journal_waits=lambda: gate.wait(60))
+    try:
+        async with running(config, files=disk) as daemon, aiohttp.ClientSession() as session:
+            body = {"messages": [{"role": "user", "content": "Is the locker taken?"}], "stream": stream}
+            async with asyncio.timeout(60):
+                async with session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer:
+                    assert answer.headers["X-Memory-Status"] == "none"
+                    first = await answer.content.readany()
+                    began = time.monotonic()
+                    rest = await answer.content.read()
+            assert time.monotonic() - began < JOURNAL_SECONDS_MAX / 2
+            assert b"[DONE]" in first + rest or not stream
+            assert not gate.is_set()
+            gate.set()
+    finally:
+        gate.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +15,11 @@ from archiver_stage import COUNTER, DIMENSION, Stage, live_entries
 from drafts import draft
 from folder_log import FolderLog
 
-from memd.conversation.events import encode_event
-from memd.conversation.hot_buffer import HotBuffer
+from memd.conversation.events import BufferEvent, encode_event
+from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Erased
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.topics import Topic, Topics
+from memd.ingest.topics import Topics
 from memd.messages import Message
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk, Wiper
@@ -39,10 +39,10 @@ async def topics_of(folder: Path, kept: FolderLog) -> AsyncIterator[tuple[Topics
         store.close()
 
 
-def told(topic: Topic, *texts: str) -> None:
+def told(buffer: HotBuffer, *texts: str) -> None:
     """A client's whole history: user and assistant in turns."""
     messages = [Message(role="user" if i % 2 == 0 else "assistant", text=text) for i, text in enumerate(texts)]
-    topic.buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
+    buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
 
 
 async def payloads_of(kept: FolderLog) -> bytes:
@@ -63,35 +63,36 @@ def meanwhile(say: Callable[[], None], at: int = 1) -> Callable[[str], str]:
     return fails
 
 
-def moved() -> list[bytes]:
-    """The events of a buffer that has a question in it."""
-    buffer = HotBuffer(lambda: "c1")
-    message = Message(role="user", text="What is the code of the gate?")
-    buffer.receive([message], [message.content_digest], [1], session=None, now=1.0)
-    return [encode_event(event) for event in buffer.take_unsaved()]
+_names = itertools.count(1)
 
 
-def said(topic: Topic) -> list[list[str]]:
+def made(events: Sequence[BufferEvent] = ()) -> HotBuffer:
+    buffer = HotBuffer(lambda: f"c{next(_names)}", 64)
+    buffer.replay(events)
+    return buffer
+
+
+def said(buffer: HotBuffer) -> list[list[str]]:
     return sorted(
-        [item.message.text for item in one.messages if item.message is not None] for one in topic.buffer.conversations()
+        [item.message.text for item in one.messages if item.message is not None] for one in buffer.conversations()
     )
 
 
 async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "What is the code of the gate?")
+        told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         await topic.save()
     async with topics_of(tmp_path / "b", kept) as (theirs, _):
-        told(topic := await theirs.get("team"), "When does the harbour close?")
+        told((topic := await theirs.get("team")).buffer, "When does the harbour close?")
         await topic.save()
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "Who built the mill?")
+        told((topic := await ours.get("team")).buffer, "Who built the mill?")
         await topic.save()
-        all_said = said(topic)
+        all_said = said(topic.buffer)
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        assert said(await ours.get("team")) == all_said
+        assert said((await ours.get("team")).buffer) == all_said
     assert len(all_said) == 3
 
 
@@ -113,17 +114,18 @@ async def test_a_topic_that_was_only_read_is_not_read_anew_by_the_next_start(
 async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(tmp_path: Path) -> None:
     """A move writes the buffer as one base, before which there is no row."""
     kept = FolderLog(tmp_path / "log")
-    base = b"".join(encode_record(one) for one in moved())
+    told(buffer := made(), "What is the code of the gate?")
+    base = b"".join(encode_record(encode_event(event)) for event in buffer.take_unsaved())
     await asyncio.to_thread(kept.append, "team", "hot", 0, 1, base, generation=0, base=True)
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        assert said(await ours.get("team")) == [["What is the code of the gate?"]]
+        assert said((await ours.get("team")).buffer) == [["What is the code of the gate?"]]
 
 
 async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp_path: Path) -> None:
     kept, goes_on = FolderLog(tmp_path / "log"), threading.Event()
     async with topics_of(tmp_path / "a", kept) as (ours, writer):
-        told(topic := await ours.get("team"), "What is the code of the gate?")
+        told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         writer.submit(goes_on.wait)
         left = asyncio.create_task(topic.make_durable())
         await asyncio.sleep(0)
@@ -140,40 +142,40 @@ async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp
 async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "one")
+        told((topic := await ours.get("team")).buffer, "one")
         await topic.save()
         kept.fails = lambda name: "away"
-        told(topic, "one", "two", "three")
+        told(topic.buffer, "one", "two", "three")
         await topic.save(sync=True)
     kept.fails = lambda name: ""
     await asyncio.to_thread(kept.rewrite, "team", 1, {})
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        assert said(await ours.get("team")) == [["one", "two", "three"]]
+        assert said((await ours.get("team")).buffer) == [["one", "two", "three"]]
 
 
 async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_copy(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "What is the code of the gate?")
+        told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         kept.fails = lambda call: "away"
         await topic.save(sync=True)
-        told(topic, "When does the harbour close?")
-        kept.fails = meanwhile(lambda: told(topic, "Who built the mill?"))
+        told(topic.buffer, "When does the harbour close?")
+        kept.fails = meanwhile(lambda: told(topic.buffer, "Who built the mill?"))
         await topic.save()
         await topic.save()
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        assert len(said(await ours.get("team"))) == 3
+        assert len(said((await ours.get("team")).buffer)) == 3
 
 
 async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the_copy(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "The code of the gate is 4711.")
+        told((topic := await ours.get("team")).buffer, "The code of the gate is 4711.")
         await topic.save()
         [digest] = [item.digest for one in topic.buffer.conversations() for item in one.messages]
-        kept.fails = meanwhile(lambda: told(topic, "Who built the mill?"), at=2)  # that of the whole buffer
+        kept.fails = meanwhile(lambda: told(topic.buffer, "Who built the mill?"), at=2)  # that of the whole buffer
 
         await topic.forget([digest], [], Wiper(LocalDisk()))
 
@@ -183,10 +185,10 @@ async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the
 async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_acknowledged(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "a", kept) as (ours, _):
-        told(topic := await ours.get("team"), "What is the code of the gate?")
+        told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         await topic.save()
         await asyncio.to_thread(kept.rewrite, "team", 1, {})
-        told(topic, "When does the harbour close?")
+        told(topic.buffer, "When does the harbour close?")
 
         assert await topic.make_durable()
 
@@ -196,7 +198,11 @@ async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_ack
 async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(tmp_path: Path) -> None:
     kept = FolderLog(tmp_path / "log")
     ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
-    told(topic := await ours.topics.get("team"), "Where is the key?", "The key is in the safe behind the stove, 4711.")
+    told(
+        (topic := await ours.topics.get("team")).buffer,
+        "Where is the key?",
+        "The key is in the safe behind the stove, 4711.",
+    )
     await topic.save()
     [conversation] = topic.buffer.conversations()
     answers = itertools.chain(["doubt"], itertools.repeat(""))
@@ -215,3 +221,59 @@ async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_store
     assert rows and b"4711" not in b"".join(row.data for row in rows)
     await ours.close()
     await theirs.close()
+
+
+# Two daemons that write into the buffer of one topic at the same time end with the same conversations
+
+
+def test_what_both_were_told_is_there_once() -> None:
+    told(common := made(), "one", "two", "three")
+    begun = common.take_unsaved()
+    ours, theirs = made(begun), made(begun)
+    told(ours, "one", "two", "three", "four", "five")
+    told(theirs, "one", "two", "three", "four")
+    their_events = theirs.take_unsaved()
+    own = ours.take_unsaved()
+    assert clashing(their_events, own)
+
+    rebased(ours, made([*begun, *their_events]), their_events, own)
+
+    assert said(ours) == [["one", "two", "three", "four", "five"]]
+    after = made([*begun, *their_events, *ours.take_unsaved()])
+    assert said(after) == said(ours)
+
+
+def test_where_both_went_on_differently_both_are_kept() -> None:
+    told(common := made(), "one", "two", "three")
+    begun = common.take_unsaved()
+    ours, theirs = made(begun), made(begun)
+    told(ours, "one", "two", "three", "four", "this way")
+    told(theirs, "one", "two", "three", "four", "that way")
+    their_events, own = theirs.take_unsaved(), ours.take_unsaved()
+
+    rebased(ours, made([*begun, *their_events]), their_events, own)
+
+    assert {texts[-1] for texts in said(ours)} == {"this way", "that way"}
+    assert said(made([*begun, *their_events, *ours.take_unsaved()])) == said(ours)
+
+
+def test_where_nobody_knows_what_came_in_between_nothing_is_lost_or_there_twice() -> None:
+    told(common := made(), "one", "two", "three")
+    begun = common.take_unsaved()
+    ours, theirs = made(begun), made(begun)
+    told(ours, "one", "two", "three", "four", "five")
+    told(ours, "alone", "here", "only")
+    told(theirs, "one", "two", "three", "four", "five", "six", "seven")
+    told(theirs, "elsewhere", "and", "there")
+    own = ours.take_unsaved()
+    kept = made(theirs.retelling()())
+
+    rebased(ours, kept, None, own)
+
+    assert said(ours) == sorted(
+        [
+            ["one", "two", "three", "four", "five", "six", "seven"],
+            ["alone", "here", "only"],
+            ["elsewhere", "and", "there"],
+        ]
+    )

@@ -48,57 +48,23 @@ def _log(kept: SharedLog, after: int = 0, topic_id: str = "t") -> News:
     return kept.since(topic_id, {"log": after})
 
 
-def test_a_topic_that_nobody_has_written_has_no_generation(kept: SharedLog) -> None:
-    assert _log(kept) == News()
-
-
-def test_a_row_is_read_as_it_was_appended(kept: SharedLog) -> None:
-    data = bytes(range(256)) * 400
-
-    assert kept.append("t", "log", 0, 100, data, generation=0)
-
-    news = _log(kept)
-    assert [(row.last, row.data) for row in news.rows] == [(100, data)]
-    assert news.generation > 0
-    assert news.heads["log"] == 100
-
-
-def test_only_who_knows_the_head_appends(kept: SharedLog) -> None:
-    assert kept.append("t", "log", 0, 100, b"first", generation=0)
+def test_only_who_knows_the_head_appends_and_since_tells_what_is_new_in_each_stream(kept: SharedLog) -> None:
+    assert _log(kept) == News(), "what nobody has written has no generation"
+    first = bytes(range(256)) * 400
+    assert kept.append("t", "log", 0, 100, first, generation=0)
     generation = _log(kept).generation
-
-    assert not kept.append("t", "log", 0, 200, b"behind", generation=generation)
-    assert not kept.append("t", "log", 0, 200, b"behind", generation=0)
+    assert generation > 0
+    for behind, of in ((200, generation), (200, 0), (100, generation)):
+        assert not kept.append("t", "log", 0, behind, first, generation=of)
     assert kept.append("t", "log", 100, 200, b"second", generation=generation)
+    assert kept.append("t", "hot", 0, 1, b"events", generation=generation)
 
-    assert [row.data for row in _log(kept).rows] == [b"first", b"second"]
-
-
-def test_the_same_append_again_does_nothing(kept: SharedLog) -> None:
-    assert kept.append("t", "log", 0, 100, b"once", generation=0)
-
-    assert not kept.append("t", "log", 0, 100, b"once", generation=1)
-
-    assert [row.data for row in _log(kept).rows] == [b"once"]
-
-
-def test_since_tells_only_what_is_new(kept: SharedLog) -> None:
-    kept.append("t", "log", 0, 100, b"first", generation=0)
-    kept.append("t", "log", 100, 200, b"second", generation=1)
-
+    assert [(row.last, row.data) for row in _log(kept).rows] == [(100, first), (200, b"second")]
     assert [row.data for row in _log(kept, 100).rows] == [b"second"]
-    assert _log(kept, 200).rows == ()
-    assert _log(kept, 200).heads["log"] == 200
-
-
-def test_streams_have_heads_of_their_own(kept: SharedLog) -> None:
-    kept.append("t", "log", 0, 100, b"entries", generation=0)
-    kept.append("t", "hot", 0, 1, b"events", generation=1)
-
-    news = kept.since("t", {"log": 0, "hot": 0, "kept": 0})
-
-    assert {row.stream: row.data for row in news.rows} == {"log": b"entries", "hot": b"events"}
-    assert news.heads == {"log": 100, "hot": 1, "kept": 0}
+    assert (_log(kept, 200).rows, _log(kept, 200).heads) == ((), {"log": 200})
+    news = kept.since("t", {"log": 100, "hot": 0, "kept": 0})
+    assert {row.stream: row.data for row in news.rows} == {"log": b"second", "hot": b"events"}
+    assert news.heads == {"log": 200, "hot": 1, "kept": 0}
 
 
 def test_topics_do_not_see_each_other(kept: SharedLog) -> None:
@@ -121,6 +87,7 @@ def test_a_name_that_differs_only_in_case_is_refused(kept: SharedLog) -> None:
 def test_a_base_replaces_what_is_before_it(kept: SharedLog) -> None:
     kept.append("t", "hot", 0, 1, b"one", generation=0)
     kept.append("t", "hot", 1, 2, b"two", generation=1)
+    assert not kept.append("t", "hot", 1, 3, b"who is behind", generation=1, base=True)
     assert kept.append("t", "hot", 2, 3, b"all", generation=1, base=True)
     kept.append("t", "hot", 3, 4, b"four", generation=1)
 
@@ -130,15 +97,6 @@ def test_a_base_replaces_what_is_before_it(kept: SharedLog) -> None:
     assert [row.last for row in news.rows if row.is_base] == [3]
     assert [row.data for row in kept.since("t", {"hot": 2}).rows] == [b"all", b"four"]
     assert [row.data for row in kept.since("t", {"hot": 3}).rows] == [b"four"]
-
-
-def test_a_base_of_who_is_behind_replaces_nothing(kept: SharedLog) -> None:
-    kept.append("t", "hot", 0, 1, b"one", generation=0)
-    kept.append("t", "hot", 1, 2, b"two", generation=1)
-
-    assert not kept.append("t", "hot", 1, 3, b"all", generation=1, base=True)
-
-    assert [row.data for row in kept.since("t", {"hot": 0}).rows] == [b"one", b"two"]
 
 
 def test_a_long_stream_is_told_in_pages(kept: SharedLog) -> None:

@@ -50,7 +50,7 @@ NOT_RUN = {
     r"pass show .*": "nobody here has a password store; test_encrypted_daemon.py gives a key on standard input",
     r"memd erase --(dry-run|forbid) --chunk .*": "the ids of somebody's chunks; test_erasing.py",
     r"memd restore .*|memd verify memory": "no bucket here; test_bucket_daemon.py loses a disk and restores it",
-    r"memd move .*": "no cluster here; test_shared_commands.py has one",
+    r"memd move .*": "no cluster here; test_shared_daemons.py has one",
     r"mv memory/work memory/office .*": "while no daemon runs; test_topic_names.py has it",
 }
 """What is not run: a pattern of whole lines, and why. Those that begin with `memd` are parsed all the same."""

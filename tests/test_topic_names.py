@@ -20,19 +20,6 @@ from memd.errors import BadTopicId
 FACT = {"role": "user", "content": "The code of the boathouse is 5511."}
 
 
-def test_a_name_that_differs_only_in_case_is_refused_with_the_one_that_is_there(tmp_path: Path) -> None:
-    store = open_store(None, tmp_path)
-    store.topic("Garden").append([draft(1)])
-    for name in ("garden", "GARDEN"):
-        with pytest.raises(BadTopicId, match=f"'{name}' .* 'Garden', which is there"):
-            store.topic(name)
-    with pytest.raises(BadTopicId, match=r"'memd\.lock'"):
-        store.topic("MEMD.Lock")
-    assert store.topic_ids() == ["Garden"]
-    store.close()
-    assert open_store(None, tmp_path).topic("Garden").snapshot()
-
-
 def test_a_store_that_has_both_keeps_opening(tmp_path: Path) -> None:
     store = open_store(None, tmp_path)
     store.topic("garden").append([draft(1)])

@@ -34,23 +34,6 @@ async def restarted(stage: Stage, config: Config | None = None) -> Stage:
     return Stage(config or stage.config, stage.files)
 
 
-async def test_callers_at_the_same_time_get_the_same_topic(stage: Stage) -> None:
-    first, second = await asyncio.gather(stage.topics.get("talk"), stage.topics.get("talk"))
-    assert first is second is await stage.topics.get("talk")
-    assert stage.topics.opened() == [first]
-
-
-async def test_a_journal_write_that_fails_is_made_good_at_once(stage: Stage) -> None:
-    topic = await stage.topics.get("talk")
-    talk(topic.buffer, *LAMP)
-    stage.fail_next_write()
-    await topic.save(sync=True)
-    assert not is_in_trouble(topic)
-    again = await restarted(stage)
-    assert len((await again.topics.get("talk")).buffer.conversations()) == 1
-    await again.close()
-
-
 async def test_what_a_failed_write_has_cost_is_made_good_by_the_next_save(stage: Stage) -> None:
     topic = await stage.topics.get("talk")
     talk(topic.buffer, *LAMP)
