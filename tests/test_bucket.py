@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bucket_server import Clock, S3Server, Source, contents, s3_server, writer_for
+from bucket_server import Clock, S3Server, Source, contents, writer_for
 from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
 
 from memd.errors import BadQuestion, BucketError, NotOurBucket, StoreError
@@ -28,15 +28,9 @@ DISK = LocalDisk()
 DAY_US = 86_400_000_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as found:
-        yield found
-
-
 @pytest.fixture
-def bucket(server: S3Server) -> Bucket:
-    return server.bucket()
+def bucket(s3: S3Server) -> Bucket:
+    return s3.bucket()
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from bucket_server import S3Server, s3_server
+from bucket_server import S3Server
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
@@ -34,14 +32,8 @@ SAID = (
 """Nothing is like another: what is nearly the same, and stored together, is stored once."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as found:
-        yield found
-
-
-def settings_for(server: S3Server, **more: Any) -> tuple[dict[str, Any], Bucket]:
-    made = server.settings()
+def settings_for(s3: S3Server, **more: Any) -> tuple[dict[str, Any], Bucket]:
+    made = s3.settings()
     names = ("bucket", "endpoint", "region", "access_key", "secret_key")
     backup = {name: getattr(made, name) for name in names} | {"seconds": SECONDS}
     return {"backup": backup, "buffer": {"store_after_seconds": 0.0}, **more}, Bucket.of(made, {})
@@ -73,9 +65,9 @@ def has(bucket: Bucket, words: str) -> bool:
 
 
 def test_a_disk_that_is_lost_under_a_killed_daemon_comes_back_out_of_the_bucket(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server, tmp_path: Path
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server, tmp_path: Path
 ) -> None:
-    settings, bucket = settings_for(server)
+    settings, bucket = settings_for(s3)
     daemon = make_daemon(upstream.url, settings).start()
     for number in range(1, 8):
         remember(daemon, number)
@@ -108,9 +100,9 @@ def test_a_disk_that_is_lost_under_a_killed_daemon_comes_back_out_of_the_bucket(
 
 
 def test_a_daemon_that_ends_sends_the_last_changes_first(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
 ) -> None:
-    settings, bucket = settings_for(server)
+    settings, bucket = settings_for(s3)
     settings["backup"]["seconds"] = 3600
     daemon = make_daemon(upstream.url, settings).start()
     wait_until(
@@ -123,9 +115,9 @@ def test_a_daemon_that_ends_sends_the_last_changes_first(
 
 
 def test_erasing_says_that_the_bucket_has_it_until_it_has_not(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
 ) -> None:
-    settings, bucket = settings_for(server)
+    settings, bucket = settings_for(s3)
     daemon = make_daemon(upstream.url, settings).start()
     remember(daemon, 1)
     remember(daemon, 2)
@@ -139,9 +131,9 @@ def test_erasing_says_that_the_bucket_has_it_until_it_has_not(
 
 
 def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
 ) -> None:
-    settings, _ = settings_for(server)
+    settings, _ = settings_for(s3)
     settings["backup"]["endpoint"] = "http://127.0.0.1:9"
     daemon = make_daemon(upstream.url, settings).start()
     remember(daemon, 1)
@@ -153,10 +145,8 @@ def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(
     assert "backup.endpoint" in health(daemon)["trouble"]
 
 
-def test_the_check_says_how_the_bucket_is(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server
-) -> None:
-    settings, _ = settings_for(server)
+def test_the_check_says_how_the_bucket_is(make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server) -> None:
+    settings, _ = settings_for(s3)
     daemon = make_daemon(upstream.url, settings).start()
 
     def checked() -> list[dict[str, str]]:
@@ -164,7 +154,7 @@ def test_the_check_says_how_the_bucket_is(
         return [one for one in json.loads(told.stdout)["checks"] if one["check"] == "backup"]
 
     assert [one["mark"] for one in checked()] == ["ok", "ok"]
-    server.keep_versions(server.settings_of(settings["backup"]["bucket"]))
+    s3.keep_versions(s3.settings_of(settings["backup"]["bucket"]))
     assert checked()[0]["mark"] == "warning"
     assert "keeps versions" in checked()[0]["said"]
     daemon.terminate()
@@ -174,9 +164,9 @@ def test_the_check_says_how_the_bucket_is(
 
 
 def test_a_restoration_of_nothing_says_so(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, server: S3Server, tmp_path: Path
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server, tmp_path: Path
 ) -> None:
-    settings, _ = settings_for(server)
+    settings, _ = settings_for(s3)
     daemon = make_daemon(upstream.url, settings)
     for source, said in (
         (settings["backup"]["bucket"], "has no backup"),

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from crash_files import PowerCutError
+from crash_files import CrashFiles, PowerCutError
 from daemon_process import ask, wait_until
 from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, uuid_of
 from effort import steps
@@ -61,12 +61,16 @@ def erased(store: Store, erasure: Erasure) -> None:
     store.ledger.write(msgspec.structs.replace(erasure, done_at=store.clock.now_us()))
 
 
-def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_and_begun_anew_stays() -> None:
-    def prepared() -> tuple[EncryptedCrashFiles, Store, Erasure]:
-        files = EncryptedCrashFiles()
+@pytest.mark.parametrize("disk", [CrashFiles, EncryptedCrashFiles], ids=["plain", "encrypted"])
+def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_and_begun_anew_stays(
+    disk: Callable[[], Any],
+) -> None:
+    def prepared() -> tuple[Any, Store, Erasure]:
+        files = disk()
         store = open_store(files)
-        store.topic("talk").append([draft(number) for number in range(3)])
-        erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="talk", at=1, by="ann", chunks=3, forbid=True)
+        [*_, last] = store.topic("talk").append([draft(number) for number in range(3)])
+        told: dict[str, Any] = {"by": "ann", "chunks": 3, "forbid": True, "highest_id": last.canonical_id}
+        erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="talk", at=1, **told)
         store.ledger.write(erasure)
         return files, store, erasure
 
@@ -76,7 +80,7 @@ def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_
     begun_anew = 0
     for cut in steps(start, probe.operations):
         files, store, erasure = prepared()
-        key = files.raw.read(TALK.key)
+        key = files.contents().get(str(TALK.key), b"user: chunk 1")
         files.cut_after = cut
         with pytest.raises(PowerCutError):
             erased(store, erasure)
@@ -92,9 +96,12 @@ def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_
         assert said == (["user: chunk anew"] if is_anew else []), probe.log[cut]
         assert not any(again.has_returned(one) for one in again.ledger), probe.log[cut]
         assert read_forbidden(after, TALK) == BANNED, probe.log[cut]
-        assert key not in after.contents().values() and uuid_of(1).hex() not in str(after.contents())
+        assert not any(key in data for data in after.contents().values()), probe.log[cut]
+        assert uuid_of(1).hex() not in str(after.contents())
+        [new] = again.topic("talk").append([draft("later")])
+        assert new.canonical_id > erasure.highest_id
         again.close()
-        assert verify(DATA_DIR, EncryptedCrashFiles(after.raw)).ok, probe.log[cut]
+        assert verify(DATA_DIR, after).ok, probe.log[cut]
     assert begun_anew
 
 

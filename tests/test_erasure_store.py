@@ -209,39 +209,6 @@ def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
         assert verify(DATA_DIR, after).damaged == []
 
 
-def test_a_topic_goes_with_its_folder_whatever_interrupts_it() -> None:
-    def prepared() -> tuple[CrashFiles, Store, Erasure]:
-        files = CrashFiles()
-        store = open_store(files, segment_entries_max=5)
-        highest = filled(store, 12).snapshot().extent.upto
-        store.topic("other").append([told(100)])
-        erasure = Erasure(
-            id=store.clock.next(), kind="topic", topic_id="talk", at=MARK.at, by="ann", chunks=12, highest_id=highest
-        )
-        store.ledger.write(erasure)
-        return files, store, erasure
-
-    probe, store, erasure = prepared()
-    start = probe.operations
-    erased(store, erasure)
-    assert not probe.is_directory(DATA_DIR / "talk")
-    for cut in steps(start, probe.operations):
-        files, store, erasure = prepared()
-        files.cut_after = cut
-        with pytest.raises(PowerCutError):
-            erased(store, erasure)
-        after = files.after_power_cut("kept")
-        again = open_store(after, segment_entries_max=5)
-        for pending in again.ledger.pending:
-            erased(again, pending)
-        assert again.topic_ids() == ["other"] and again.ledger.pending == [], probe.log[cut]
-        assert [number for number in range(12) if traces(after.contents(), number)] == []
-        [new] = again.topic("talk").append([told(50)])
-        assert new.canonical_id > erasure.highest_id
-        again.close()
-        assert verify(DATA_DIR, after).damaged == []
-
-
 def erased(store: Store, erasure: Erasure) -> None:
     if not erasure.is_moved:
         store.retire(erasure.topic_id)

@@ -30,19 +30,14 @@ class S3Server:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def settings(self, prefix: str = "memd") -> BackupSettings:
+    def settings(self) -> BackupSettings:
         """The settings of a backup into a new bucket."""
         name = f"bucket-{next(_numbers)}"
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT")).close()
-        return self.settings_of(f"s3://{name}/{prefix}")
+        return self.settings_of(f"s3://{name}/memd")
 
     def settings_of(self, url: str) -> BackupSettings:
         return BackupSettings(bucket=url, endpoint=self.url, region="us-east-1", access_key="any", secret_key="any")
-
-    def told(self, prefix: str = "memd") -> dict[str, str]:
-        """The same as a settings file says it."""
-        made = self.settings(prefix)
-        return {name: getattr(made, name) for name in ("bucket", "endpoint", "region", "access_key", "secret_key")}
 
     def keep_versions(self, settings: BackupSettings) -> None:
         """Let the bucket of these settings keep what is overwritten."""
@@ -69,7 +64,7 @@ def s3_server() -> Iterator[S3Server]:
 
 
 class FaultyBucket(Bucket):
-    """A bucket in memory whose n-th request from `fail_from` on fails, before or after it was carried out."""
+    """A bucket in memory whose requests fail as `fails` says of their number, before or after they were carried out."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(), "s3://faulty/memd")
@@ -77,39 +72,34 @@ class FaultyBucket(Bucket):
         self.fails: Callable[[int], bool] = lambda call: False
         self.fails_after = False
         """Whether a request that fails was carried out, and only its answer was lost."""
-        self.before_put: Callable[[str], None] = lambda key: None
 
-    def _count(self) -> bool:
+    @contextmanager
+    def _call(self) -> Iterator[None]:
         self.calls += 1
         is_failing = self.fails(self.calls)
         if is_failing and not self.fails_after:
             raise BucketError("s3://faulty/memd: SlowDown: it is tried again later")
-        return is_failing
-
-    def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        is_failing = self._count()
-        self.before_put(key)
-        super().put(key, data)
+        yield
         if is_failing:
             raise BucketError("s3://faulty/memd: the answer was lost")
 
+    def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
+        with self._call():
+            super().put(key, data)
+
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
-        if self._count():
-            raise BucketError("s3://faulty/memd: the answer was lost")
-        return super().get(key, start, end)
+        with self._call():
+            return super().get(key, start, end)
 
     def delete(self, keys: list[str]) -> None:
-        if self._count():
-            raise BucketError("s3://faulty/memd: the answer was lost")
-        super().delete(keys)
+        with self._call():
+            super().delete(keys)
 
 
-def writer_for(
-    bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int], *, keep_days: int = 7
-) -> BucketWriter:
+def writer_for(bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int]) -> BucketWriter:
     """A writer whose generations have names that can be foretold."""
     numbers = itertools.count(1)
-    return BucketWriter(bucket, disk, data_dir, keep_days, now_us, lambda length: next(numbers).to_bytes(length, "big"))
+    return BucketWriter(bucket, disk, data_dir, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
 
 
 class Clock:
@@ -130,21 +120,19 @@ def contents(folder: Path) -> list[str]:
 class Source:
     """A data directory, and the writer that backs it up."""
 
-    def __init__(self, folder: Path, bucket: Bucket, *, keep_days: int = 7, entries_max: int = 5) -> None:
-        self.folder, self.bucket, self.keep_days = folder, bucket, keep_days
-        self.entries_max = entries_max
+    def __init__(self, folder: Path, bucket: Bucket) -> None:
+        self.folder, self.bucket = folder, bucket
         self.clock = Clock()
         self.restart()
 
     def restart(self) -> None:
-        self.disk = NotingDisk(self.folder)
-        self.store = open_store(self.disk, self.folder, segment_entries_max=self.entries_max)
-        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+        self.restart_writer()
+        self.store = open_store(self.disk, self.folder, segment_entries_max=5)
 
     def restart_writer(self) -> None:
-        """Begin another generation, with the store closed."""
+        """Begin another generation."""
         self.disk = NotingDisk(self.folder)
-        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock, keep_days=self.keep_days)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock)
 
     def topic(self, name: str = "talk") -> TopicLog:
         return self.store.topic(name)
