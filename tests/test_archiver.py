@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
 from histories import talk, texts
@@ -46,19 +45,6 @@ async def stored(stage: Stage, topic: Topic, conversation: Conversation) -> bool
     return await stage.archiver.store(topic, conversation, len(conversation))
 
 
-async def test_a_disk_that_fails_once_costs_an_attempt_and_nothing_else(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    stage.fail_next_write()
-    assert not await stored(stage, topic, conversation)
-    assert (conversation.stored, shown(topic)) == (0, [])
-    assert is_in_trouble(topic)
-    assert not await stored(stage, topic, conversation), "not before its time"
-    stage.now += 10
-    assert await stored(stage, topic, conversation)
-    assert not is_in_trouble(topic)
-    assert (conversation.stored, len(shown(topic))) == (2, 1)
-
-
 async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_half_a_minute(
     stage: Stage, topic: Topic
 ) -> None:
@@ -66,12 +52,14 @@ async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_hal
     for pause in (10, 20, 30, 30):
         stage.fail_next_write()
         assert not await stored(stage, topic, conversation)
+        assert (conversation.stored, shown(topic), is_in_trouble(topic)) == (0, [], True)
         stage.now += pause - 1
         attempts = len(stage.embedder.texts)
         assert not await stored(stage, topic, conversation)
         assert len(stage.embedder.texts) == attempts, "nothing is tried meanwhile"
         stage.now += 1
     assert await stored(stage, topic, conversation)
+    assert (conversation.stored, len(shown(topic)), is_in_trouble(topic)) == (2, 1, False)
 
 
 async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_is_held_by_nobody_meanwhile(
@@ -210,20 +198,6 @@ async def test_a_correction_of_a_chunk_from_before_redaction_is_redacted_and_emb
     assert SECRET.encode() not in b"".join(stage.files.contents().values())
 
 
-async def test_corrections_that_cannot_be_embedded_or_written_change_nothing(stage: Stage, topic: Topic) -> None:
-    vector = stage.embedder.embed_many(["x"])[0].tobytes()
-    draft = Draft(uuid=bytes(16), content="The bell is green.", vector=vector, created_at=1)
-    stage.fail_next_write()
-    with pytest.raises(StoreError):
-        await stage.archiver.append_corrections(topic, topic.log, [draft])
-    stage.embedder.fails = True
-    with pytest.raises(EmbeddingError):
-        await stage.archiver.append_corrections(
-            topic, topic.log, [msgspec.structs.replace(draft, content=f"It is {SECRET}.")]
-        )
-    assert shown(topic) == []
-
-
 NOTE = "The office coffee comes from the roaster in Mill Lane."
 
 
@@ -288,26 +262,6 @@ async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_me
     assert await storing
     stored_texts = [entry.content for entry in live_entries(topic)]
     assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
-
-
-async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(stage: Stage) -> None:
-    async def done() -> None: ...
-
-    tasks = [stage.tasks.spawn(done(), "done") for _ in range(5)]
-    assert len(stage.tasks) == 5
-    counted = asyncio.get_running_loop().create_future()
-    tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
-    assert await counted == 0
-
-
-async def test_a_model_that_fails_loses_nothing_either(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    stage.embedder.fails = True
-    assert not await stored(stage, topic, conversation)
-    stage.embedder.fails = False
-    stage.now += 10
-    assert await stored(stage, topic, conversation)
-    assert len(shown(topic)) == 1
 
 
 async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_the_same_time(

@@ -18,6 +18,11 @@ from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer
 
+from memd.entries import Entry
+from memd.store.disk import LocalDisk
+from memd.store.erasure import Erasure, ErasureLedger
+from memd.store.tools.export import exported_entries, exported_topics
+
 SETTINGS: dict[str, Any] = {"segment": {"max_entries": 4}, "buffer": {"store_after_seconds": 0}}
 SECRET = "The vermilion walrus keeps the foghorn's spare key under the third granite step."
 WORDS = ("vermilion", "walrus", "granite")
@@ -50,15 +55,11 @@ def found_in(folder: Path) -> list[str]:
     return found
 
 
-def vector_of(daemon: DaemonProcess, chunk_id: str) -> bytes:
-    """The bytes of a chunk's vector, out of the log."""
-    from memd.store.disk import LocalDisk
-    from memd.store.tools.export import exported_entries, exported_topics
-
-    entries = exported_entries(
-        daemon.data_dir, LocalDisk(), exported_topics(daemon.data_dir, LocalDisk(), None), live_only=True
-    )
-    return next(entry.vector for _, entry, _ in entries if entry.public_id == chunk_id)
+def entry_of(daemon: DaemonProcess, chunk_id: str) -> Entry:
+    """A live chunk, out of the log."""
+    disk = LocalDisk()
+    entries = exported_entries(daemon.data_dir, disk, exported_topics(daemon.data_dir, disk, None), live_only=True)
+    return next(entry for _, entry, _ in entries if entry.public_id == chunk_id)
 
 
 def id_of(daemon: DaemonProcess, words: str) -> str:
@@ -74,7 +75,7 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     daemon.chat([user("Where is the spare key of the foghorn?")])
     assert "granite step" in upstream.prompts[-1], "it is recalled, so receipts and a block have it"
     chunk = id_of(daemon, "vermilion")
-    vector = vector_of(daemon, chunk)
+    vector = entry_of(daemon, chunk).vector
     wait_until(lambda: {"memd.receipts", "hot.log"} <= set(found_in(daemon.data_dir)), lambda: repr(daemon))
 
     planned = daemon.run("erase", "--chunk", chunk, "--dry-run")
@@ -204,20 +205,16 @@ def test_a_client_that_comes_back_to_a_branch_of_a_live_chat_does_not_bring_it_b
     history = tell(daemon, [OTHERS[0], SECRET])
     daemon.wait_stored(SECRET)
     assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
-    tell_behind(daemon, history[:2], OTHERS[1])
+    daemon.chat([*history[:2], user(OTHERS[1])])
     daemon.wait_stored(OTHERS[1])
-    tell_behind(daemon, history, OTHERS[2])
+    daemon.chat([*history, user(OTHERS[2])])
     daemon.wait_stored(OTHERS[2])
     daemon.kill()
     daemon.start()
-    tell_behind(daemon, history, OTHERS[3])
+    daemon.chat([*history, user(OTHERS[3])])
     daemon.wait_stored(OTHERS[3])
     daemon.terminate()
     assert found_in(daemon.data_dir) == []
-
-
-def tell_behind(daemon: DaemonProcess, history: list[dict[str, str]], text: str) -> None:
-    assert daemon.chat([*history, user(text)]).status == 200
 
 
 def turns_of(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:
@@ -298,10 +295,9 @@ def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(
     daemon = make_daemon(upstream.url, SETTINGS).start()
     tell(daemon, [SECRET, *OTHERS])
     daemon.wait_stored(*OTHERS, SECRET)
-    chunk = id_of(daemon, "vermilion")
-    uuid = next(one["uuid"] for one in daemon.export() if one["id"] == chunk)
+    entry = entry_of(daemon, id_of(daemon, "vermilion"))
     daemon.kill()
-    write_intent(daemon, bytes.fromhex(uuid))
+    write_intent(daemon, entry)
     told = daemon.run("verify")
     assert told.returncode == 1 and "is being erased on" in told.stdout
     daemon.start()
@@ -314,26 +310,11 @@ def open_conversations(daemon: DaemonProcess) -> list[Any]:
     return list(ask(f"{daemon.base_url}/memd/buffer?topic=default").json["conversations"])
 
 
-def write_intent(daemon: DaemonProcess, uuid: bytes) -> None:
+def write_intent(daemon: DaemonProcess, entry: Entry) -> None:
     """What an erasure writes first, and then the power failed."""
-    from memd.store.disk import LocalDisk
-    from memd.store.erasure import Erasure, ErasureLedger
-    from memd.store.tools.export import exported_entries, exported_topics
-
-    entries = exported_entries(
-        daemon.data_dir, LocalDisk(), exported_topics(daemon.data_dir, LocalDisk(), None), live_only=True
-    )
-    digests = next(entry.digests for _, entry, _ in entries if entry.uuid == uuid)
-    erasure = Erasure(
-        id=4_000_000_000_000_000,
-        kind="chunks",
-        topic_id="default",
-        at=1_900_000_000_000_000,
-        by="ann",
-        chunks=1,
-        uuids=uuid,
-        digests=b"".join(digests),
-    )
+    told: dict[str, Any] = {"by": "ann", "chunks": 1, "uuids": entry.uuid, "digests": b"".join(entry.digests)}
+    at = 1_900_000_000_000_000
+    erasure = Erasure(id=4_000_000_000_000_000, kind="chunks", topic_id="default", at=at, **told)
     ErasureLedger(LocalDisk(), daemon.data_dir).write(erasure)
 
 

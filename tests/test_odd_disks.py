@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import without_rests
 from conftest import MakeDaemon
-from crash_files import CrashFiles
 from daemon_process import DaemonProcess, wait_until
 from drafts import draft, open_journal, open_store
 from recording_upstream import RecordingUpstream
@@ -23,7 +22,6 @@ from recording_upstream import RecordingUpstream
 from memd.errors import StoreLocked
 from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.log.recovery import TORN_KEPT, save_torn_copy
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 
@@ -178,14 +176,3 @@ def test_a_folder_that_a_full_disk_left_empty_is_no_topic(tmp_path: Path) -> Non
     (tmp_path / "begun").mkdir()
     with closing(open_store(LocalDisk(), tmp_path)) as store:
         assert store.topic_ids() == ["talk"]
-
-
-def test_of_many_interrupted_writes_the_last_are_kept() -> None:
-    files, path = CrashFiles(), Path("/memory/talk/active.bin")
-    open_store(files).topic("talk").append([draft("one")])
-    for number in range(TORN_KEPT + 3):
-        torn = save_torn_copy(files, path, f"torn {number}".encode())
-    assert torn.name == f"active.bin.torn.{TORN_KEPT + 3}"
-    names = [name for name in files.names(path.parent) if ".torn" in name]
-    assert len(names) == TORN_KEPT and files.read(torn) == f"torn {TORN_KEPT + 2}".encode()
-    assert save_torn_copy(files, path, f"torn {TORN_KEPT}".encode()).name == f"active.bin.torn.{TORN_KEPT + 1}"

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from drafts import adjusted, deprecated, search
@@ -18,7 +16,6 @@ from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
 from memd.admin.history import story
-from memd.cli.main import main
 from memd.embedding.embedder import Embedder
 from memd.entries import Draft
 from memd.ingest import offline
@@ -261,13 +258,3 @@ def _as_if_written_by(former: Embedder, data_dir: Path, present: Embedder) -> No
     drafts = [replace(entry.as_draft(), vector=former.embed(entry.content).tobytes()) for entry in entries]
     store.topic("default").append(drafts)
     store.close()
-
-
-def test_the_command_works_on_the_configured_directory(folder: Path, tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({"data_dir": str(folder)}))
-    result = CliRunner().invoke(main, ["reembed", "--config", str(config)])
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout == f"{folder}: 33 chunks embedded again\n"
-    result = CliRunner().invoke(main, ["reembed", "--data-dir", str(folder / "nowhere")])
-    assert result.exit_code == 2

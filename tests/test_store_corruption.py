@@ -23,6 +23,7 @@ from drafts import (
 
 from memd.errors import CorruptFile, ForeignFile, StoreWriteFailed
 from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
+from memd.store.log.recovery import TORN_KEPT
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import VerifyReport, verify
@@ -231,18 +232,22 @@ def test_derived_files_are_rebuilt_from_the_log(name: str) -> None:
     assert again.unsealed() == []
 
 
-def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten() -> None:
+def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten_until_there_are_many() -> None:
     files = disk()
-    for garbage in (b"first", b"second", b"second"):
+    tails = [b"first", b"second", b"second", *(b"torn %d" % number for number in range(TORN_KEPT))]
+    for number, garbage in enumerate(tails):
         files.put(ACTIVE, files.read(ACTIVE) + garbage)
         store = open_store(files, segment_entries_max=5)
         store.topic("talk")
         assert [finding.kind for finding in store.topic("talk").findings] == ["torn"]
         store.close()
-    assert files.read(TOPIC / "active.bin.torn") == b"first"
-    assert files.read(TOPIC / "active.bin.torn.2") == b"second"
-    report = verify(DATA_DIR, files)
-    assert report.ok and any("active.bin.torn.2" in line for line in report.lines)
+        if number == 2:
+            assert files.read(TOPIC / "active.bin.torn") == b"first"
+            assert files.read(TOPIC / "active.bin.torn.2") == b"second"
+            report = verify(DATA_DIR, files)
+            assert report.ok and any("active.bin.torn.2" in line for line in report.lines)
+    kept = [files.read(TOPIC / name) for name in files.names(TOPIC) if ".torn" in name]
+    assert sorted(kept) == sorted({*tails[-TORN_KEPT:]})
 
 
 def test_half_an_append_is_dropped_whole() -> None:

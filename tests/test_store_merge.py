@@ -12,7 +12,7 @@ from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
 from effort import steps
 
-from memd.entries import Draft, Entry
+from memd.entries import Entry
 from memd.errors import StoreWriteFailed
 from memd.store.log import format as log_format
 from memd.store.snapshot import Snapshot
@@ -22,10 +22,6 @@ from memd.store.topic import TopicLog
 SEGMENTS = DATA_DIR / "talk" / "segments"
 MERGED = SEGMENTS / "merged_0001_0008.ivf"
 NO_LIMIT_MS = 1e9
-
-
-def _with_vector(name: int, vector: bytes) -> Draft:
-    return msgspec.structs.replace(draft(name), vector=vector)
 
 
 def merge_all(topic: TopicLog) -> int:
@@ -217,7 +213,8 @@ def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path:
     topic = open_store(data_dir=tmp_path, segment_entries_max=size, dimension=dimension).topic("talk")
     ids = []
     for number in range(0, len(vectors), size):
-        group = [_with_vector(i, vectors[i].tobytes()) for i in range(number, number + size)]
+        numbers = range(number, number + size)
+        group = [msgspec.structs.replace(draft(i), vector=vectors[i].tobytes()) for i in numbers]
         ids += [entry.canonical_id for entry in topic.append(group)]
         seal_all(topic)
     assert merge_all(topic) == 1

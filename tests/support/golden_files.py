@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drafts import open_journal
+from drafts import counting_clock, open_journal
 from histories import new_buffer, receive, talk
+from msgspec.structs import replace
 
 from memd.conversation.events import Injected, Placed, decode_event, encode_event
 from memd.entries import Draft, Entry, Status
@@ -66,18 +66,6 @@ def entry_of(before: Entry, **changes: Any) -> Draft:
     return Draft(**(fields | changes))
 
 
-def clock() -> Callable[[], int]:
-    """Microseconds from a fixed day on, a millisecond later at each look."""
-    now = 1_770_000_000_000_000
-
-    def tick() -> int:
-        nonlocal now
-        now += 1000
-        return now
-
-    return tick
-
-
 def opened(data_dir: Path) -> Store:
     """The store of a golden folder."""
     return Store(
@@ -85,7 +73,7 @@ def opened(data_dir: Path) -> Store:
         StoreShared(
             model=ModelId(DIMENSION, FINGERPRINT),
             segment_entries_max=SEGMENT_ENTRIES_MAX,
-            clock=CanonicalClock(clock()),
+            clock=CanonicalClock(counting_clock(1_770_000_000_000_000)),
         ),
     )
 
@@ -103,7 +91,7 @@ def write(data_dir: Path) -> None:
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
     topic.merge((1, 2))
-    later = Draft(**{**_fields(chunk(6, "note: from another program")), "kind": "note", "source": "notes.md"})
+    later = replace(chunk(6, "note: from another program"), kind="note", source="notes.md")
     topic.append([later, entry_of(first[2], utility_steps=-4, action="Unhelpful", reason="")])
     topic.append([chunk(7, "x" * 300)])
     store.close()
@@ -147,10 +135,6 @@ def _write_journal(path: Path) -> None:
     buffer.mark(one, left_out=2)
     talk(buffer, "u:Another talk", "a:Yes?", session="second", now=1001.0)
     journal.append([encode_event(event) for event in buffer.take_unsaved()])
-
-
-def _fields(draft: Draft) -> dict[str, Any]:
-    return {name: getattr(draft, name) for name in draft.__struct_fields__}
 
 
 if __name__ == "__main__":
