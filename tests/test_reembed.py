@@ -181,15 +181,6 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert live(folder) == before
 
 
-@pytest.mark.thorough
-def test_back_to_the_former_model_everything_is_found_once(folder: Path, embedder: Embedder, former: Embedder) -> None:
-    for model in (embedder, former, embedder):
-        store = opened(folder, model)
-        reembed_topics(store, model.embed_many)
-        assert found(store.topic("talk"), model) == LIVE
-        store.close()
-
-
 def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, embedder: Embedder) -> None:
     store = opened(folder, embedder)
     store.topic("talk")
