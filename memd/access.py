@@ -28,7 +28,7 @@ from memd.caching import Latest
 from memd.clock import steady_now
 from memd.http import error_response
 from memd.principals import OWNER, SECRET_PREFIX, TOKEN_HEADER, Principal, Principals
-from memd.settings.url import is_this_machine
+from memd.settings.model import is_this_machine
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
 

@@ -220,11 +220,10 @@ HELP = "from memd.cli.main import main; main(['--help'], standalone_mode=False)"
     ("program", "heavy"),
     [
         (HELP, {"aiohttp", "fastembed", "numpy", "onnxruntime", "tiktoken", "rich", "asyncio"}),
-        ("import memd.cli.history", SERVER),  # memd turn, log, show
-        ("import memd.cli.views", SERVER),  # memd search
+        ("import memd.cli.views", SERVER),  # memd search, turn, log, show
         ("import memd.daemon.app", {"markdown_it", "pathspec", "statistics", "rich", "fastembed"}),
     ],
-    ids=["help", "history", "views", "daemon"],
+    ids=["help", "views", "daemon"],
 )
 def test_no_more_is_imported_than_is_needed(program: str, heavy: set[str]) -> None:
     script = f"import sys; {program}; print(*sys.modules)"

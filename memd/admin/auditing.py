@@ -34,7 +34,7 @@ from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
 from memd.store.audit import Act, ActKind, AuditBook, Head, KnownHead, head_from, not_done, read_book
 from memd.store.disk import LocalDisk
-from memd.telemetry.request_log import CLIENT_GONE
+from memd.telemetry.metrics import CLIENT_GONE
 
 log = logging.getLogger("memd")
 

@@ -37,7 +37,7 @@ from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.http import error_response, key_of, prove, read_body, refusal_of
 from memd.principals import OWNER
-from memd.telemetry.request_log import CLIENT_GONE
+from memd.telemetry.metrics import CLIENT_GONE
 
 HEALTH = "/memd/health"
 MCP = "/mcp"

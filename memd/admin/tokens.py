@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -32,13 +32,15 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, Extent, NoQuery, get, post
 from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
-from memd.ingest.topic import Inquiry
 from memd.principals import OWNER, Principal, Principals, Right
 from memd.settings.loading import FileStamp, stamp_of, token_problems
 from memd.settings.model import AuthSettings, TokenSettings, known_principals, token_changes
 from memd.store.layout import TOKENS_NAME
 from memd.store.token_list import TokenList
-from memd.telemetry.tasks import Tasks
+
+if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
+    from memd.ingest.topic import Inquiry
+    from memd.telemetry.tasks import Tasks
 
 
 class ProofQuery(NoQuery, frozen=True, kw_only=True):

@@ -32,8 +32,7 @@ from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
 from memd.proxy.addresses import reached
-from memd.settings.model import Config
-from memd.settings.url import base_of
+from memd.settings.model import Config, base_of
 from memd.wording import for_terminal
 
 Json = dict[str, Any]

@@ -1,23 +1,33 @@
-"""`memd search`, `digest`, `related`, `entities` and `usage`: what is stored, and what it took.
+"""`memd search`, `log`, `show`, `turn`, `digest`, `related`, `entities`, `usage`: what is stored, and what memory did.
 
-Rule: the daemon searches and adds up; these commands only show its answers.
+Rule: the daemon searches, reads and adds up; these commands only show its answers.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from memd.admin import reads
+from memd.admin import reads, status, turns
 from memd.admin import usage as usages
+from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import Digest, Entities, RelatedChunks
+from memd.admin.turns import TurnReplay, TurnsPage
 from memd.admin.usage import UsageByDay
-from memd.cli.flags import FOUND_SOMETHING
-from memd.cli.operations import RouteAnswer, shows
+from memd.cli.flags import FOUND_SOMETHING, Number, with_settings
+from memd.cli.operations import RouteAnswer, json_flag, shows
+from memd.cli.operations import show as show_answer
+from memd.cli.running import daemon_for
 from memd.cli.tables import Lines, indented, marks_of, table, time_of
+from memd.errors import BadQuestion, WrongKey
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
-from memd.wording import counted, day_and_time, for_terminal, name_for_terminal
+from memd.receipts import Receipt
+from memd.settings.model import Config
+from memd.store.encryption.opening import disk_of
+from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
 
 NOTHING_STORED = (
     "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
@@ -183,3 +193,183 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     if asked.answer.since is not None:
         lines.append(f"The oldest receipt that is kept is of {time_of(asked.answer.since)}.")
     return lines, 0
+
+
+@click.command()
+@shows(reads.log_page)
+def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
+    """Show what happened to the memory, newest first.
+
+    Example: memd log --topic work
+    """
+    page, config = asked.answer, asked.config
+    lines: Lines = [_event(event) for event in page.events]
+    if not lines:
+        lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
+    from memd.cli.data_dir import waiting_messages, waiting_note  # it reads journals, which takes a moment to import
+
+    with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
+        known = asked.daemon.ask(status.topics)  # those that may be read
+        topics = asked.given.get("topic", [one.topic_id for one in known.topics])
+        waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics]
+        if note := waiting_note(sum(waiting)):
+            lines.append(note)
+    if page.next is not None:
+        lines.append(f"There is more: --before {page.next}")
+    return lines, 0
+
+
+@click.command()
+@shows(reads.chunk, check=checked_digits, id="ID")
+def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
+    """Show the versions of the chunk ID, and where it was shown.
+
+    Example: memd show 9ada
+    """
+    story = asked.answer
+    state = "is live" if story.live else "is taken out"
+    if story.versions[-1].event == "erased":
+        state = f"was erased {story.versions[-1].reason}; its text is gone"
+    if story.versions[-1].event == "pending":
+        state = "was said and is not in the log yet: it waits in hot.log until memd stores it"
+    lines: Lines = [Text(f"{story.id} ({story.uuid}) in topic {story.topic_id} {state}", style="bold")]
+    lines += [f"Said {time_of(story.versions[0].said_at)}", ""]
+    lines += [_event(version) for version in story.versions]
+    for name, uuids in (("Took the place of", story.replaces), ("Its place was taken by", story.replaced_by)):
+        if uuids:
+            lines.append(f"{name} {', '.join(uuid[:8] for uuid in uuids)}.")
+    for name, event in (("Said before it", story.before), ("Said after it", story.after)):
+        if event is not None:
+            lines += [f"{name}:", _event(event)]
+    if story.turns:
+        lines.append(f"Injected in {counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}")
+    return lines, 0
+
+
+def _event(event: LogEvent) -> RenderableType:
+    head = Text.assemble(
+        f"{time_of(event.at)}  ",
+        (event.event, "bold green" if event.live else "bold"),
+        f"  {event.id}  ",
+        (event.topic_id, "cyan"),
+        f"  entry {event.canonical_id}",
+        *marks_of(event),
+        "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
+        "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
+        (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
+    )
+    why = "" if event.event == "erased" else "because: "
+    reason = [indented(why + event.reason)] if event.reason else []
+    return Group(head, *reason, indented(event.content, "" if event.live else "dim", below=1))
+
+
+QUESTION_CHARACTERS = 60
+
+
+@click.command()
+@with_settings()
+@click.option("--replay", is_flag=True, help="Also the chunks that the question would find now, and the difference.")
+@click.option("--then", is_flag=True, help="The same out of what was stored when the turn began.")
+@click.option("--topic", help="Without ID: only turns of this topic.")
+@click.option("--limit", type=Number(1, 500), default=20, help="Without ID: how many turns. Default: 20.")
+@click.option("--steps", is_flag=True, help="Without ID: also each step of a tool loop.")
+@json_flag
+@click.argument("turn_id", metavar="[ID]", required=False)
+def turn(
+    config: Config, turn_id: str | None, topic: str | None, *, replay: bool, then: bool, as_json: bool, **listed: int
+) -> int:
+    """Show what memory did in a turn, and why.
+
+    ID is in the header X-Memory-Turn of the answer; without it the latest turns are listed.
+
+    Example: memd turn 5e0c9f1a2b3c4d5e
+    """
+    if turn_id is None and (replay or then):
+        raise BadQuestion("--replay and --then are of one turn: give its ID; `memd turn` lists the latest")
+    if not set(turn_id or "") <= set("0123456789abcdef"):
+        said = f"{str(turn_id)[:60]!r} is no turn's id: those are 16 hexadecimal digits"
+        raise BadQuestion(f"{said}; `memd turn` lists them")
+    answer: TurnsPage | TurnReplay | Receipt
+    with daemon_for(config) as daemon:
+        if turn_id is None:
+            answer = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=bool(listed["steps"]))
+            if topic is not None and not answer.turns:
+                daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+        elif replay or then:
+            answer = daemon.ask(turns.replay, turn_id, then=then)
+        else:
+            answer = daemon.ask(turns.turn, turn_id)
+    if isinstance(answer, TurnsPage):
+        lines = _latest(answer)
+    elif isinstance(answer, Receipt):
+        lines = _turn_lines(answer)
+    else:
+        lines = [*_turn_lines(answer.turn), *_differences(answer, "out of what was stored then" if then else "now")]
+    show_answer(answer, lines, as_json=as_json)
+    return 0
+
+
+def _latest(page: TurnsPage) -> Lines:
+    if not page.turns:
+        return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
+    shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
+    for one in page.turns:
+        asked = "(a step of its turn)" if one["is_step"] else one["asked"]
+        words = memory_words(
+            one["status"], len(one["shown"]), is_kept=one["mode"] == "full", http_status=one["http_status"]
+        )
+        words += [counted(one["steps"], "step")] if one.get("steps") else []
+        asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
+        shown.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
+    return [shown]
+
+
+def _differences(replay: TurnReplay, when: str) -> Lines:
+    texts = {chunk.id: chunk.content for chunk in replay.now.chunks}
+    lines: Lines = [Text(f"The same question {when}", style="bold")]
+    lines.append(f"  the same: {' '.join(replay.kept) or 'nothing'}")
+    lines += [Text(f"- {id_}", style="red") for id_ in replay.lost]
+    for id_ in replay.gained:
+        lines += [Text(f"+ {id_}", style="green"), indented(texts.get(id_, ""), below=1)]
+    return lines if replay.lost or replay.gained else [*lines, "  nothing is different"]
+
+
+def _turn_lines(one: Receipt) -> Lines:
+    kind = " (a step of its turn)" if one.is_step else " (a retry)" if one.is_retry else ""
+    answered = "no answer" if one.http_status is None else f"HTTP {one.http_status}"
+    by = f"  by {name_for_terminal(one.author)}" if one.author else ""
+    topic = (one.topic_id, "cyan")
+    lines: Lines = [
+        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", topic, f"  {one.status}{kind}{by}"),
+        Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
+    ]
+    if one.forwarded_tokens:  # none of a request that went on without memory were counted
+        taken = f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new)"
+        read = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of them in its cache"
+        told = "" if one.prompt_tokens is None else f"; the model counts {one.prompt_tokens:,}{read}"
+        lines.append(f"{taken} of about {one.forwarded_tokens:,}{told}")
+    left = [f"{counted(one.left_out, 'message')} not in the prompt"] if one.left_out else []
+    left += [f"a line in place of {counted(one.replaced, 'result')}"] if one.replaced else []
+    left += [f"{counted(one.freed_tokens, 'token')} taken out of the prompt"] if one.freed_tokens else []
+    lines += [", ".join(left)] if left else []
+    if one.timings_ms:
+        lines.append("milliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in one.timings_ms.items()))
+    if one.error:
+        lines.append(Text(f"error: {for_terminal(one.error)}", style="red"))
+    if one.question is not None:
+        lines += [Text("Asked", style="bold"), indented(f"{one.question}\n\n{one.step}".strip(), below=1)]
+    if one.note is not None:
+        lines.append(one.note)
+    if one.candidates:
+        numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "times", "tokens")
+        title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
+        shown = table("id", "said", *numbers, "verdict", right=numbers, whole=("id", "said", *numbers), title=title)
+        for chunk in one.candidates:
+            said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
+            cells = [f"{getattr(chunk, name):.3f}" for name in numbers[:6]]
+            times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
+            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), chunk.verdict)
+        lines.append(shown)
+    if one.block is not None:
+        lines += [Text("The block, as the model saw it", style="bold"), indented(one.block, below=1)]
+    return lines

@@ -38,7 +38,7 @@ from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool
 from memd.telemetry.logging import Content
-from memd.telemetry.request_log import CLIENT_GONE, RequestRecord, record_of, recorded
+from memd.telemetry.metrics import CLIENT_GONE, RequestRecord, record_of, recorded
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of

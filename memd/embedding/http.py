@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from memd.embedding.embedder import Embedder, prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, MemdError
-from memd.settings.model import EmbeddingSettings
-from memd.settings.url import basic_authorization, without_credentials
+from memd.settings.model import EmbeddingSettings, basic_authorization, without_credentials
 
 BATCH_SECONDS_MAX = 30.0
 """How long the texts of one batch may take. A question waits for a part of the time of a recall."""

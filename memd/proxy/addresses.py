@@ -15,8 +15,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from memd.errors import AddressUnusable, MemdError
-from memd.settings.model import Config
-from memd.settings.url import WILDCARDS, is_this_machine
+from memd.settings.model import WILDCARDS, Config, is_this_machine
 
 PORT_MAX = 65_535
 EVERYWHERE = dict(zip(WILDCARDS, ("127.0.0.1", "127.0.0.1", "::1"), strict=True))

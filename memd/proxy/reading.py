@@ -35,7 +35,7 @@ from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.settings.programs import Programs, programs_of
 from memd.speech import Speech
-from memd.telemetry.request_log import record_of
+from memd.telemetry.metrics import record_of
 from memd.wire.api import Api, MessageCache, read_request
 from memd.wire.content_codings import unpacked_parts
 from memd.wire.lenient_json import UNREADABLE

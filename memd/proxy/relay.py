@@ -37,7 +37,7 @@ from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
 from memd.proxy.upstream.connection import Interim, UpstreamConnection
 from memd.proxy.upstream.pool import Hints, UpstreamPool
 from memd.proxy.upstream.refusals import BODY_BYTES_MAX
-from memd.telemetry.request_log import RequestRecord, record_of
+from memd.telemetry.metrics import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_parts
 from memd.wire.lenient_json import UNREADABLE

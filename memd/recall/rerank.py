@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from memd.embedding.http import JsonServer
 from memd.errors import RerankError
-from memd.settings.model import RerankSettings
-from memd.settings.url import without_credentials
+from memd.settings.model import RerankSettings, without_credentials
 
 CHARACTERS_MAX = 2_000
 """Of a chunk, from its beginning, and of a question, from its end, where people ask."""

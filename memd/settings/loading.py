@@ -35,8 +35,12 @@ from memd.settings.model import (
     SourceSettings,
     Text,
     TokenSettings,
+    base_of,
+    is_this_machine,
+    place_of,
+    url_problem,
+    without_credentials,
 )
-from memd.settings.url import base_of, is_this_machine, place_of, url_problem, without_credentials
 
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
 

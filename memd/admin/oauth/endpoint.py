@@ -42,7 +42,7 @@ from memd.admin.routing import Body, get, post
 from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.http import error_response, read_body
 from memd.principals import Principal, Right, digest_of
-from memd.settings.url import is_this_machine
+from memd.settings.model import is_this_machine
 
 BODY_BYTES_MAX = 32_768
 BY_POST = (TOKEN, REGISTER, REVOKE)

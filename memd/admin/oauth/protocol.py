@@ -27,7 +27,7 @@ import msgspec
 from memd.assets import words_of
 from memd.errors import OAuthRefused
 from memd.principals import Right
-from memd.settings.url import is_this_machine
+from memd.settings.model import is_this_machine
 
 NAME_CHARACTERS_MAX = 60
 REDIRECT_URIS_MAX = 10

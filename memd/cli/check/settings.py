@@ -32,8 +32,7 @@ from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.sources.watch import topic_of
 from memd.proxy.addresses import bound, own_port, tls_of
 from memd.recall.rerank import Reranker
-from memd.settings.model import AUTO_TOPIC, REMEDY_IF_SHORT, Config, SourceSettings
-from memd.settings.url import is_this_machine
+from memd.settings.model import AUTO_TOPIC, REMEDY_IF_SHORT, Config, SourceSettings, is_this_machine
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, models_dir
 from memd.store.lexical.postings import GrowingColumns, main_language

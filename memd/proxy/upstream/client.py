@@ -33,8 +33,7 @@ from memd.proxy.upstream.connection import (
     time_of_others,
 )
 from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, ask_windows, is_router, models_of
-from memd.settings.model import Config
-from memd.settings.url import base_of
+from memd.settings.model import Config, base_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.lenient_json import UNREADABLE
 from memd.wording import counted
