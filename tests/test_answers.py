@@ -6,13 +6,12 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Connect
-from daemon_process import DaemonProcess, ask, wait_until
-from raw_wire import Peer, RawUpstream, answer, chunked, raw_upstream, request
+from daemon_process import DaemonProcess, ask, peak_bytes, wait_until, wait_until_stalled
+from raw_wire import Peer, RawUpstream, Script, answer, answering, chunked, raw_upstream, request
 
 from memd.cli.check.upstream import probed
 from memd.settings.model import Config, UpstreamSettings
@@ -28,8 +27,6 @@ BYTES_UNREAD_MAX = 32 << 20
 """More than all buffers between two sockets and memd together."""
 REPLY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'
 
-Script = Callable[[Peer], None]
-
 
 @pytest.fixture(scope="module")
 def memd_settings() -> dict[str, object]:
@@ -41,14 +38,7 @@ def asked(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> Callable[[
     """Sends a request and returns its client's end; a script, or the bytes of an answer, is what the upstream plays."""
 
     def send(data: bytes, played: Script | bytes) -> Peer:
-        def script(peer: Peer) -> None:
-            peer.read_body()
-            if callable(played):
-                played(peer)
-            else:
-                peer.send(played)
-
-        raw.script = script
+        raw.script = answering(played)
         client = connect(memd.base_url)
         client.send(data)
         return client
@@ -179,21 +169,6 @@ def test_a_client_that_leaves_as_soon_as_it_has_all_of_a_long_answer_had_a_whole
     assert "outcome=complete" in line and "http_status=200" in line
 
 
-@pytest.mark.parametrize("path", [CHAT, b"/completion"])
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_upstream_that_dies_in_mid_answer_never_gives_a_whole_one(asked: Asked, path: bytes, stream: bool) -> None:
-    def script(peer: Peer) -> None:
-        peer.send(STREAM_HEAD + chunk(event("a")) if stream else b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
-        peer.abort()
-
-    client = asked(chat("hi", path=path, stream=stream), script)
-    got = client.read_to_end()
-    if stream:
-        assert event("a") in got and not got.endswith(chunked())
-    else:
-        assert b"\r\n\r\n" not in got or len(got.partition(b"\r\n\r\n")[2]) < 99
-
-
 def test_a_client_that_does_not_read_holds_its_upstream_back(memd: DaemonProcess, asked: Asked) -> None:
     sent = [0]
     piece = chunk(event("x" * 60_000))
@@ -204,18 +179,12 @@ def test_a_client_that_does_not_read_holds_its_upstream_back(memd: DaemonProcess
             peer.send(piece)
             sent[0] += len(piece)
 
-    before = _peak_bytes(memd.pid)
+    before = peak_bytes(memd.pid)
     client = asked(chat("long", stream=True), script)
     client.read_head()
-    stalled: list[int] = []
-
-    def is_stalled() -> bool:
-        stalled.append(sent[0])
-        return len(stalled) > 50 and stalled[-1] == stalled[-50]  # for a second
-
-    wait_until(is_stalled, lambda: f"{sent[0]} bytes were taken")
+    wait_until_stalled(lambda: sent[0])
     assert sent[0] < BYTES_UNREAD_MAX
-    assert _peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
+    assert peak_bytes(memd.pid) - before < BYTES_UNREAD_MAX
 
 
 @pytest.mark.parametrize("mode", [b"full", b"off"])
@@ -258,72 +227,54 @@ def test_other_requests_go_on_while_one_waits(asked: Asked) -> None:
         assert client.read_body() == b'"slow"'
 
 
-def _peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
-
-
 # -- 13: bodies that break ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [CHAT, PLAIN])
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("closes", [True, False])
-def test_a_chunked_body_that_becomes_malformed_ends_the_client_s_answer_abnormally_at_once(
-    asked: Asked, path: bytes, stream: bool, closes: bool
+JSON = b"Content-Type: application/json\r\n"
+GARBAGE = b"ZZ\r\nno chunk\r\n"
+BEGUN = b'{"choices":[{"index":0,'
+BREAKS = {
+    "a stream that is aborted": (STREAM_HEAD + chunk(event("a")), b"", Peer.abort),
+    "a stream that is malformed and closed": (STREAM_HEAD + chunk(event("a")), GARBAGE, Peer.close),
+    "a stream that is malformed and left open": (STREAM_HEAD + chunk(event("a")), GARBAGE, None),
+    "a stream without a length that is aborted": (OK + SSE + b"\r\n" + event("a"), b"", Peer.abort),
+    "chunks of JSON that are malformed and closed": (CHUNKED + JSON + b"\r\n" + chunk(BEGUN), GARBAGE, Peer.close),
+    "chunks of JSON that are malformed and left open": (CHUNKED + JSON + b"\r\n" + chunk(BEGUN), GARBAGE, None),
+    "JSON with a length that is aborted": (OK + JSON + b"Content-Length: 999\r\n\r\n" + BEGUN, b"", Peer.abort),
+    "JSON with a length that is closed": (OK + JSON + b"Content-Length: 999\r\n\r\n" + BEGUN, b"", Peer.close),
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, PLAIN, b"/completion"])
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_came_of_an_answer_that_breaks_off_is_passed_on_at_once_and_never_looks_whole(
+    asked: Asked, path: bytes, name: str
 ) -> None:
+    begun, then, end = BREAKS[name]
     held, taken = threading.Event(), threading.Event()
-    begun = event("a") if stream else b'{"choices":'
-    head = CHUNKED + (SSE if stream else b"Content-Type: application/json\r\n") + b"\r\n"
 
     def script(peer: Peer) -> None:
-        peer.send(head + b"%x\r\n%s\r\n" % (len(begun), begun))
+        peer.send(begun)
         assert taken.wait(60)
-        peer.send(b"ZZ\r\nno chunk\r\n")
-        assert closes or held.wait(60)
-        peer.close()
+        peer.send(then)
+        assert held.wait(60) if end is None else end(peer) is None
 
-    client = asked(chat("hi", b"Connection: close", stream=stream, path=path), script)
-    if stream or path == PLAIN:
-        client.read_head()
-        assert client.read_chunk() == begun
+    is_stream, got = SSE in begun, b""
+    what = event("a") if is_stream else BEGUN
+    client = asked(chat("hi", b"Connection: close", stream=is_stream, path=path), script)
+    while what not in got and (is_stream or path != CHAT):  # where memory may be told, JSON is passed on as a whole
+        got += client.read_some()
     taken.set()
-    end = client.read_to_end()
+    got += client.read_to_end()
     held.set()
-    assert not end.endswith(b"0\r\n\r\n")
+    assert what in got or end is Peer.abort or got.startswith(b"HTTP/1.1 502 ")
+    assert not got.endswith(chunked()) and len(got.partition(b"\r\n\r\n")[2]) < 999
 
 
 def test_an_answer_that_is_malformed_from_the_beginning_is_answered_502(asked: Asked) -> None:
     client = asked(chat("hi"), CHUNKED + b"\r\nZZ\r\nno chunk\r\n")
     assert client.read_head().startswith(b"HTTP/1.1 502")
     assert b"no HTTP that could be read" in client.read_body()
-
-
-def test_what_came_of_json_that_breaks_off_is_passed_on(asked: Asked) -> None:
-    begun = b'{"choices":[{"index":0,'
-
-    def script(peer: Peer) -> None:
-        peer.send(OK + b"Content-Type: application/json\r\nContent-Length: 999\r\n\r\n" + begun)
-        peer.close()
-
-    got = asked(chat("hi"), script).read_to_end()
-    assert got.startswith(OK) and begun in got and not got.endswith(b"0\r\n\r\n")
-
-
-@pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_a_reset_is_no_end_of_a_body_that_ends_with_its_connection(asked: Asked, path: bytes) -> None:
-    taken = threading.Event()
-
-    def script(peer: Peer) -> None:
-        peer.send(OK + SSE + b"\r\n" + event("a"))
-        assert taken.wait(60)
-        peer.abort()
-
-    client = asked(chat("hi", b"Connection: close", stream=True, path=path), script)
-    client.read_head()
-    assert client.read_chunk() == event("a")
-    taken.set()
-    assert not client.read_to_end().endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("unasked", [answer(b"of somebody else"), b"more", b"HTTP/1.1 100 Continue\r\n\r\n"])
@@ -526,6 +477,7 @@ def test_a_refusal_is_passed_on_where_the_prompt_without_memory_is_not_answered(
         (OK + b"".join(b"X-%d: a\r\n" % number for number in range(1200)) + b"\r\n", b"1000 header lines"),
         (OK + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", b"Content-Length"),
         (b"HTTP/1.1 2000 OK\r\n\r\n", b"status"),
+        (OK + b"Content-Length: many\r\n\r\n", b"Content-Length"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", b"nobody asked"),
         (b"HTTP/1.1 099 X\r\nContent-Length: 2\r\n\r\n{}", b"status is 99"),
@@ -570,16 +522,11 @@ def test_a_client_of_http_1_0_that_would_keep_its_connection_sees_the_end_of_a_s
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_header_bytes_that_are_no_utf_8_pass_both_ways(asked: Asked, path: bytes) -> None:
-    heads: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        heads.append(peer.head)
-        peer.send(answer(REPLY, b"X-Back: caf\xe9 \xff\xfe", b"X-Both: h\xc3\xa9", status=b"200 D\xe9j\xe0"))
-
-    client = asked(chat("hi", b"X-There: na\xefve \x80", b"X-Name: \xc3\xa9", path=path), script)
+def test_header_bytes_that_are_no_utf_8_pass_both_ways(raw: RawUpstream, asked: Asked, path: bytes) -> None:
+    said = answer(REPLY, b"X-Back: caf\xe9 \xff\xfe", b"X-Both: h\xc3\xa9", status=b"200 D\xe9j\xe0")
+    client = asked(chat("hi", b"X-There: na\xefve \x80", b"X-Name: \xc3\xa9", path=path), said)
     head = client.read_head()
-    assert b"\r\nX-There: na\xefve \x80" in heads[0] and b"\r\nX-Name: \xc3\xa9" in heads[0]
+    assert b"\r\nX-There: na\xefve \x80" in raw.heads[0] and b"\r\nX-Name: \xc3\xa9" in raw.heads[0]
     assert head.startswith(b"HTTP/1.1 200 D\xe9j\xe0\r\n")
     assert b"\r\nX-Back: caf\xe9 \xff\xfe" in head and b"\r\nX-Both: h\xc3\xa9" in head
 
@@ -609,18 +556,6 @@ def test_what_an_upstream_says_before_its_answer_passes(asked: Asked, path: byte
     assert client.read_head().startswith(b"HTTP/1.1 200 OK")
 
 
-@pytest.mark.parametrize("target", [b"/x?", b"/v1/embeddings?", b"/x??", b"/x?a#b", b"/x%2"])
-def test_an_odd_target_is_passed_on_as_it_is(asked: Asked, target: bytes) -> None:
-    heads: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        heads.append(peer.head)
-        peer.send(answer(b"{}"))
-
-    assert asked(request(b"GET", target), script).read_head().startswith(b"HTTP/1.1 200")
-    assert heads[0].startswith(b"GET " + target + b" HTTP/1.1\r\n")
-
-
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 def test_control_characters_of_an_answer_s_head_become_spaces(memd: DaemonProcess, asked: Asked, path: bytes) -> None:
     said = answer(REPLY, b"X-A: a\x1b[31mb\x07", status=b"200 \x1b]0;owned\x07OK")
@@ -635,12 +570,6 @@ def test_a_host_that_is_none_is_answered_and_no_traceback(memd: DaemonProcess, c
     client = connect(memd.base_url)
     client.send(b"GET /memd/health HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
     assert client.read_head().split(b" ")[1] in (b"403", b"400")
-    assert "Traceback" not in memd.log.read_text()
-
-
-@pytest.mark.parametrize("origin", ["http://[::1", "http://["])
-def test_an_origin_that_is_none_gets_no_memory(memd: DaemonProcess, origin: str) -> None:
-    assert ask(memd.base_url + "/memd/health", headers={"Origin": origin}).status == 403
     assert "Traceback" not in memd.log.read_text()
 
 

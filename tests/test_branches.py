@@ -1,18 +1,23 @@
-"""Branches in the log: whatever clients make of their histories, all that was said is stored, and once."""
+"""What is in the log, whatever clients make of their histories: all that was said, and once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
-from daemon_process import DaemonProcess
+from conftest import MakeDaemon
+from daemon_in_process import Client, daemon_in_process
+from daemon_process import DaemonProcess, wait_until
 from histories import receive, said, talk
-from recording_upstream import recording_upstream
+from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import Arrival
 from memd.ingest.topics import Topic
@@ -309,3 +314,179 @@ def test_a_branch_that_does_not_fit_shows_its_newest_half(tmp_path: Path) -> Non
             assert 4 <= len(json.loads(upstream.prompts[-1])) < len(went_back), shown
         finally:
             daemon.discard()
+
+
+# What clients write back otherwise than it was said is stored once, also what an earlier version has stored
+
+
+Json = dict[str, Any]
+
+RENAME: Json = {"role": "user", "content": "Rename the constant in the harbour module, please."}
+
+
+def edit(call_id: str, **more: object) -> Json:
+    """An answer that calls a tool, as the model wrote it or as the client sends it back."""
+    given = {"path": "harbour.py", "old": "LIMIT_A", "new": "LIMIT_B"}
+    function = {"name": "edit", "arguments": json.dumps(given | more)}
+    call = {"id": call_id, "type": "function", "function": function} if call_id else {"function": function}
+    return {"role": "assistant", "content": "I change the constant now.", "tool_calls": [call]}
+
+
+def result(call_id: str, text: str) -> Json:
+    """The result of a call."""
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def answered(message: Json, _: Request) -> Response:
+    """The model's message."""
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return Response((json.dumps({"choices": [choice], "object": "chat.completion", **COMMON}).encode(),))
+
+
+async def logged(client: Client) -> list[str]:
+    """The live chunks, once all is stored."""
+    await client.stored()
+    return [entry.content for entry in live_entries(await client.daemon.topics.get("default"))]
+
+
+async def say(client: Client, history: list[Json], reply: Json) -> None:
+    """One request with its answer."""
+    client.upstream.answer = partial(answered, reply)
+    await client.chat(history)
+    await client.settled()
+
+
+@pytest.mark.parametrize(
+    ("said", "came_back"),
+    [
+        (edit("c1"), edit("c1", replace_all=False)),
+        (
+            {"role": "assistant", "content": "The first pier.\r\nThe second pier.  \r\nThe third."},
+            {"role": "assistant", "content": "The first pier.\nThe second pier.\nThe third."},
+        ),
+        (
+            {"role": "assistant", "content": "<think>Hm, well.</think>The third pier."},
+            {
+                "role": "assistant",
+                "content": '<details type="reasoning" done="true">\n> Hm, well.\n</details>\nThe third pier.',
+            },
+        ),
+        (
+            {"role": "assistant", "content": "Die Br\u00fccke: see https://bridge.example/a now."},
+            {
+                "role": "assistant",
+                "content": "Die Bru\u0308cke: see [https://bridge.example/a](https://bridge.example/a) now.",
+            },
+        ),
+    ],
+    ids=["defaults", "line ends", "thinking", "NFD and links"],
+)
+async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client, said: Json, came_back: Json) -> None:
+    await say(client, [RENAME], said)
+    behind = [result("c1", "Done.")] if "tool_calls" in said else [{"role": "user", "content": "Which is longest?"}]
+    await say(client, [RENAME, came_back, *behind], {"role": "assistant", "content": "It is the longest of all."})
+    topic = await client.daemon.topics.get("default")
+    assert len(topic.buffer.conversations()) == 1
+    stored = await logged(client)
+    assert sum(RENAME["content"] in text for text in stored) == 1, stored
+
+
+@pytest.mark.parametrize("ids", [["call_1"] * 6, [""] * 6, [f"call_{number % 2}" for number in range(6)]])
+async def test_calls_whose_ids_repeat_or_are_missing_are_all_stored(client: Client, ids: list[str]) -> None:
+    history = [RENAME]
+    for number, call_id in enumerate(ids):
+        reply = edit(call_id, step=number)
+        await say(client, history, reply)
+        history += [reply, result(call_id, f"Result number {number}: pier {number * 7} is open. " * 60)]
+    await say(client, history, {"role": "assistant", "content": "All are done."})
+    stored = "\n".join(await logged(client))
+    for number in range(len(ids)):
+        assert stored.count(f'"step": {number}') == 1 and f"Result number {number}:" in stored
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+async def test_what_an_earlier_version_has_stored_is_not_stored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_journal: bool
+) -> None:
+    history = [
+        RENAME,
+        edit("c1"),
+        result("c1", "Done:  \r\none place."),
+        {"role": "assistant", "content": "The constant is LIMIT_B now.\r\nEverywhere."},
+    ]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Message, "content_digest", property(lambda message: message.former_digest))
+        async with daemon_in_process(tmp_path) as client:
+            for end in (1, 3):
+                await say(client, history[:end], history[end])
+            await client.stored()
+            [last] = [
+                one for one in live_entries(await client.daemon.topics.get("default")) if "is LIMIT_B" in one.content
+            ]
+            correction = {"action": "Update", "reason": "x", "content": "It is LIMIT_C."}
+            await client.correct("default", chunk_ids=[last.uuid.hex()], **correction)
+            before = await logged(client)
+    if not has_journal:
+        (tmp_path / "memory" / "default" / "hot.log").unlink()
+    async with daemon_in_process(tmp_path) as client:
+        await say(client, [*history, {"role": "user", "content": "Thanks."}], {"role": "assistant", "content": "Sure."})
+        after = await logged(client)
+        assert sorted(after) == sorted([*before, "Thanks.\nSure."])
+
+
+# Questions whose answer takes longer than a conversation may be idle, or never comes
+
+
+QUESTION = "Where does the spare key of the lighthouse hang?"
+LOST = "Which day is the ferry late?"
+CRATE, WHERE = "The crate ZQ48351 stands in hall V49932B.", "In which hall does the crate ZQ48351 stand?"
+
+
+def test_a_question_waits_for_its_answer_however_long_the_model_takes(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    gate = threading.Event()
+
+    def answer(request: Request) -> Response:
+        if LOST.encode() in request.body:
+            return Response((b'{"error": {"message": "broken"}}',), status=500)
+        [body] = chat_answer(request).parts
+        return Response((body[:1], body[1:]), gate=gate)
+
+    upstream.answer = answer
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.2, "idle_seconds": 1}}).start()
+    asking = threading.Thread(target=daemon.chat, args=([{"role": "user", "content": QUESTION}],))
+    asking.start()
+    wait_until(lambda: bool(upstream.chats), lambda: "it was not asked")
+    daemon.chat([{"role": "user", "content": LOST}])
+
+    def stored() -> list[str]:
+        return [entry["content"] for entry in daemon.export(settled=False)]
+
+    wait_until(lambda: LOST in stored(), lambda: f"idle, and not stored: {stored()}")
+    assert QUESTION not in stored(), "asked before that one"
+    gate.set()
+    asking.join()
+    wait_until(lambda: any(text.startswith(f"{QUESTION}\n") for text in stored()), lambda: f"{stored()}")
+
+
+def test_what_was_said_without_an_answer_is_found_in_the_next_chat_also_after_a_kill(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    def answer(request: Request) -> Response:
+        if CRATE.encode() in request.body and WHERE.encode() not in request.body:
+            return Response((b'{"error": {"message": "broken"}}',), status=500)
+        return chat_answer(request)
+
+    upstream.answer = answer
+    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 300}}).start()
+    daemon.chat([{"role": "user", "content": CRATE}])
+
+    def is_found() -> bool:
+        daemon.chat([{"role": "user", "content": WHERE}], {"X-Memory-Mode": "readonly"})
+        return CRATE in upstream.chats[-1].body.decode()
+
+    for _ in range(2):
+        wait_until(is_found, lambda: "it is not found")
+        daemon.kill()
+        daemon.start()

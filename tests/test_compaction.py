@@ -1,4 +1,4 @@
-"""When the hot buffer is too full, and where a conversation may be cut."""
+"""When the hot buffer is too full, where a conversation may be cut, and who gives way in a window."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import itertools
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
+from conftest import MakeDaemon
 from histories import conversation_of, said
 from hypothesis import given
 from hypothesis import strategies as st
+from recording_upstream import RecordingUpstream
+from strict_llama import StrictLlama
 
 from memd.conversation.compaction import (
+    UNLIMITED,
     Departure,
+    Thresholds,
     cut_positions,
     departure,
     finished_end,
-    is_stored_kind,
+    keeps_earlier_blocks,
     part_starts,
     return_position,
     surplus_instructions,
+    thresholds,
     turns,
 )
 from memd.conversation.conversation import Conversation, Line
@@ -33,48 +40,11 @@ THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 # -- cuts -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_cut_in_front_of_its_user_messages() -> None:
-    assert cut_positions(conversation_of(*THREE_TURNS)) == [2, 4]
-
-
 def test_what_a_program_wrote_in_the_users_name_opens_no_turn() -> None:
     loop = ("u:1", "a:2", "u:3", "c:read#1", "t:x#1", "p:be quick", "c:read#2", "t:x#2")
     assert cut_positions(conversation_of(*loop)) == [2]
     assert turns(conversation_of(*loop))[-1].units == (range(3, 6), range(6, 8))
     assert [*part_starts(said(one) for one in loop)] == [0, 2, 6]
-
-
-@pytest.mark.parametrize(
-    ("history", "cuts"),
-    [
-        (("u:1", "c:read#1", "u:hurry", "t:x#1", "a:2", "u:3"), [5]),
-        (("u:1", "c:read#1,2", "t:x#1", "u:hurry", "t:x#2", "a:2", "u:3"), [6]),
-        (("u:1", "c:read#1", "u:a", "c:read#2", "u:b", "t:x#2", "u:c", "t:x#1", "u:3"), [8]),
-        (("u:1", "c:read#1", "u:never answered", "a:2", "u:3"), [2, 4]),
-        (("u:1", "t:x#9", "u:3"), [2]),
-    ],
-    ids=["spoken in between", "parallel calls", "nested", "no result", "no call"],
-)
-def test_a_call_stays_with_its_results(history: tuple[str, ...], cuts: list[int]) -> None:
-    assert cut_positions(conversation_of(*history)) == cuts
-
-
-@pytest.mark.parametrize(
-    ("history", "starts"),
-    [
-        (("u:1", "a:2", "u:3", "a:4", "a:5"), [0, 2]),
-        (("u:1", "c:read#1,2", "t:x#1", "t:x#2", "a:2", "u:3"), [0, 5]),
-        (
-            ("u:1", "a:Let me see.", "c:read#1", "t:x#1", "c:read#2", "t:x#2", "a:And", "c:read#3", "t:x#3", "a:z"),
-            [0, 4, 7],
-        ),
-        (("c:read#1", "c:read#2", "t:x#1", "t:x#2", "c:read#3"), [0, 4]),
-        ((), []),
-    ],
-    ids=["no calls", "one round", "two rounds", "parallel calls one by one", "nothing"],
-)
-def test_a_part_is_a_turn_or_one_round_of_calls_with_their_results(history: tuple[str, ...], starts: list[int]) -> None:
-    assert [*part_starts(said(one) for one in history)] == starts
 
 
 def test_calls_that_nothing_answers_are_not_gone_through_one_by_one() -> None:
@@ -181,12 +151,7 @@ def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
     fraction: float, excess: int, cut: int
 ) -> None:
     assert departure(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == Departure(cut)
-
-
-def test_nothing_is_taken_of_a_single_turn_without_tools() -> None:
-    assert departure(conversation_of("u:1", "a:2"), fraction=0.5, excess_tokens=99).is_empty
-    assert departure(conversation_of("u:1"), fraction=0.5, excess_tokens=99).is_empty
-    assert departure(conversation_of(), fraction=0.5).is_empty
+    assert departure(conversation_of(), fraction=fraction, excess_tokens=excess).is_empty
 
 
 def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
@@ -308,17 +273,123 @@ def test_what_is_finished_ends_with_a_complete_exchange(history: tuple[str, ...]
     assert finished_end(conversation_of(*history)) == end
 
 
+# -- reply, memory and history in one window ------------------------------------------------------------------------
+
+
+def limits(window: int | None, **given_instead: Any) -> Thresholds:
+    settings: dict[str, Any] = {
+        "counts_reply": False,
+        "max_tokens": None,
+        "standing_tokens": 0,
+        "soft": "auto",
+        "hard": "auto",
+        "injection_tokens": 2_000,
+        "sticky_tokens": 4_000,
+    }
+    return thresholds(window=window, **(settings | given_instead))
+
+
 @pytest.mark.parametrize(
-    ("message", "stored"),
+    ("window", "max_tokens", "standing", "expected"),
     [
-        (Message("user", "hello"), True),
-        (Message("assistant", "", tool_calls=(ToolCall("1", "f", "{}"),)), True),
-        (Message("tool", "result"), True),
-        (Message("user", "[image]", attachments=(b"x" * 16,)), True),
-        (Message("assistant", " \n"), False),
-        (Message("system", "be brief"), False),
-        (Message("developer", "be brief"), False),
+        # window, max_tokens, system prompt and tools → injection, history, room of history and blocks
+        (131_072, None, 0, (2_000, 120_880, 122_880)),
+        (131_072, 4_096, 10_000, (2_000, 114_976, 116_976)),
+        (32_768, 1_024, 1_500, (2_000, 28_244, 30_244)),
+        (32_768, 32_000, 18_000, (2_000, 10_720, 12_720)),  # issue 17: half of the window stayed empty
+        (16_384, 8_192, 6_000, (2_000, 8_336, 9_360)),  # the same
+        (8_192, 512, 500, (2_000, 6_668, 7_180)),
+        (4_096, None, 0, (1_024, 3_328, 3_584)),
+        (4_096, 256, 500, (1_024, 3_084, 3_340)),
+        (4_096, 100_000, 0, (1_024, 3_328, 3_584)),
+        (4_096, -1, 0, (1_024, 3_328, 3_584)),
+        (4_096, None, 5_000, (1_024, 0, 0)),
+        (512, None, 0, (128, 416, 448)),
+        (1, None, 0, (0, 1, 1)),
     ],
 )
-def test_empty_messages_and_instructions_are_not_remembered(message: Message, stored: bool) -> None:
-    assert is_stored_kind(message) is stored
+def test_thresholds_follow_from_the_window(
+    window: int, max_tokens: int | None, standing: int, expected: tuple[int, int, int]
+) -> None:
+    injection, hard, room = expected
+    found = limits(window, max_tokens=max_tokens, standing_tokens=standing)
+    assert found == Thresholds(injection, 4_000, hard * 7 // 8, hard, room, standing, window)
+
+
+def test_as_long_as_no_window_is_known_nothing_leaves() -> None:
+    found = limits(None, max_tokens=32_000, standing_tokens=18_000)
+    assert found.room == UNLIMITED and found.hard > 10**15 and found.soft > 10**15
+    assert keeps_earlier_blocks(found, text=10**9, earlier=4_000, current=0)
+    assert found.injection == 2_000
+
+
+def test_a_threshold_set_by_hand_is_an_upper_bound_whether_the_window_is_known_or_not() -> None:
+    assert (limits(32_768, soft=1_000, hard=2_000).soft, limits(32_768, soft=1_000, hard=2_000).hard) == (1_000, 2_000)
+    assert limits(32_768, hard=2_000).soft == 1_750
+    assert (limits(None, soft=6_000, hard=8_000).soft, limits(None, soft=6_000, hard=8_000).hard) == (6_000, 8_000)
+    assert limits(None, hard=8_000).room == 10_000
+    assert limits(4_096, hard=50_000).hard == limits(4_096).hard
+    assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
+
+
+def test_where_the_server_counts_max_tokens_the_reply_does_not_shrink() -> None:
+    counted = limits(32_768, counts_reply=True, max_tokens=20_000, standing_tokens=2_000)
+    assert counted.room == 32_768 - 20_000 - 2_000
+    assert limits(32_768, counts_reply=True) == limits(32_768), "without max_tokens it takes what is left"
+
+
+@given(
+    st.integers(1, 300_000),
+    st.none() | st.integers(-1, 10**9),
+    st.integers(0, 100_000),
+    st.integers(0, 10_000),
+    st.booleans(),
+)
+def test_history_memory_and_a_reply_always_fit_the_window(
+    window: int, max_tokens: int | None, standing: int, injection: int, counts_reply: bool
+) -> None:
+    found = limits(
+        window,
+        max_tokens=max_tokens,
+        standing_tokens=standing,
+        injection_tokens=injection,
+        counts_reply=counts_reply,
+    )
+    asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
+    assert 0 <= found.soft <= found.hard <= found.room
+    assert found.room == 0 or found.room + standing + min(asked, max(512, window // 16), window // 2) <= window
+    assert found.injection <= window // 4 and 0 <= found.injection_min <= max(window // 16, 0)
+
+
+# -- the blocks of earlier turns --------------------------------------------------------------------------------------
+
+CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Perth", "Turin", "Basel", "Osaka", "Delhi", "Accra", "Sofia", "Malmo"]
+MOVES_MAX = 8
+"""In 40 turns; it is 4, and was 19 where the blocks left alone and the history some turns later."""
+
+
+def test_blocks_and_history_leave_together_and_the_prompt_stays_as_it_is_for_many_turns(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    strict = StrictLlama(4_096)
+    upstream.answer, upstream.answers_all = strict, True
+    daemon = make_daemon(upstream.url, {"retrieval": {"recall_budget_ms": 5_000, "timeout_ms": 30_000}}).start()
+    for number, city in enumerate(CITIES):
+        for store in range(3):
+            said = f"In {city} store {store} has the door code {1000 + 37 * number + store}. Its clerk, who likes jazz"
+            said += (
+                f" from {city}, gets {number + store} lorries a month with {number * 3 + store} pallets of tea each."
+            )
+            daemon.chat([{"role": "user", "content": said}])
+    daemon.export()  # stored
+    history: list[dict[str, str]] = []
+    prompts = []
+    for turn in range(40):
+        asked = f"What are the door codes of the stores in {CITIES[turn % len(CITIES)]}, and who is the clerk? "
+        history.append({"role": "user", "content": asked + "Take your time with the answer, as always. " * 14})
+        daemon.chat(history)
+        prompts.append(strict.prompts[-1].parts)
+        history.append({"role": "assistant", "content": "Noted."})
+    assert any("[mem:" in part for part in prompts[-1]) and len(prompts[-1]) < len(history)
+    moves = sum(now[: len(before)] != before for before, now in itertools.pairwise(prompts))
+    assert 0 < moves <= MOVES_MAX, moves

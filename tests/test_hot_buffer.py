@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation, Line, TurnKey
+from memd.conversation.conversation import Conversation, Line, TurnKey, as_buffered
 from memd.conversation.events import (
     BufferEvent,
     Closed,
@@ -40,6 +40,7 @@ from memd.conversation.events import (
     encode_event,
 )
 from memd.conversation.hot_buffer import Arrival, HotBuffer
+from memd.conversation.matching import ConversationIndex, match
 from memd.ingest.unstored import ListedParts, Part, each_part, owed_parts
 from memd.messages import BlockChunk, chain_all
 
@@ -87,38 +88,6 @@ def test_where_a_client_moves_its_files_to_the_end_what_the_model_has_not_answer
 # -- one client -------------------------------------------------------------------------------------------------------
 
 
-def test_a_retry_before_the_answer_changes_nothing() -> None:
-    buffer = new_buffer()
-    first, second = receive(buffer, "u:1"), receive(buffer, "u:1")
-    assert second.conversation is first.conversation and not second.opened
-    assert buffer.reply(first, said("a:2"), 10, 0.0) is buffer.reply(second, said("a:2"), 10, 0.0)
-    assert texts(first.conversation) == ["1", "2"] and names(buffer) == ["1"]
-
-
-def test_another_answer_to_the_same_request_is_a_branch_and_the_former_one_is_given_up() -> None:
-    buffer = new_buffer()
-    former = talk(buffer, *LONG)
-    branch = talk(buffer, *LONG[:5], "a:better")
-    assert texts(branch) == ["1", "2", "3", "4", "5", "better"]
-    assert former.abandoned and not branch.abandoned and texts(former)[-1] == "6"
-
-
-def test_an_edit_is_a_branch_and_the_former_one_is_given_up() -> None:
-    buffer = new_buffer()
-    former = talk(buffer, *LONG)
-    arrival = receive(buffer, *LONG[:4], "u:edited")
-    assert texts(arrival.conversation) == ["1", "2", "3", "4", "edited"] and not arrival.opened
-    assert former.abandoned and len(former) == 6
-
-
-def test_a_branch_that_was_given_up_is_taken_up_again() -> None:
-    buffer = new_buffer()
-    former = talk(buffer, *LONG)
-    receive(buffer, *LONG[:4], "u:edited")
-    arrival = receive(buffer, *LONG, "u:7")
-    assert arrival.conversation is former and not former.abandoned
-
-
 @given(
     heads=st.lists(st.integers(0, 3), min_size=1, max_size=12),
     tails=st.lists(st.integers(3, 7), min_size=12, max_size=12),
@@ -138,14 +107,6 @@ def test_however_a_client_trims_its_history_there_is_one_conversation_with_all_o
         buffer.reply(arrival, said(everything[-1]), 10, 0.0)
     [conversation] = buffer.conversations()
     assert conversation.end_digest == digest_at(everything)
-
-
-def test_an_edit_in_a_trimmed_history_is_a_branch_with_the_whole_history() -> None:
-    buffer = new_buffer()
-    talk(buffer, *LONG)
-    arrival = receive(buffer, "u:3", "a:4", "u:edited")
-    assert texts(arrival.conversation) == ["1", "2", "3", "4", "edited"]
-    assert (arrival.offset, arrival.end) == (2, 5)
 
 
 def test_with_a_session_newest_messages_alone_make_one_conversation() -> None:
@@ -206,6 +167,40 @@ def test_an_answer_that_the_client_has_sent_back_already_is_not_repeated() -> No
     assert texts(buffer.reply(arrival, said("a: 2 "), 10, 0.0)) == ["1", "2", "3"] and names(buffer) == ["1"]
 
 
+class Counted(bytes):
+    """Contents that count how often two of them are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_a_history_in_which_the_same_few_words_recur_is_not_compared_from_each_of_them_on() -> None:
+    def contents(edited: int) -> list[bytes]:
+        words = ["u:go" if place % 2 else "a:ok" for place in range(4_000)]
+        words[edited] = "u:edited"
+        return [Counted(said(word).content_digest) for word in words]
+
+    index, known = ConversationIndex(), Conversation("known")
+    known.messages = as_buffered(known, [said("u:go")] * 4_000, contents(3_000), [1] * 4_000)
+    index.note(known)
+    Counted.compared = 0
+    match(index, contents(2_000), None)
+    assert Counted.compared < 50 * 4_000, "quadratic, they are a million"
+
+
+def test_a_trimmed_history_rejoins_the_conversation_with_which_it_shares_most() -> None:
+    buffer = new_buffer()
+    right = receive(buffer, "u:1", "a:2", "u:3", "u:thanks", "a:welcome").conversation
+    receive(buffer, "u:x", "u:thanks", "a:welcome")
+    arrival = receive(buffer, "a:2", "u:3", "u:thanks", "a:welcome", "u:new")
+    assert arrival.conversation is right and texts(right) == ["1", "2", "3", "thanks", "welcome", "new"]
+
+
 # -- what has left the prompt -----------------------------------------------------------------------------------------
 
 
@@ -229,20 +224,6 @@ def test_compaction_of_a_conversation_cannot_reach_a_request_that_went_back_in_i
     assert texts(arrival.conversation) == ["1", "2", "3"]
 
 
-def test_a_message_that_left_before_it_was_stored_keeps_its_text_until_it_is_after_a_restart_too() -> None:
-    buffer = new_buffer()
-    conversation = talk(buffer, *LONG)
-    buffer.mark(conversation, left_out=4)
-    assert buffer.unstored_count and texts(conversation) == ["1", "2", "3", "4", "5", "6"]
-    for events in (buffer.take_unsaved(), buffer.retelling()()):
-        (again,) = replayed(events).conversations()
-        assert (again.stored, again.left_out, texts(again)) == (0, 4, texts(conversation))
-    buffer.mark(conversation, stored=2)
-    assert texts(conversation) == ["(left out)"] * 2 + ["3", "4", "5", "6"]
-    buffer.mark(conversation, stored=6)
-    assert texts(conversation) == ["(left out)"] * 4 + ["5", "6"]
-
-
 def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     buffer = new_buffer()
     conversation = talk(buffer, *LONG)
@@ -255,35 +236,7 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     assert branch.blocks == {digest_at(LONG[:3]): block("3")}
 
 
-# -- leaving no trace -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("history", [("u:new",), LONG, (*LONG, "u:7"), LONG[:3], (*LONG[:4], "u:edited")], ids=repr)
-def test_a_glance_sees_what_a_request_would_and_changes_nothing(history: tuple[str, ...]) -> None:
-    buffer = new_buffer()
-    buffer.record(Placed(talk(buffer, *LONG).id, digest_at(LONG[:1]), block("1")))
-    buffer.take_unsaved()
-    seen = glance(buffer, *history)
-    seen.conversation.blocks[digest_at(history)] = block("new")
-    seen.conversation.mark_stored(1)
-    assert buffer.take_unsaved() == [] and state(buffer) == state(replayed(buffer.retelling()()))
-    assert [one.id for one in buffer.conversations()] == ["1"] and buffer.conversations()[0].stored == 0
-    really = receive(buffer, *history)
-    assert texts(really.conversation) == texts(seen.conversation)
-    assert (really.offset, really.end, really.opened) == (seen.offset, seen.end, seen.opened)
-
-
 # -- retries ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> None:
-    buffer = new_buffer()
-    conversation, key = receive(buffer, "u:1").conversation, TurnKey(digest_at(["u:1"]), b"")
-    assert not buffer.note_arrival(conversation, key, 100.0, 120.0)
-    assert buffer.note_arrival(conversation, key, 219.0, 120.0)
-    assert not buffer.note_arrival(conversation, key, 221.0, 120.0)
-    assert buffer.note_arrival(conversation, key, 300.0, 120.0)
-    assert not buffer.note_arrival(conversation, key, 200.0, 120.0), "a clock was set back over a restart"
 
 
 def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
@@ -301,15 +254,6 @@ def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
 
 def shown(chunk_id: str, uuid: bytes, topic_id: str = "default") -> BlockChunk:
     return BlockChunk(chunk_id, uuid, topic_id, 1)
-
-
-def test_a_shown_chunk_is_found_by_the_id_that_was_shown_and_by_its_full_uuid() -> None:
-    buffer, uuid = new_buffer(), bytes.fromhex("a3f9" + "00" * 14)
-    chunk = shown("a3f9", uuid)
-    buffer.record(Injected([chunk]))
-    dashed = "A3F90000-0000-0000-0000-000000000000"
-    assert [buffer.resolve(one) for one in ("a3f9", "A3F9", uuid.hex(), dashed)] == [chunk] * 4
-    assert [buffer.resolve(one) for one in ("a3f", "a3f90", "", "beef")] == [None] * 4
 
 
 def test_ids_are_forgotten_after_the_configured_number_of_turns() -> None:

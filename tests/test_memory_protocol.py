@@ -83,25 +83,6 @@ def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_g
     assert live()["utility_multiplier"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("wrong", "because"),
-    [
-        (correction("Helpful", "a3f9", steps=0), "steps"),
-        (correction("Unhelpful", "a3f9", steps=11), "steps"),
-        (correction("Helpful", "a3f9", steps="many"), "steps"),
-        (correction("Update", "a3f9", steps=2), "Helpful and Unhelpful"),
-    ],
-)
-def test_a_number_of_steps_that_makes_no_sense_is_refused_and_named(
-    daemon: DaemonProcess, wrong: dict[str, Any], because: str
-) -> None:
-    answer = daemon.chat([user("Well?")], memory_in={"corrections": [wrong]})
-    assert answer.headers["X-Memory-Status"] == "bad-memory-in"
-    assert "corrections[0].steps" in answer.headers["X-Memory-Problem"]
-    turn, said = f"turn={answer.headers['X-Memory-Turn']} ", daemon.log.read_text().splitlines()
-    assert any("corrections[0].steps" in line and because in line for line in said if turn in line)
-
-
 def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:
     daemon = make_daemon(llama, {"injection": {"pressure_ratio": 0.01}}).start()
     daemon.chat([user(KEY)])
@@ -171,13 +152,3 @@ def test_memory_in_is_read_from_every_place_and_form(
     assert answer.headers["X-Memory-Injected"] == chunk["id"]
     stored = {entry["id"]: entry for entry in there.export()}
     assert stored[chunk["id"]]["canonical_id"] == chunk["canonical_id"]
-
-
-def test_streaming_carries_memory_out_on_the_first_chunk_with_choices_and_nowhere_else(daemon: DaemonProcess) -> None:
-    daemon.chat([user(KEY)])
-    with daemon.stream([user(WHERE)], memory_in={}) as stream:
-        chunks = list(stream)
-        assert stream.ended_properly
-        shown = stream.headers["X-Memory-Injected"]
-    assert ids(chunks[0]["memory_out"]) == shown.split(",")
-    assert [chunk for chunk in chunks[1:] if "memory_out" in chunk] == []

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from daemon_in_process import Client, House
-from test_boilerplate import stored
 from test_turn import FACT, QUESTION
 
 from memd.entries import NAME_CHARACTERS_MAX, Speaker, role_opening, text_with_roles
@@ -23,7 +22,7 @@ async def say(client: Client, text: str, name: str) -> None:
 async def test_a_name_is_stored_shown_and_exported_with_the_role(client: Client) -> None:
     await say(client, FACT, "ann")
     assert json.loads(client.upstream.chats[-1].body)["messages"][0]["name"] == "ann"
-    assert await stored(client) == [f"user (ann): {FACT}\nassistant: Noted."]
+    assert await client.displayed() == [f"user (ann): {FACT}\nassistant: Noted."]
     await client.ask(QUESTION)
     assert f"] user (ann): {FACT}" in client.upstream.prompts[-1]
     topic = await client.daemon.topics.get("default")

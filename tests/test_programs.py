@@ -1,33 +1,165 @@
-"""What programs say to themselves is not their user's speech: each rule by words of its program, and quotations."""
+"""What programs say to themselves is not their user's speech: each rule by words of its program, and quotations;
+requests that a program makes for itself; and what it wraps around words, on its way through the daemon."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeDaemon
+from daemon_in_process import Client
 from daemon_process import DaemonProcess, user, wait_until
-from recording_upstream import RecordingUpstream
-from test_side_requests import ASKED, INSTRUCTED
-from test_speech import WRAPPED
+from recording_upstream import RecordingUpstream, chat_answer
+from test_turn import FACT as TOLD
+from test_turn import QUESTION as WHERE
 
-from memd.messages import Message
+from memd.errors import ConfigError
+from memd.messages import Message, stored_text
 from memd.proxy.reading import SideRequests
+from memd.settings.loading import load_config
 from memd.settings.model import Config, IngestSettings
 from memd.settings.programs import Kind, Programs, programs_of, rules
-from memd.speech import Speech
+from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
+from memd.wire.api import MessageCache
 from memd.wire.ollama import OLLAMA
+from memd.wire.registry import APIS
 from memd.wire.responses import RESPONSES
 
+# Where the programs write theirs: Cline (sdk/packages/agents/src/agent-runtime.ts,
+# apps/vscode/src/core/prompts/responses.ts), Roo Code (src/core/environment/getEnvironmentDetails.ts,
+# src/core/task/Task.ts), Codex (codex-rs/core), Open WebUI (DEFAULT_RAG_TEMPLATE in backend/open_webui/config.py),
+# Aider (aider/coders/base_coder.py).
 PROGRAMS = programs_of(Config().ingest)
 SPEECH = Speech(PROGRAMS.strip, PROGRAMS.message, PROGRAMS.reply, PROGRAMS.result)
+SIDE_REQUESTS = SideRequests(PROGRAMS)
 WITHOUT_WRAPPING = Speech(PROGRAMS.strip)
 """Leaves out what stands around words, and no whole message."""
+DETAILS = "<environment_details>\n# VSCode Open Tabs\na<b.ts\n\n# Current Time\n10:{minute}\n</environment_details>"
+REMINDER = "<system-reminder>\nThe TodoWrite tool hasn't been used recently.\n</system-reminder>"
+AIDER_RULES = (
+    "\n\n# *SEARCH/REPLACE block* Rules:\n\nEvery *SEARCH/REPLACE block* must use this format:\n1. The *FULL*\n"
+    "\nONLY EVER RETURN CODE IN A *SEARCH/REPLACE BLOCK*!\n"
+)
+
+WRAPPED = {
+    "cline": (f"<task>\nUse port 8765.\n</task>\n\n{DETAILS}", "Use port 8765."),
+    "cline feedback": (f"<feedback>\nno, 8765\n</feedback>\n{DETAILS}", "no, 8765"),
+    "roo": (f"<user_message>\nUse <b>8765</b>.\n</user_message>\n{DETAILS}", "Use <b>8765</b>."),
+    "roo answer": (f"<answer>\nyes\n</answer>\n\n{DETAILS}", "yes"),
+    "claude code": (f"{REMINDER}\nUse port 8765.\n{REMINDER}", "Use port 8765."),
+    "an environment": ("Hello\n<env>\nWorking directory: /src\n</env>\nthere", "Hello\nthere"),
+    "codex": ("<environment_context>\n  <cwd>/src</cwd>\n</environment_context>", ""),
+    "codex instructions": ("# AGENTS.md instructions for /src\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>", ""),
+    "a hook": ('<hook_context source="x" tool_name="y">\nnoted\n</hook_context>\nGo on.', "Go on."),
+    "aider": (f"Use port 8765.{AIDER_RULES}", "Use port 8765."),
+    "aider, whole": (
+        "Go.\n\nTo suggest changes to a file you MUST return the entire content of the updated file.\nYou MUST use",
+        "Go.",
+    ),
+    "opened twice": (f"<environment_details>Why? {DETAILS}", "<environment_details>Why?"),
+}
+
+# The beginnings of the prompts as the projects have them: Open WebUI (backend/open_webui/config.py,
+# utils/middleware.py), opencode (packages/opencode/src/agent/prompt, session/compaction.ts), Codex
+# (codex-rs/core/templates/compact), Cline (src/core/prompts/contextManagement.ts), Roo Code
+# (src/shared/support-prompt.ts), Zed (crates/agent_settings/src/prompts), Continue (core/util, extensions/cli), Goose
+# (crates/goose/src/prompts), LobeChat (packages/prompts/src/chains), LibreChat (@librechat/agents), Cherry Studio
+# (src/renderer/src/config/prompts.ts), Aider (aider/prompts.py).
+ASKED = {
+    "open webui: title": "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.",
+    "open webui: tags": "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history,",
+    "open webui: follow-ups": "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user might",
+    "open webui: queries": "### Task:\nAnalyze the chat history to determine the necessity of"
+    " generating search queries",
+    "open webui: completion": "### Task:\nYou are an autocompletion system. Continue the text in `<text>` based on the",
+    "open webui: image": "\n### Task:\nGenerate a detailed prompt for am image generation task",
+    "open webui: emoji": "Your task is to reflect the speaker's likely facial expression through a fitting emoji.",
+    "open webui: mixture": "You have been provided with a set of responses from various models to the latest user"
+    ' query: "Which port?"',
+    "open webui: tools": 'Query: History:\nUSER: """Which port?"""\nASSISTANT: """8765."""\nQuery: And the host?',
+    "librechat": "Provide a concise, 5-word-or-less title for the conversation, using its same language, with no",
+    "librechat: older": "Please generate a concise, 5-word-or-less title for the conversation, using its same language",
+    "librechat: structured": "Analyze this conversation and provide:\n1. The detected language of the conversation",
+    "a phrase": "Create a concise, 3-5 word phrase as a header for the following query",
+    "continue: title": "Given the following... please reply with a title for the chat that is 3-4 words in length, all",
+    "continue: compaction": "Create a comprehensive summary of this conversation that captures all essential"
+    " information needed to continue the work seamlessly.",
+    "continue cli": "Please provide a concise summary of our conversation so far, capturing the key context, decisions"
+    " made, and current state.",
+    "zed: title": "Generate a concise 3-7 word title for this conversation, omitting punctuation.\nGo straight to the",
+    "zed: compaction": "You are compacting this conversation into a handoff for another agent that will resume the"
+    " work.",
+    "zed: summary": "Generate a detailed summary of this conversation. Include:\n1. A brief overview of what was",
+    "claude code: compaction": "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read, Bash,"
+    " Grep, Glob, Edit, Write, or ANY other tool.\n- Your entire response must be plain text: an <analysis> block"
+    " followed by a <summary> block.\n\nYour task is to create a detailed summary of the conversation so far,",
+    "claude code, zed, roo: compaction": "Your task is to create a detailed summary of the conversation so far, paying"
+    " close attention to the user's explicit requests and your previous actions.",
+    "claude code: title": "Please write a 5-10 word title the following conversation:\n\nUser: hi",
+    "cline": '<explicit_instructions type="summarize_task">\nThe current conversation is rapidly running out of'
+    " context. Now, your urgent task is to create a comprehensive detailed summary",
+    "codex": "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM that will",
+    "opencode": "Provide a detailed prompt for continuing our conversation above.\nFocus on information that would be",
+    "opencode: later": "Create a new anchored summary from the conversation history.\n\n## Goal",
+    "opencode: again": "Update the anchored summary below using the conversation history above.\nPreserve still-true",
+    "opencode: summary": "Summarize what was done in this conversation. Write like a pull request description.",
+    "goose: compaction": "The messages above are a conversation to summarize. Create a structured context checkpoint",
+    "goose: summary": "## Summary Task\nGenerate detailed summary of conversation to date.  \nInclude user requests,",
+    "goose: title": "Generate a short title (four words or less) for this conversation.",
+    "aider": "*Briefly* summarize this partial conversation about programming.\nInclude less detail about older parts",
+}
+INSTRUCTED = {
+    "opencode: title": "You are a title generator. You output ONLY a thread title. Nothing else.\n\n<task>\nGenerate",
+    "opencode: compaction": "You are summarizing a conversation for continuation by another agent.\n\nProduce a",
+    "claude code: compaction": "You are a helpful AI assistant tasked with summarizing conversations.",
+    "claude code: topic": "Analyze if this message indicates a new conversation topic. If it does, extract a 2-3 word"
+    " title that captures the new topic.",
+    "claude code: title": "You are Claude Code, Anthropic's official CLI for Claude.\nGenerate a concise, sentence-case"
+    " title (3-7 words) that captures the main topic or goal of this coding session.",
+    "claude code: older title": "Summarize this coding conversation in under 50 characters.",
+    "lobechat: title": "You are a professional conversation summarizer. Generate a concise title",
+    "lobechat: history": "You're an assistant who's good at extracting key takeaways from conversations and"
+    " summarizing them. Please summarize according to the user's needs.",
+    "cherry studio": "You are an assistant skilled in conversation. You need to summarize the user's conversation into"
+    " a title within 10 words.",
+    "cherry studio: search": "\n  You are an AI question rephraser. You will be given a",
+    "open webui: tools": 'Available Tools: [{"name": "x"}]\n\nYour task is to choose and return the correct tool(s)'
+    " from the list of available tools based on the query.",
+    "goose": "Generate a short title (four words or less) for this conversation.",
+    "aider: commit": "You are an expert software engineer that generates concise, one-line Git commit messages based on"
+    " the provided diffs.",
+}
+REAL_QUESTIONS = [
+    "### Task:\nRespond to the user query using the provided context, incorporating inline citations",
+    "### Task:\nGenerate a REST endpoint for bookings",
+    "What does '### Task:\nGenerate a concise, 3-5 word title' do in Open WebUI?",
+    "Write a concise, well-tested parser for the title line",
+    "Generate a title for this conversation: between Ann and Bob, for my novel",
+    "Create a summary of this conversation and mail it to Ann",
+    "Your task is to create a detailed plan for the migration",
+    "Summarize what was done in this conversation.",
+    "Query: History of the port, please",
+    "You have been provided with a set of keys; where do they hang?",
+    "Please provide a concise summary of our conversation so far.",
+    "Analyze this conversation and tell me who is right",
+    "The current conversation is about context windows",
+    "Given the following, please reply with a plan",
+]
+REAL_INSTRUCTIONS = [
+    "You are a helpful assistant.",
+    "You are Claude Code, Anthropic's official CLI for Claude.\nWhen the context is full, summarize this conversation.",
+    "You are an expert software engineer who writes Git commit messages by hand and reviews code.",
+    "You write novels. Never write: You are a title generator. You output ONLY a thread title.",
+    "Available Tools: hammer, saw. Your task is to answer questions about joinery.",
+]
+
 MAP = (
     "Here are summaries of some files present in my git repository.\nDo not propose changes to these files, treat them"
     " as *read-only*.\nIf you need to edit any of these files, ask me to *add them to the chat* first.\n\nsrc/app.py:\n"
@@ -288,26 +420,157 @@ def test_who_quotes_such_a_message_keeps_it(role: str, text: str) -> None:
     assert SPEECH.heard(Message(other, without)).said, "it stands in one name alone"
 
 
-@pytest.mark.parametrize(("text", "said"), STRIPPED.items(), ids=lambda text: text[:30])
+@pytest.mark.parametrize(("text", "said"), [*WRAPPED.values(), *STRIPPED.items()], ids=lambda text: text[:30])
 def test_text_that_a_program_puts_around_the_words_is_not_said(text: str, said: str) -> None:
-    assert SPEECH.heard(Message("user", text)).said == said
+    message = SPEECH.heard(Message("user", text))
+    assert message.said == said and message.text == text
+    assert message.content_digest == Message("user", said).content_digest
+    assert stored_text(message) == said
 
 
-def includes(instructions: str, question: str) -> bool:
-    messages = [{"role": "system", "content": instructions}, {"role": "user", "content": question}]
-    return SideRequests(PROGRAMS).includes(CHAT.parse(json.dumps({"messages": messages}).encode()))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use port 8765.",
+        "  outer white space stays \n",
+        "<environment_details> is what Cline writes, and I never close it",
+        "The file has <env>PORT=1</env> in it.",
+        "Our launch file:\n<env>\nDATABASE_PASSWORD=OSPREY77\n</env>\nkeep it in mind",
+        "and mine: <environment_context> region FALCON8 </environment_context> and what follows",
+        "<task>one</task> is how Ant writes it:\n<target>\n<task>\n  <javac/>\n</target>",
+        "# *SEARCH/REPLACE block* Rules: explain them to me",
+        "</system-reminder> then words <system-reminder>",
+        "x" * (SEARCHED_CHARACTERS_MAX + 1) + REMINDER,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_words_that_only_look_like_it_are_said_as_they_stand(text: str) -> None:
+    message = Message("user", text)
+    assert SPEECH.heard(message) is message and message.said is text
+
+
+def test_thinking_before_an_answer_is_not_said() -> None:
+    thinking = SPEECH.heard(Message("assistant", "<think>\nHm, 8765?\n</think>\n\nPort 8765."))
+    assert thinking.content_digest == Message("assistant", "Port 8765.").content_digest
+    assert SPEECH.said("user", "<think>mine</think> words") is None
+    assert SPEECH.said("assistant", "<think>interrupted") is None
+    assert SPEECH.said("assistant", "It writes <think>so</think>.") is None
+
+
+RESULT = "1\timport os\n\n    return"
+FILE = "<env>\nWorking directory: OSPREY77\n</env>"
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{RESULT}\n\n{REMINDER}\n", RESULT),
+        (f"{REMINDER}{RESULT}", RESULT),
+        (f"{REMINDER}\n{REMINDER}\n{RESULT}\n{REMINDER} {REMINDER}", RESULT),
+        (f"{FILE}\n{REMINDER}", FILE),
+        (FILE, FILE),
+        (REMINDER, REMINDER),
+        (f"one\n{REMINDER}\n{DETAILS}\ntwo", f"one\n{REMINDER}\n{DETAILS}\ntwo"),
+        ("<task>\nbuild\n</task>", "<task>\nbuild\n</task>"),
+        (f"prompt = 1{AIDER_RULES}", f"prompt = 1{AIDER_RULES}"),
+    ],
+)
+def test_a_result_loses_only_what_a_program_put_at_its_ends_and_never_all_of_it(
+    role: str, text: str, said: str
+) -> None:
+    assert SPEECH.heard(Message(role, text)).said == said
+
+
+def test_a_rewritten_wrapping_is_the_same_message_through_every_api() -> None:
+    cache = MessageCache(speech=SPEECH)
+    for api in APIS:
+        name = "input" if api.name == "responses" else "messages"
+        for minute in ("05", "06"):
+            content = f"Go on.\n{DETAILS.replace('{minute}', minute)}"
+            [digest] = api.parse(json.dumps({name: [{"role": "user", "content": content}]}).encode(), cache).digests
+            assert digest == Message("user", "Go on.").content_digest
+
+
+@pytest.mark.parametrize(
+    "piece", ["<environment_details>", "<", "<env>\n", "<task>\n", "<hook_context ", "\n", AIDER_RULES]
+)
+def test_a_hostile_text_takes_no_longer_than_a_long_one(piece: str) -> None:
+    text = piece * (SEARCHED_CHARACTERS_MAX // len(piece))
+    started = time.process_time()
+    SPEECH.said("user", text)
+    SPEECH.said("tool", text)
+    assert time.process_time() - started < 2, "a megabyte takes 25 to 100 ms; one that is not linear takes minutes"
+
+
+def test_a_pattern_that_is_none_is_named_with_its_setting(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("ingest:\n  strip: ['<a>(']\n")
+    with pytest.raises(ConfigError, match=r"ingest.strip has '<a>\(', which is no regular expression"):
+        load_config(path, {}, {})
+
+
+def test_the_default_patterns_fit_into_a_line_of_the_settings() -> None:
+    assert all("\n" not in pattern and len(pattern) <= 4096 for pattern in PROGRAMS.strip)
+
+
+def asked(question: str, instructions: str = "You are a helpful assistant.", api: Api = CHAT) -> bool:
+    messages = [{"role": "user", "content": question}]
+    if api is RESPONSES:
+        body: dict[str, object] = {"input": messages, "instructions": instructions}
+    elif api is ANTHROPIC:
+        parts = [{"type": "text", "text": line} for line in instructions.split("\n")]
+        body = {"messages": messages, "system": parts}
+    else:
+        body = {"messages": [{"role": "system", "content": instructions}, *messages]}
+    return SIDE_REQUESTS.includes(api.parse(json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("text", EXAMPLES["ignore"], ids=lambda text: text[:30])
 def test_a_program_asks_for_itself_and_who_quotes_that_does_not(text: str) -> None:
-    assert includes("You help.", text)
-    assert not includes("You help.", f"Where does this come from?\n\n{text}")
+    assert asked(text, "You help.")
+    assert not asked(f"Where does this come from?\n\n{text}", "You help.")
 
 
 @pytest.mark.parametrize("text", EXAMPLES["ignore_system"], ids=lambda text: text[:30])
 def test_a_program_is_known_by_its_instructions_and_not_by_a_quotation(text: str) -> None:
-    assert includes(text, "Which port?")
-    assert not includes(f"You help. Users ask of prompts like: {text.splitlines()[-1]}", "Which port?")
+    assert asked("Which port?", text)
+    assert not asked("Which port?", f"You help. Users ask of prompts like: {text.splitlines()[-1]}")
+
+
+@pytest.mark.parametrize("api", [RESPONSES, ANTHROPIC], ids=lambda api: api.name)
+def test_a_request_is_known_by_its_system_prompt_in_each_api(api: Api) -> None:
+    assert [name for name, prompt in INSTRUCTED.items() if not asked("Where does the key hang?", prompt, api)] == []
+
+
+@pytest.mark.parametrize("question", REAL_QUESTIONS)
+def test_a_users_question_is_not_taken_for_one(question: str) -> None:
+    assert not asked(question)
+
+
+@pytest.mark.parametrize("instructions", REAL_INSTRUCTIONS)
+def test_a_system_prompt_is_not_taken_for_one(instructions: str) -> None:
+    assert not asked("Where does the key hang?", instructions)
+
+
+async def test_it_passes_untouched_and_is_not_remembered(client: Client) -> None:
+    await client.ask(TOLD)
+    await client.settled()
+    for prompt in ASKED.values():
+        status, memory, _ = await client.ask(prompt)
+        assert (status, memory) == (200, "none")
+        assert json.loads(client.upstream.chats[-1].body)["messages"] == [{"role": "user", "content": prompt}]
+    await client.settled()
+    topic = await client.daemon.topics.get("default")
+    assert [len(one) for one in topic.buffer.conversations()] == [2]
+
+
+def test_a_pattern_with_an_outer_choice_is_searched_for_everywhere() -> None:
+    requests = SideRequests(Programs(ignore=(r"\Aping|pong",)))
+    request = CHAT.parse(json.dumps({"messages": [{"role": "user", "content": "ping? pong!"}]}).encode())
+    assert requests.includes(request)
+    assert requests.includes(CHAT.parse(b'{"messages": [{"role": "user", "content": "now pong"}]}'))
+    assert not requests.includes(CHAT.parse(b'{"messages": [{"role": "user", "content": "now ping"}]}'))
 
 
 def test_a_list_of_ones_own_stands_in_place_of_the_rules_of_its_kind_and_false_of_all() -> None:
@@ -383,3 +646,32 @@ def test_the_rules_can_be_turned_off(make_daemon: MakeDaemon, upstream: Recordin
     daemon.chat([user(ASKED["aider"])])
     text = stored(daemon, FACT, "*Briefly* summarize")
     assert "user: Change get_factorial()" in text and "src/app.py" in text
+
+
+OPENED = "<environment_details>\n# Current Time\n10:05, workshop key bicycle\n</environment_details>"
+
+
+async def test_wrapping_is_in_the_prompt_and_neither_stored_nor_asked(client: Client) -> None:
+    await client.ask(f"<task>\n{TOLD}\n</task>\n\n{OPENED}")
+    assert f"<task>\\n{TOLD}\\n</task>\\n\\n<environment_details>" in client.upstream.prompts[-1]
+    assert await client.displayed() == [f"user: {TOLD}\nassistant: Noted."]
+    await client.ask(f"{WHERE}\n{OPENED}")
+    await client.settled()
+    assert (await client.receipt())["question"] == WHERE
+    assert TOLD in client.upstream.prompts[-1]
+
+
+async def test_a_message_of_wrapping_alone_is_not_stored(client: Client) -> None:
+    await client.ask(OPENED)
+    assert await client.displayed() == ["assistant: Noted."]
+
+
+async def test_thinking_is_neither_stored_nor_missed_when_the_client_drops_it(client: Client) -> None:
+    client.upstream.answer = lambda request: chat_answer(request, text="<think>\nHm.\n</think>\n\nBehind it.")
+    await client.ask(WHERE)
+    await client.displayed()
+    await client.ask(WHERE, "Behind it.", "Thanks!")
+    texts = await client.displayed()
+    assert len(texts) == len(set(texts)) and not any("Hm." in text for text in texts)
+    topic = await client.daemon.topics.get("default")
+    assert [len(one) for one in topic.buffer.conversations()] == [4], "it is the same conversation"

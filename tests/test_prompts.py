@@ -76,17 +76,6 @@ def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstrea
     assert json.dumps(shown(upstream)).count(f"[mem:{chunk_id}]") == 1
 
 
-def test_side_requests_of_chat_programs_leave_no_trace_and_get_no_memory(
-    memd: DaemonProcess, upstream: RecordingUpstream
-) -> None:
-    task = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n" + QUESTION
-    answer = memd.chat([user(task)])
-    assert answer.headers["X-Memory-Status"] == "none"
-    assert shown(upstream) == [user(task)]
-    memd.chat([user("Something else opens a new chat.")])
-    assert not any("concise" in entry["content"] for entry in memd.export())
-
-
 def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_closed(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:

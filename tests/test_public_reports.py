@@ -27,30 +27,14 @@ from daemon_process import DaemonProcess, ask, clean_environment, user, wait_unt
 from raw_wire import connected, request
 from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
 from reserved_port import reserved_port
+from test_responses_api import response_answer
 
-from memd.errors import EmbeddingError
 from memd.proxy import relay
 
 Json = dict[str, Any]
 
 FACT = "The spare key of the lighthouse hangs behind the blue barrel."
 QUESTION = "Where does the spare key of the lighthouse hang?"
-RESPONSE = {
-    "id": "resp_1",
-    "object": "response",
-    "created_at": 1,
-    "status": "completed",
-    "model": "tiny",
-    "output": [
-        {
-            "type": "message",
-            "id": "msg_1",
-            "role": "assistant",
-            "status": "completed",
-            "content": [{"type": "output_text", "text": "Noted.", "annotations": []}],
-        }
-    ],
-}
 EVENTS = (("Content-Type", "text/event-stream"),)
 
 
@@ -60,10 +44,6 @@ def event(**members: object) -> bytes:
 
 def delta(finish_reason: str | None = None, **said: object) -> bytes:
     return event(choices=[{"index": 0, "delta": said, "finish_reason": finish_reason}])
-
-
-def stream_of(*parts: bytes, gate: threading.Event | None = None) -> Response:
-    return Response((*parts, b"data: [DONE]\n\n"), headers=EVENTS, gate=gate)
 
 
 def calling(arguments: str, finish_reason: str = "tool_calls") -> Response:
@@ -85,20 +65,6 @@ async def recalled(client: Client, question: str = QUESTION) -> str:
     await client.settled()
     await client.ask(question)
     return client.upstream.prompts[-1]
-
-
-# litellm 36553, 30761: a bridge broke on the chunk without choices that tells usage.
-@pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize("asked", [{}, {"memory_in": {}}])
-async def test_a_chunk_without_choices_passes_wherever_it_stands(client: Client, place: str, asked: Json) -> None:
-    usage = event(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12})
-    words = [delta(role="assistant", content="It hangs "), delta(content="there."), delta("stop")]
-    parts = [usage, *words] if place == "first" else [*words, usage]
-    client.upstream.answer = lambda _: stream_of(*parts)
-    told = await streamed_text(client, FACT, stream_options={"include_usage": True}, **asked)
-    assert usage in told and told.endswith(b"data: [DONE]\n\n") and told.count(b'"memory_out"') == len(asked)
-    await client.settled()
-    assert (await client.receipt())["completion_tokens"] == 3
 
 
 # litellm 33687, 39355: cache_control was dropped on the way, or refused for its ttl.
@@ -129,31 +95,6 @@ async def test_a_note_that_is_sent_again_after_it_was_corrected_does_not_come_ba
     assert ask(f"{served.own_url}/memd/notes", note, headers=key).status == 200
     served.chat([user(QUESTION)])
     assert "in the shed" in upstream.prompts[-1] and "blue barrel" not in upstream.prompts[-1]
-
-
-# moorcheh-ai/memanto 1408: an update had deleted the old version when the new one could not be written.
-async def test_a_correction_that_cannot_be_embedded_leaves_what_it_corrects(client: Client) -> None:
-    await client.ask(FACT)
-    await recalled(client)
-    await client.settled()  # its receipt is written
-    [shown] = (await client.receipt())["shown"]
-
-    def fails(*_: object) -> None:
-        raise EmbeddingError("the model is not there")
-
-    whole, client.daemon.encoder.embed_text = client.daemon.encoder.embed_text, fails  # type: ignore[method-assign, assignment]
-    url = f"{client.daemon.own_url}/memd/corrections"
-    body = {
-        "topic_id": "default",
-        "chunk_ids": [shown],
-        "action": "Update",
-        "reason": "moved",
-        "content": "It hangs in the shed.",
-    }
-    async with client.session.post(url, json=body) as answer:
-        assert answer.status >= 500
-    client.daemon.encoder.embed_text = whole  # type: ignore[method-assign]
-    assert FACT in await recalled(client, "Say once more where the spare key of the lighthouse hangs.")
 
 
 # AgentFlocks/flocks 728, anomalyco/opencode 37913: arguments that were cut off at max_tokens ended the whole session.
@@ -229,7 +170,7 @@ def test_sound_and_files_reach_the_model_as_they_came_and_are_stored_as_a_word(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, path: str, part: Json, text: str, stands: str
 ) -> None:
     if is_responses := path == "responses":
-        upstream.answer = lambda _: Response((json.dumps(RESPONSE).encode(),))
+        upstream.answer = response_answer
     daemon = make_daemon(upstream.url).start()
     said = {"role": "user", "content": [{"type": text, "text": FACT}, part]}
     ask(f"{daemon.base_url}/v1/{path}", {"model": "tiny", "input" if is_responses else "messages": [said]})
@@ -348,9 +289,6 @@ def free_for_all() -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o777)
         yield folder
-
-
-# danny-avila/LibreChat 10809, open-webui: their own memories ask the model too, with the chat in one message.
 
 
 # BerriAI/litellm 26395, anomalyco/opencode 25000: the thoughts of a step were lost on the way back.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Entry, Erased, Speaker, Status, WallTime
-from memd.errors import EmbeddingError
 from memd.recall.block import line_of
 from memd.recall.corrections import undo
 from memd.recall.explained import Verdict
@@ -204,20 +201,6 @@ def test_each_sentence_that_asks_is_a_part_and_so_are_its_clauses_the_ends_and_t
     assert list(parts_of(message))[: len(parts)] == parts
 
 
-def test_a_question_that_is_wrapped_is_one_part_and_code_is_not_unwrapped() -> None:
-    question = "In which of the two harbours did we want to leave the boat over the winter, and\nwho has the key?"
-    assert next(iter(parts_of(f"{CODE}\n\n{question}"))) == question.replace("\n", " ")
-    assert next(iter(parts_of(f"{CODE}\nWho has the key?"))) == "Who has the key?"
-
-
-@pytest.mark.parametrize("code", ["  total += table[{0}].size;", "  let first = rows[{0}]?"])
-@pytest.mark.parametrize("question", ["Where is the key?", "Look for the key there"])
-def test_no_code_takes_the_place_of_the_question_before_or_behind_it(question: str, code: str) -> None:
-    lines = "\n".join(code.format(number) for number in range(40))
-    assert question in parts_of(f"{lines}\n{question}")
-    assert question in parts_of(f"{question}\n{lines}")
-
-
 def test_of_a_long_question_the_end_is_a_part_too() -> None:
     before = "After all that we have tried with the pump, the filter and the two valves behind the boiler, "
     message = f"{before * 4}where is the spare key?"
@@ -321,16 +304,6 @@ async def test_what_was_said_beside_the_answer_counts_more_for_it(log: TopicLog,
     assert beside[lines[1]].parts.score > beside[TALK[3]].parts.score
 
 
-@pytest.mark.parametrize(
-    "question", ["What is the capital of Mongolia?", "How do I sort a list in Haskell?", "Thanks!"]
-)
-async def test_a_question_about_nothing_that_is_stored_recalls_nothing_and_says_so(
-    topic: TopicLog, question: str
-) -> None:
-    found = await asked(topic, question)
-    assert contents(found) == [] and found.note == f"Nothing is shown: {Verdict.SILENT}."
-
-
 async def test_near_copies_are_each_found_by_their_own_question_whoever_wrote_them(
     log: TopicLog, embedder: Embedder
 ) -> None:
@@ -429,17 +402,6 @@ async def test_no_later_text_takes_an_earlier_one_out(log: TopicLog, embedder: E
 # -- the budget, and what is in the prompt -----------------------------------------------------------------------------
 
 
-async def test_a_budget_is_in_the_model_s_tokens(topic: TopicLog) -> None:
-    question = "Who paints the boat house?"
-    whole = await asked(topic, question)
-    needed = whole.raw_tokens
-    assert (await asked(topic, question, None, Budget(needed))).shown == whole.shown
-    drifted = await asked(topic, question, None, Budget(needed, 2.0))
-    assert len(drifted.shown) < len(whole.shown) and drifted.fill_ratio > 1
-    assert drifted.budget.drifted(drifted.raw_tokens) <= needed
-    assert drifted.candidates[0].tokens == 2 * whole.candidates[0].tokens
-
-
 async def test_what_an_earlier_block_shows_takes_its_place_and_is_not_shown_again(topic: TopicLog) -> None:
     question = "Who paints the boat house?"
     plain = await asked(topic, question)
@@ -489,50 +451,6 @@ async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(
     assert contents(found) == [FACTS[1]]
 
 
-class Broken:
-    """An embedder that fails whenever it is asked."""
-
-    dimension, scale, tells_apart, waits = 384, (1.0, 0.0), True, False
-    cut, same_cosine = Embedder.cut, Embedder.same_cosine
-
-    def __init__(self, fingerprint: str) -> None:
-        self.fingerprint = fingerprint
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        raise EmbeddingError("it was asked")
-
-    def close(self) -> None:
-        pass
-
-
-async def test_where_the_model_fails_words_and_the_table_find_and_the_answer_says_so(
-    topic: TopicLog, embedder: Embedder
-) -> None:
-    broken: Any = Broken(embedder.fingerprint)
-    found = await asked(topic, "What about QX_7741?", question="model", embedder=broken)
-    assert TALK[4] in contents(found) and "it was asked" in str(found.trouble)
-    stranger: Any = Broken("f" * 32)
-    without_table = await asked(topic, "What about QX_7741?", embedder=stranger)
-    assert TALK[4] in contents(without_table) and without_table.trouble is not None
-
-
-@pytest.mark.parametrize("is_sealed", [False, True])
-async def test_an_answer_says_that_chunks_of_another_model_are_not_searched(
-    tmp_path: Path, embedder: Embedder, is_sealed: bool
-) -> None:
-    other = Store(tmp_path, StoreShared(model=ModelId(8, "f" * 32), segment_entries_max=100))
-    vector = np.eye(8, dtype="<f4")[0].tobytes()
-    other.topic("default").append([_draft(embedder, 1, TALK[0], vector=vector)])
-    other.close()
-    store = _store(tmp_path, embedder)
-    topic = store.topic("default")
-    if is_sealed:
-        topic.seal(1)
-    found = await asked(topic, "Who paints the boat house?")
-    store.close()
-    assert found.candidates == () and found.note is not None and "embedded with another model" in found.note
-
-
 @pytest.mark.parametrize("question", ["table", "model", "auto"])
 async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: str) -> None:
     clear = await asked(topic, "Who paints the boat house?", question=question)
@@ -554,11 +472,6 @@ async def test_what_stands_beside_a_question_is_not_read_by_the_model_and_brings
     assert nothing.is_model_asked and contents(nothing) == []
     told = await asked(topic, "Is this still so? Loaves come out of the oven twice weekly.")
     assert told.is_model_asked and contents(told) != []
-
-
-async def test_the_same_question_gives_the_same_answer_to_all_who_ask_at_once(topic: TopicLog) -> None:
-    found = await asyncio.gather(*(asked(topic, "Who paints the boat house?", EVERYTHING) for _ in range(4)))
-    assert all(one.candidates == found[0].candidates for one in found)
 
 
 async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_path: Path, embedder: Embedder) -> None:
@@ -696,28 +609,3 @@ async def test_what_is_of_another_source_is_no_neighbour(log: TopicLog, embedder
     log.append([_draft(embedder, 3, "That is all.")])
     found = by_content(await asked(log, "Where is the spare key?", EVERYTHING))
     assert found[FACTS[0]].parts.neighbours == 0
-
-
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (Selection(kinds=("document",)), {FACTS[0]}),
-        (Selection(contains="mill lane"), {FACTS[1]}),
-        (Selection(since=500), {FACTS[1]}),
-        (Selection(until=500), {FACTS[0]}),
-        (Selection(sources=("nowhere.md",)), set()),
-    ],
-)
-@pytest.mark.parametrize("entries_max", [100, 2])
-async def test_only_what_is_wanted_is_a_candidate(
-    tmp_path: Path, embedder: Embedder, wanted: Selection, expected: set[str], entries_max: int
-) -> None:
-    store = _store(tmp_path, embedder, entries_max=entries_max)
-    topic = store.topic("default")
-    page = _draft(embedder, 1, FACTS[0], kind="document", source="keys.md", said_at=100)
-    topic.append([page, _draft(embedder, 2, FACTS[1], said_at=1000)])
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
-    found = await asked(topic, "Where is the spare key?", Filters(wanted=wanted, everything=True))
-    store.close()
-    assert {one.entry.content for one in found.candidates} == expected

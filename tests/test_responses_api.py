@@ -117,33 +117,6 @@ def test_a_streamed_reply_is_recognised_in_the_next_request_and_stored_once(
     assert sum("cinnamon-42" in content for content in contents) == 1
 
 
-def step(daemon: DaemonProcess, history: list[Any], stream: bool) -> tuple[dict[str, Any], list[str]]:
-    """One step of a tool loop: the response, and the ids of what memory showed."""
-    if stream:
-        event = streamed(daemon, history, tools=TOOLS, memory_in={})[-1]
-        response, out = event["response"], event["memory_out"]
-    else:
-        response = respond(daemon, history, tools=TOOLS, memory_in={}).json
-        out = response["memory_out"]
-    return response, [chunk["id"] for chunk in out["injected_chunks"]]
-
-
-def test_a_conversation_longer_than_the_window_goes_on_and_what_left_is_recalled(daemon: DaemonProcess) -> None:
-    history: list[Any] = [user(FACT)]
-    for number in range(40):
-        answer = respond(daemon, history, instructions="You look after a lighthouse.", max_output_tokens=64)
-        history += [{"role": "assistant", "type": "message", "content": reply_of(answer)}]
-        history.append(user(f"Day {number}: the boat needs paint because of the storm, page {number * 977}. " * 4))
-    assert sum(len(item["content"]) for item in history) > 1.25 * WINDOW
-    asked = f"{QUESTION} It was written on the plate, as I told you."  # a short one is asked with the day before
-    answer = respond(daemon, [*history[:-1], user(asked)], instructions="You look after a lighthouse.", memory_in={})
-    assert reply_of(answer) == REMEMBERING
-    daemon.wait_stored("cinnamon-42")
-    contents = {entry["id"]: entry["content"] for entry in daemon.export()}
-    shown = [contents[chunk["id"]] for chunk in answer.json["memory_out"]["injected_chunks"]]
-    assert any("cinnamon-42" in content for content in shown)
-
-
 def test_a_thin_client_sends_only_what_is_new(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     upstream.answer = response_answer
     daemon = make_daemon(upstream.url).start()
@@ -184,17 +157,6 @@ def test_an_error_of_the_upstream_comes_through_as_it_is(
     assert (through.status, through.body) == (direct.status, direct.body)
 
 
-def test_what_the_upstream_keeps_is_left_to_it(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    upstream.answer = response_answer
-    daemon = make_daemon(upstream.url).start()
-    respond(daemon, FACT)
-    body = b'{ "model":"tiny", "input":"%b" ,"previous_response_id": "resp_1","memory_in":{} }' % QUESTION.encode()
-    answer = ask(f"{daemon.base_url}/v1/responses", body)
-    assert upstream.requests[-1].body == body
-    assert answer.headers["X-Memory-Status"] == "none"
-    assert answer.body == response_answer(upstream.requests[-1]).parts[0]
-
-
 def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str) -> None:
     chat: list[Any] = [
         {"role": "system", "content": "Be brief."},
@@ -223,25 +185,3 @@ def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: s
         counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks)).json)
     assert counts[0] == counts[1]
     assert counts[0]["input_tokens"] > 100
-
-
-def test_a_block_stands_in_front_of_the_last_user_message_whatever_its_form(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    upstream.answer = response_answer
-    daemon = make_daemon(upstream.url).start()
-    respond(daemon, FACT)
-    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
-    parts = [image, {"type": "input_text", "text": QUESTION}]
-    for question in ("Once: " + QUESTION, [{"role": "user", "content": parts}]):
-        assert respond(daemon, question, store=False).headers["X-Memory-Status"] == "injected"
-        body = json.loads(upstream.requests[-1].body)
-        assert body["store"] is False
-        last = body["input"][-1]
-        content = question if isinstance(question, str) else parts
-        if isinstance(content, str):
-            assert "cinnamon-42" in last["content"] and last["content"].endswith("\n\n" + content)
-        else:
-            assert last["content"][0]["type"] == "input_text"
-            assert "cinnamon-42" in last["content"][0]["text"]
-            assert last["content"][1:] == content

@@ -1,16 +1,20 @@
-"""What is on the wire before memd and behind it, byte by byte: other routes, headers, bodies, statuses."""
+"""What is on the wire before memd and behind it, byte by byte, and what memd leaves alone."""
 
 from __future__ import annotations
 
 import gzip
+import http.client
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from conftest import Connect
-from daemon_process import DaemonProcess
-from raw_wire import Peer, RawUpstream, answer, chunked, request
+from daemon_process import DaemonProcess, ask, peak_bytes, user, wait_until
+from raw_wire import Peer, RawUpstream, answer, answering, chunked, request
+from recording_upstream import RecordingUpstream, Response
 
 BODY = b'{"input": "x"}'
 
@@ -56,6 +60,9 @@ def lines(*wanted: bytes) -> bytes:
         b"/slots//0/%2e%2e?x=/../y",
         b"/t/notes",
         b"/a:b@c;d=e,f'(g)*!~$&+",
+        b"/x??",
+        b"/x?a#b",
+        b"/x%2",
     ],
 )
 @pytest.mark.parametrize("method", [b"GET", b"DELETE", b"OPTIONS", b"PURGE"])
@@ -151,14 +158,6 @@ def test_a_compressed_answer_and_a_compressed_request_are_not_unpacked(exchange:
     assert exchanged.client.read_body() == packed
 
 
-def test_a_compressed_chat_passes_without_memory(exchange: Exchange) -> None:
-    packed = gzip.compress(b'{"messages": [{"role": "user", "content": "hi"}]}')
-    asked = request(b"POST", b"/v1/chat/completions", b"Content-Encoding: gzip", body=packed)
-    exchanged = exchange(asked, answer(b"{}"))
-    assert exchanged.body == packed
-    assert exchanged.client.header(b"X-Memory-Status") == b"none"
-
-
 def test_an_upload_in_chunks_goes_on_in_chunks(exchange: Exchange) -> None:
     asked = request(b"POST", b"/v1/embeddings", b"Transfer-Encoding: chunked") + chunked(b"abc", b"d" * 100_000)
     exchanged = exchange(asked, answer(b"{}"))
@@ -170,20 +169,13 @@ def test_an_upload_in_chunks_goes_on_in_chunks(exchange: Exchange) -> None:
 def test_a_client_that_waits_to_be_told_to_go_on_is_told(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
 ) -> None:
-    heads: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        heads.append(peer.head)
-        peer.read_body()
-        peer.send(answer(b"{}"))
-
-    raw.script = script
+    raw.script = answering(answer(b"{}"))
     client = connect(memd.base_url)
     client.send(request(b"POST", path, b"Expect: 100-continue", b"Content-Length: %d" % len(BODY)))
     assert client.read_head().startswith(b"HTTP/1.1 100 ")
     client.send(BODY)
     assert client.read_head().startswith(b"HTTP/1.1 200 ")
-    assert b"\r\nExpect:" not in heads[0]
+    assert b"\r\nExpect:" not in raw.heads[0]
 
 
 def test_an_answer_that_ends_with_its_connection_is_whole(exchange: Exchange) -> None:
@@ -206,7 +198,7 @@ def test_a_large_body_is_never_held_as_a_whole(memd: DaemonProcess, raw: RawUpst
             peer.send(piece)
 
     raw.script = script
-    before = _peak_bytes(memd.pid)
+    before = peak_bytes(memd.pid)
     client = connect(memd.base_url)
     client.send(request(b"POST", b"/v1/audio/transcriptions", b"Content-Length: %d" % size))
     for _ in range(size // len(piece)):
@@ -216,9 +208,123 @@ def test_a_large_body_is_never_held_as_a_whole(memd: DaemonProcess, raw: RawUpst
     while got < size:
         got += len(client.read(1 << 20))
     assert seen == [size]
-    assert _peak_bytes(memd.pid) - before < 32 << 20
+    assert peak_bytes(memd.pid) - before < 32 << 20
 
 
-def _peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+# Other modes, and names that lead elsewhere
+
+
+FACT = "The spare key hangs behind the barometer."
+QUESTION = "Where does the spare key hang?"
+ODD_JSON = b'{ "messages" : [ {"content":"h\\u00e9llo \xc3\xa9", "role":"user"} ],\n\t"n":1.0, "x":{"b":1,"a":[]} }'
+HOSTILE_TOPICS = [
+    *("../../outside", "..", "/etc/memd", "a/b", "a\\b", ".hidden", "x" * 129, "nul\x00byte", "", "ü", "a b"),
+]
+HOSTILE_PATH_TOPICS = ["..", "..%2f..%2foutside", "%2e%2e", ".hidden", "a%00b", "a%20b", "x" * 129]
+
+
+def test_a_client_that_adds_v1_to_a_base_url_that_has_it_is_answered_as_if_once(
+    served: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    for base in ("/v1", "/v1/v1", "/t/house/v1"):
+        answer = ask(f"{served.base_url}{base}/v1/chat/completions?a=/v1/v1", {"messages": [user(FACT)]})
+        assert (answer.status, answer.headers["X-Memory-Mode"]) == (200, "full"), base
+        ask(f"{served.base_url}{base}/v1")
+    targets = [request.target for request in upstream.requests]
+    assert targets.count("/v1/chat/completions?a=/v1/v1") == targets.count("/v1") == 3
+    assert not any(target.startswith("/v1/v1") for target in targets)
+
+
+def test_a_client_that_knows_nothing_of_memd_gets_the_upstream_s_bytes(
+    in_topic: DaemonProcess, kept_upstream: RecordingUpstream
+) -> None:
+    in_topic.chat([user(FACT)])
+    odd = b'{ "choices":[{"message":{"role":"assistant","content":"ok"},"index":0 ,"finish_reason":"stop"}] }\n'
+    kept_upstream.answer = lambda _: Response((odd,))
+    answer = in_topic.chat([user(QUESTION)])
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert answer.body == odd
+
+
+def test_mode_off_is_pure_pass_through(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
+    in_topic.chat([user(FACT)])
+    answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
+    assert kept_upstream.chats[-1].body == ODD_JSON
+    assert answer.headers["X-Memory-Mode"] == "off"
+    assert answer.headers["X-Memory-Status"] == "off"
+    in_topic.chat([user(QUESTION)])
+    assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
+
+
+def test_a_mistyped_mode_stores_nothing_and_says_so(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
+    for mode in ("of", "read-only", "none", "full, off", "0"):
+        answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
+        assert kept_upstream.chats[-1].body == ODD_JSON
+        assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", "bad-mode"), mode
+        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in in_topic.log.read_text()
+    assert in_topic.chat([user(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
+    assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
+
+
+def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    served.chat([user(FACT)])
+    served.chat([user("Something else.")])
+    served.wait_stored(FACT, "Something else.")
+    before = served.export()
+    readonly = {"X-Memory-Mode": "readonly"}
+    praise = {"chunk_ids": [before[0]["id"]], "action": "Helpful", "reason": "it was"}
+    answer = served.chat([user(QUESTION)], readonly, memory_in={"corrections": [praise]})
+    assert answer.headers["X-Memory-Mode"] == "readonly"
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert "behind the barometer" in upstream.prompts[-1]
+    served.restart()
+    assert served.export() == before
+    assert served.chat([user(QUESTION)], readonly, memory_in={"topic_id": "new"}).headers["X-Memory-Status"] == "none"
+    assert not (served.data_dir / "new").exists()
+    refused = served.chat([user("Thanks.")], memory_in={"corrections": [praise]})
+    assert {"type": "correction_failed", "chunk_id": before[0]["id"]} in refused.json["memory_out"]["signals"]
+
+
+def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProcess) -> None:
+    wait_until(lambda: not any(served.folder.rglob("*.tmp")), lambda: "the list of topics is still being written")
+    receipts = {"memory/memd.receipts"}
+    before = everything_in(served.folder) | receipts
+    for topic_id in HOSTILE_TOPICS:
+        answer = served.chat([user(FACT)], memory_in={"topic_id": topic_id})
+        assert answer.reply == "Noted."
+        assert answer.headers["X-Memory-Status"] == "bad-memory-in", topic_id
+        assert everything_in(served.folder) | receipts == before
+
+
+def test_a_hostile_topic_in_the_path_is_answered_400(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+    before = everything_in(served.folder)
+    for written in HOSTILE_PATH_TOPICS:
+        connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
+        connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [user(FACT)]}))
+        answer = connection.getresponse()
+        assert answer.status == 400, written
+        assert "topic" in json.loads(answer.read())["error"]["message"]
+        connection.close()
+    assert everything_in(served.folder) == before
+    assert upstream.chats == []
+
+
+def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(
+    served: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    url = f"{served.base_url}/t/garden/v1/chat/completions"
+    ask(url, {"messages": [user(FACT)]})
+    assert upstream.chats[-1].target == "/v1/chat/completions"
+    assert ask(url, {"messages": [user(QUESTION)], "memory_in": {}}).headers["X-Memory-Status"] == "injected"
+    other = ask(url, {"messages": [user(QUESTION)], "memory_in": {"topic_id": "kitchen"}})
+    assert other.headers["X-Memory-Status"] == "none"
+    served.wait_stored(FACT)
+    assert {entry["topic_id"] for entry in served.export() if FACT in entry["content"]} == {"garden"}
+    models = ask(f"{served.base_url}/t/garden/v1/models?x=1")
+    assert models.status == 200
+    assert upstream.requests[-1].target == "/v1/models?x=1"
+
+
+def everything_in(folder: Path) -> set[str]:
+    """All files and folders below."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

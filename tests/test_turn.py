@@ -26,17 +26,6 @@ MOVED = "The spare key of the workshop hangs in the shed."
 QUESTION = "Where does the spare key of the workshop hang?"
 
 
-async def test_what_one_chat_told_is_injected_into_the_next(client: Client) -> None:
-    assert (await client.ask(FACT))[:2] == (200, "none")
-    await client.settled()
-    assert (await client.ask(QUESTION))[:2] == (200, "injected")
-    await client.settled()
-    assert FACT in client.upstream.prompts[-1]
-    receipt = await client.receipt()
-    assert receipt["question"] == QUESTION and FACT in receipt["block"]
-    assert set(receipt["timings_ms"]) >= {"read", "receive", "correct", "room", "recall", "upstream", "memory"}
-
-
 async def test_the_tools_of_a_program_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stand in each of its requests, tens of thousands of tokens, and the event loop waited for their count."""
     counted: list[str] = []
@@ -115,16 +104,6 @@ async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so
     assert not any(block.chunks for one in conversations for block in one.blocks.values())
 
 
-async def test_without_an_upstream_the_client_is_told_and_what_it_said_stays(client: Client) -> None:
-    client.daemon.upstream.first.url = "http://127.0.0.1:9"
-    status, _, answer = await client.ask(FACT)
-    assert status == 502 and "http://127.0.0.1:9" in answer["error"]["message"]
-    await client.settled()
-    [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
-    assert [item.message and item.message.text for item in conversation.messages] == [FACT]
-    assert (await client.receipt())["http_status"] is None
-
-
 @pytest.mark.parametrize("mode", ["full", "readonly"])
 async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer(tmp_path: Path, mode: str) -> None:
     foreign = tmp_path / "memory" / "default" / "active.bin"
@@ -132,18 +111,6 @@ async def test_a_topic_that_cannot_be_opened_costs_the_memory_and_not_the_answer
     foreign.write_bytes(b"no file of memd's" + bytes(HEADER_BYTES))
     async with daemon_in_process(tmp_path) as client:
         assert (await client.ask(FACT, mode=mode))[:2] == (200, "degraded:store")
-
-
-async def test_readonly_shows_memory_and_leaves_no_trace(client: Client) -> None:
-    await client.ask(FACT)
-    await client.settled()
-    topic = await client.daemon.topics.get("default")
-    before = topic.buffer.retelling()(), topic.log.stats().entries
-    assert (await client.ask(QUESTION, mode="readonly"))[:2] == (200, "injected")
-    await client.settled()
-    assert (topic.buffer.retelling()(), topic.log.stats().entries) == before
-    assert (await client.ask(QUESTION, mode="readonly", topic="elsewhere"))[:2] == (200, "none")
-    assert "elsewhere" not in client.daemon.store.topic_ids()
 
 
 @pytest.mark.parametrize("how", ["one after the other", "at the same moment", "later"])

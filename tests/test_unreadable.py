@@ -134,10 +134,11 @@ def test_what_may_be_odd_in_json_costs_no_memory(
         (chat_of(QUESTION).decode().encode("utf-16"), "byte 0"),
         (b'{"messages": ["no object"]}', "messages[0]"),
         (b'{"model": "tiny"}', "`messages`"),
+        (b"[1,2,3]", "object"),
         (b"", "truncated"),
         (chat_of(rb"\ud83d \udbff\udfff"), "hex escape"),
     ],
-    ids=["deep", "nan", "control", "half", "utf-16", "strings", "none", "empty", "taken"],
+    ids=["deep", "nan", "control", "half", "utf-16", "strings", "none", "list", "empty", "taken"],
 )
 def test_what_cannot_be_read_passes_and_says_so(
     daemon: DaemonProcess, upstream: RecordingUpstream, body: bytes, where: str

@@ -136,22 +136,12 @@ def test_a_connection_on_which_nothing_more_comes_is_closed_whatever_came_before
     assert "Traceback" not in log and "Error handling request" not in log
 
 
-ONE = b'"messages":[{"role":"user","content":"a"}]'
 PARTS = [{"type": "text", "text": "a"}] * 10_000
 BODIES = {
-    "nested deeply": b'{"messages":[{"role":"user","content":"a"}],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "messages nested deeply": b'{"messages":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
-    "a message nested deeply": b'{"messages":[{"role":"user","content":' + b"[" * 50_000 + b"]" * 50_000 + b"}]}",
-    "no UTF-8": b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
-    "NUL": b'{"messages":[{"role":"user","content":"a\\u0000b\0"}]}',
     "an escaped NUL": b'{"messages":[{"role":"user","content":"a\\u0000b"}]}',
-    "a lone surrogate": b'{"messages":[{"role":"user","content":"\\ud800"}]}',
-    "a huge number": b"{%s," % ONE + b'"max_tokens":1e999999,"n_predict":' + b"9" * 5000 + b"}",
-    "keys that appear twice": b'{"messages":[],"messages":[{"role":"user","content":"a","content":"b"}],"n":2,"n":1}',
     "ten thousand parts": json.dumps({"messages": [{"role": "user", "content": PARTS}]}).encode(),
     "odd types": b'{"messages":[{"role":7,"content":{"a":1},"tool_calls":"x","name":[]}],"stream":"yes","tools":7}',
     "no messages": b'{"messages":[]}',
-    "not an object": b"[1,2,3]",
 }
 
 
@@ -285,22 +275,6 @@ def test_a_web_page_from_elsewhere_gets_no_memory(memd: DaemonProcess, seen: lis
     answered = ask(url, question, headers={"Origin": origin})
     assert answered.headers["X-Memory-Status"] == ORIGINS[origin]
     assert (b"5511" in seen[-1]) == (ORIGINS[origin] == "injected")
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
-@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"])
-def test_an_upstream_that_does_not_speak_http_is_answered_502(
-    memd: DaemonProcess, raw: RawUpstream, path: str, said: bytes
-) -> None:
-    def script(peer: Peer) -> None:
-        peer.read_body()
-        peer.send(said)
-
-    raw.script = script
-    body = {"messages": [{"role": "user", "content": "Hello?"}]} if path.endswith("completions") else None
-    answered = ask(memd.base_url + path, body)
-    assert answered.status == 502
-    assert raw.url in answered.json["error"]["message"]
 
 
 def test_it_does_not_listen_beyond_this_machine_without_a_token(make_daemon: MakeDaemon, raw: RawUpstream) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, request
+from raw_wire import Peer, RawUpstream, answer, answering, request
 
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
@@ -109,12 +109,11 @@ def test_a_wrong_address_is_refused_without_its_password(url: object) -> None:
 def test_a_web_page_of_another_machine_is_not_lent_them(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
 ) -> None:
-    offered: list[Peer] = []
-    raw.script = offered.append
+    raw.script = lambda _: None
     client = connect(memd.base_url)
     upgrade = [b"Connection: Upgrade", b"Upgrade: websocket"] if path.endswith(b"realtime") else []
     client.send(request(b"POST", path, b"Origin: https://evil.example", *upgrade, body=b"{}"))
-    assert client.read_head().startswith(b"HTTP/1.1 403") and not offered
+    assert client.read_head().startswith(b"HTTP/1.1 403") and not raw.heads
 
 
 OWN = "own=se.cret:word"
@@ -152,20 +151,13 @@ def closed(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterat
 def test_a_secret_of_memd_s_own_never_leaves_for_the_upstream(
     closed: DaemonProcess, raw: RawUpstream, connect: Connect, sent: str, kept: str | None, mode: str
 ) -> None:
-    heads: list[str] = []
-
-    def script(peer: Peer) -> None:
-        if b"/chat/completions " in peer.head:
-            heads.append(peer.head.decode())
-        peer.read_body()
-        peer.send(answer(b"{}"))
-
-    raw.script = script
+    raw.script = answering(answer(b"{}"))
     client = connect(closed.base_url)
     shown = f"X-Memory-Token: {OWN}", f"X-Memory-Mode: {mode}", sent
     body = b'{"messages":[{"role":"user","content":"hi"}]}'
     client.send(request(b"POST", b"/v1/chat/completions", *(one.encode() for one in shown), body=body))
     assert client.read_head().startswith(b"HTTP/1.1 200")
-    assert "se.cret" not in heads[0].replace(f"{OWN}s", "")
+    head = next(one.decode() for one in raw.heads if b"/chat/completions " in one)
+    assert "se.cret" not in head.replace(f"{OWN}s", "")
     name = sent.partition(":")[0]
-    assert [line for line in heads[0].split("\r\n") if line.startswith(name)] == ([] if kept is None else [kept])
+    assert [line for line in head.split("\r\n") if line.startswith(name)] == ([] if kept is None else [kept])

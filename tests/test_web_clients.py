@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, request
+from raw_wire import Peer, RawUpstream, answer, answering, request
 
 CHAT, MODELS = b"/v1/chat/completions", b"/v1/models"
 TOKEN = "a secret of some length"
@@ -42,8 +42,7 @@ def asked(connect: Connect, memd: DaemonProcess, data: bytes) -> Peer:
 def test_a_preflight_needs_no_token_and_reaches_no_upstream(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
 ) -> None:
-    seen: list[Peer] = []
-    raw.script = seen.append
+    raw.script = lambda _: None
     client = asked(connect, memd, request(b"OPTIONS", path, b"Origin: " + ELSEWHERE, *ASKS))
     assert client.head.startswith(b"HTTP/1.1 204")
     assert client.header(b"Access-Control-Allow-Origin") == ELSEWHERE
@@ -51,7 +50,7 @@ def test_a_preflight_needs_no_token_and_reaches_no_upstream(
     assert client.header(b"Access-Control-Allow-Headers") == ASKS[1].partition(b": ")[2]
     assert b"Origin" in (client.header(b"Vary") or b"")
     assert client.header(b"Access-Control-Allow-Credentials") is None
-    assert not seen
+    assert not raw.heads
 
 
 @pytest.mark.parametrize("path", [b"/memd/health", b"/memd/", b"/memd/chunks?contains=a"])
@@ -91,20 +90,16 @@ def test_a_page_may_read_memd_s_own_errors(memd: DaemonProcess, raw: RawUpstream
 def test_the_upstream_s_answers_have_the_upstream_s_headers_and_let_memd_s_be_read_with_them(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect
 ) -> None:
-    given = answer(b"{}", b"Access-Control-Allow-Origin: *", b"Access-Control-Expose-Headers: X-Its-Own")
-
-    def script(peer: Peer) -> None:
-        peer.read_body()
-        peer.send(given)
-
-    raw.script = script
+    raw.script = answering(
+        answer(b"{}", b"Access-Control-Allow-Origin: *", b"Access-Control-Expose-Headers: X-Its-Own")
+    )
     shown = b"Authorization: Bearer " + TOKEN.encode()
     client = asked(connect, memd, request(b"POST", CHAT, b"Origin: " + ELSEWHERE, shown, body=b'{"messages":[]}'))
     assert client.headers(b"Access-Control-Allow-Origin") == [b"*"]
     its_own, memds = client.headers(b"Access-Control-Expose-Headers")
     told = {line.split(b":")[0] for line in client.head.split(b"\r\n") if line.startswith(b"X-Memory-")}
     assert its_own == b"X-Its-Own" and set(memds.split(b", ")) == told and b"X-Memory-Status" in told
-    given = answer(b"{}")
+    raw.script = answering(answer(b"{}"))
     client = asked(connect, memd, request(b"POST", CHAT, b"Origin: " + ELSEWHERE, shown, body=b'{"messages":[]}'))
     assert client.headers(b"Access-Control-Expose-Headers") == [], "nothing that no page may read"
 

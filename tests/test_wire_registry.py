@@ -116,6 +116,8 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(dialect: Dialect, 
     request = parse_or_refuse(dialect.api, body)
     if request is None or request.goes_on_with:
         return
+    parallel = (request.messages, request.digests, request.raw_messages, request.continues)
+    assert {len(one) for one in parallel if one} <= {len(request.messages)}
     for position, message in enumerate(request.messages):
         if message.role == "user":
             dialect.api.encode(request, leave_out={position - 1}, blocks={position: BLOCK})

@@ -116,6 +116,10 @@ def test_a_member_that_memd_does_not_know_is_refused_with_the_one_that_is_meant(
         ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful"}]}, "reason"),
         ({"corrections": [{"chunk_ids": [7], "action": "Helpful", "reason": "r"}]}, "memory_in.corrections"),
         ({"corrections": [{"chunk_ids": ["a"], "action": "Praise", "reason": "r"}]}, "action"),
+        *(
+            ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful", "reason": "r", "steps": steps}]}, "[0].steps")
+            for steps in (0, 11, "many")
+        ),
         (
             {"corrections": [{"chunk_ids": ["a"], "action": "Helpful", "reason": "r", "content": "new"}]},
             "memory_in.corrections[0].content",

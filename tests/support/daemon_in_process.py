@@ -63,6 +63,12 @@ class Client:
         for conversation in topic.buffer.conversations():
             assert await self.daemon.archiver.store(topic, conversation, len(conversation))
 
+    async def displayed(self) -> list[str]:
+        """What the log has, as people read it, the newest first, once everything is stored."""
+        await self.stored()
+        snapshot = (await self.daemon.topics.get("default")).log.snapshot()
+        return [snapshot.read(place).displayed for place in reversed(list(snapshot.latest_places()))]
+
     async def settled(self, topic_id: str = "default") -> None:
         """Nothing of a turn is under way any more, what is finished is stored, and nobody holds the topic."""
         topic = await self.daemon.topics.get(topic_id)

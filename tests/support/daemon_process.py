@@ -329,6 +329,22 @@ class Stream:
         return b"data: [DONE]\n" in self.lines
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had at once since `clear_refs`, or since its start."""
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def wait_until_stalled(sent: Callable[[], int]) -> None:
+    """Return when nothing more has been taken for a second."""
+    seen: list[int] = []
+
+    def is_stalled() -> bool:
+        seen.append(sent())
+        return len(seen) > 50 and seen[-1] == seen[-50]
+
+    wait_until(is_stalled, lambda: f"{sent()} bytes were taken")
+
+
 def text_of(chunks: Sequence[Mapping[str, Any]]) -> str:
     """The reply that a stream's chunks make up."""
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])

@@ -140,13 +140,40 @@ class Peer:
         self._socket.close()
 
 
+Script = Callable[[Peer], None]
+
+
+def answering(said: bytes | Script) -> Script:
+    """A script that reads the whole request, and then says this, or does it."""
+
+    def script(peer: Peer) -> None:
+        peer.read_body()
+        if isinstance(said, bytes):
+            peer.send(said)
+        else:
+            said(peer)
+
+    return script
+
+
 class RawUpstream:
     """Plays `script` for each request but those with which memd asks about the model."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.script: Callable[[Peer], None] = lambda peer: peer.send(answer(b"{}"))
+        self.heads: list[bytes] = []
+        """Of the requests that came since the script was set."""
+        self.script = answering(answer(b"{}"))
+
+    @property
+    def script(self) -> Script:
         """Called when a request's head has been read; it reads the body itself."""
+        return self._script
+
+    @script.setter
+    def script(self, played: Script) -> None:
+        self._script = played
+        self.heads.clear()
 
 
 @contextmanager
@@ -175,6 +202,7 @@ def raw_upstream(props: bytes = PROPS, tls: ssl.SSLContext | None = None) -> Ite
                     peer.read_body()
                     peer.send(answer(b"{}", status=b"404 Not Found"))
                 else:
+                    upstream.heads.append(head)
                     upstream.script(peer)
         except OSError:
             pass  # the daemon or the script closed it

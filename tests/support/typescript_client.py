@@ -1,4 +1,4 @@
-"""The official `openai` npm package in TypeScript, run by the Node that comes as a Python package.
+"""Official clients in TypeScript, run by the Node that comes as a Python package.
 
 Rule: what is installed is what `clients/package-lock.json` says, with its checksums, and only when that file changed.
 """
@@ -43,13 +43,6 @@ class TypeScriptClient:
     def check_types(self) -> None:
         """`tsc --strict` over the client; fails with the compiler's words."""
         node(TSC, "--project", ".")
-
-    def chat(self, base_url: str, question: str, *, stream: bool, memory_in: object = None) -> dict[str, Any]:
-        """Ask one question through the openai package; what it told (see `Told` in `chat.ts`)."""
-        asked = {"question": question, "stream": stream}
-        if memory_in is not None:
-            asked["memory_in"] = memory_in
-        return self.run("chat.ts", base_url, asked)
 
     def run(self, script: str, base_url: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Run one of the scripts with what its `Asked` says; what it told."""
