@@ -25,9 +25,8 @@ from memd.settings.model import Config, IngestSettings
 from memd.settings.programs import Kind, Programs, programs_of, rules
 from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
 from memd.wire.anthropic import ANTHROPIC
-from memd.wire.api import Api
+from memd.wire.api import Api, MessageCache
 from memd.wire.chat import CHAT
-from memd.wire.api import MessageCache
 from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS
 from memd.wire.responses import RESPONSES

@@ -16,9 +16,8 @@ from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC, AnthropicCapture, parse_message
 from memd.wire.chat import CHAT
-from memd.wire.reply import Reply, Usage
+from memd.wire.reply import Reply, SseEvent, Usage
 from memd.wire.sideband import MemoryIn
-from memd.wire.reply import SseEvent
 
 Event = dict[str, Any]
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.api import MessageCache
+from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.reply import Reply, Usage
 from memd.wire.sideband import MemoryIn
 

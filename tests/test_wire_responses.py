@@ -13,9 +13,8 @@ from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_va
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT
-from memd.wire.reply import Usage
+from memd.wire.reply import SseEvent, Usage
 from memd.wire.responses import RESPONSES, ResponsesCapture, parse_items
-from memd.wire.reply import SseEvent
 
 Naming = Literal["openai", "llama.cpp"]
 """How events name the item that they are about: by `output_index`, or by `item_id` alone."""
