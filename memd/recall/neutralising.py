@@ -41,7 +41,7 @@ _BRACKETED = (
     r"[gs]?MASK|UNUSED_TOKEN_\d{1,4}"
 )
 # What chat templates and tokenizers of common models write around messages, and memd's own markers. llama.cpp parses
-# such text inside messages as control tokens. tests/test_neutralising.py holds it against the templates it ships.
+# such text inside messages as control tokens. tests/test_injection.py holds it against the templates it ships.
 _CONTROL = late_pattern(
     r"<(?=/?\|[^\s<>|][^\s<>]{0,59}>"  # <|im_start|> of most, <｜User｜> of DeepSeek, <|turn> of Gemma 4
     r"|/?\|\w{1,20}\|\w|[a-z_]{1,40}\|>"  # <｜DSML｜invoke name= of DeepSeek, <turn|> of Gemma 4
