@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from postgres_server import PostgresServer, running_postgres
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
-from memd.ingest.shared_topic import Ends
+from memd.ingest.topic import Ends
 from memd.store.shared.postgres import PostgresLog
 from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog

@@ -23,8 +23,7 @@ from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.chunking import Tokenizer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
-from memd.ingest.shared_topic import Ends, Renewed, SharedTopic, asking
-from memd.ingest.topic import Inquiry, Topic, erased_in, events_in, replayed
+from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
 from memd.principals import Held, surplus
 from memd.settings.model import Config
 from memd.store.disk import DiskWatch
