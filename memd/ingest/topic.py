@@ -4,8 +4,8 @@ Rule: only the event loop touches the buffer; log and journal are written in `wr
 that this version cannot read costs that record, and secrets that the settings name by now are left out. Prompts have
 all that clients send; the journal does not have the text of messages that are never to be stored again.
 
-In a cluster buffer and log follow the shared log, and what is said here goes there. Before a request looks at the topic,
-what others have appended is taken in. What is said is in the shared log before the answer begins; where nobody can be
+In a cluster buffer and log follow the shared log, and what is said here goes there. Before a request looks at it, what
+others have appended is taken in. What is said is in the shared log before the answer begins; where nobody can be
 asked it waits in the journal here, and goes there when somebody answers. In doubt the rows are looked at: an event that
 is among them is in.
 """
