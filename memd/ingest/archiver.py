@@ -119,12 +119,7 @@ class Archiver:
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
     async def compact(
-        self,
-        topic: Topic,
-        conversation: Conversation,
-        excess_tokens: int = 0,
-        *,
-        forced: bool = False,
+        self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
     ) -> bool:
         """Take the oldest part of a conversation out of its prompt; False if nothing may leave.
 

@@ -55,13 +55,7 @@ class Jobs:
 class Indexer:
     """Seals one segment and merges one group of indexes at a time."""
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        priority: Priority,
-        settings: RetrievalSettings,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings, metrics: Metrics) -> None:
         self._jobs = Jobs(tasks)
         self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms

@@ -49,12 +49,7 @@ class Topics:
     """Opens topics on first use."""
 
     def __init__(
-        self,
-        store: Store,
-        config: Config,
-        writer: Executor,
-        redactor: Redactor,
-        tokenizer: Tokenizer,
+        self, store: Store, config: Config, writer: Executor, redactor: Redactor, tokenizer: Tokenizer
     ) -> None:
         """`tokenizer`: used by several threads."""
         self._cutter = Cutter(config.chunking, tokenizer, redactor)

@@ -38,14 +38,7 @@ from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, make_folder, replace_file, write_beside
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
-from memd.store.log.format import (
-    decode_entry,
-    encode_entry,
-    encode_record,
-    payload_at,
-    payload_of,
-    scan_records,
-)
+from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
 from memd.store.log.recovery import Finding
 from memd.store.snapshot import Snapshot
 from memd.wording import counted, day_and_time

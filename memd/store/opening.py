@@ -17,13 +17,7 @@ from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, Wiper, write_beside
-from memd.store.index.sealed_index import (
-    SealedIndex,
-    choose_merged,
-    encode_meta,
-    read_segment_meta,
-    sealed_segment,
-)
+from memd.store.index.sealed_index import SealedIndex, choose_merged, encode_meta, read_segment_meta, sealed_segment
 from memd.store.layout import TopicLayout, check_topic
 from memd.store.log.format import (
     HEADER_BYTES,

@@ -97,11 +97,7 @@ class Snapshot:
     """An immutable point-in-time view of one topic; any thread may use it, for as long as it likes."""
 
     def __init__(
-        self,
-        topic_id: str,
-        views: Mapping[int, SegmentView],
-        uuid_index: UuidIndex,
-        indexes: Sequence[IndexView],
+        self, topic_id: str, views: Mapping[int, SegmentView], uuid_index: UuidIndex, indexes: Sequence[IndexView]
     ) -> None:
         self.topic_id = topic_id
         self.views = views

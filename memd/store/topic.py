@@ -20,14 +20,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
-from memd.store.erasure import (
-    ForbiddenText,
-    holds,
-    publish_forbidden,
-    read_forbidden,
-    was_erased,
-    without_text,
-)
+from memd.store.erasure import ForbiddenText, holds, publish_forbidden, read_forbidden, was_erased, without_text
 from memd.store.index.sealed_index import (
     SealedIndex,
     columns_from_log,

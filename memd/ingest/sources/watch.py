@@ -133,13 +133,7 @@ class SourceWatch:
     """Keeps the documents of the settings' sources as their files are."""
 
     def __init__(
-        self,
-        config: Config,
-        topics: Topics,
-        taker: DocumentTaker,
-        priority: Priority,
-        tasks: Tasks,
-        events: Events,
+        self, config: Config, topics: Topics, taker: DocumentTaker, priority: Priority, tasks: Tasks, events: Events
     ) -> None:
         self._sources = [_WatchedSource(one, config.data_dir.resolve()) for one in config.sources]
         self._interval_seconds = config.ingest.reindex_seconds

@@ -80,11 +80,7 @@ class RestoreReport(msgspec.Struct, kw_only=True):
 
 
 def restore(
-    bucket: Bucket,
-    target: Path,
-    files: LocalDisk,
-    until: int | None = None,
-    tell: Tell = lambda done, of: None,
+    bucket: Bucket, target: Path, files: LocalDisk, until: int | None = None, tell: Tell = lambda done, of: None
 ) -> RestoreReport:
     """Restore the data directory as it was at a time, or at the last one that the bucket has, into `target`.
 

@@ -119,13 +119,7 @@ class _Conversion:
     """Writes what is under a key of the directory, or plain text (None), anew under another one."""
 
     def __init__(
-        self,
-        data_dir: Path,
-        disk: LocalDisk,
-        directory: str,
-        former: DataKey | None,
-        key: DataKey | None,
-        tell: Tell,
+        self, data_dir: Path, disk: LocalDisk, directory: str, former: DataKey | None, key: DataKey | None, tell: Tell
     ) -> None:
         """`directory`: its id, as in `memd.key`."""
         self._data_dir, self._plain_files, self._key, self._tell = data_dir, disk, key, tell

@@ -21,14 +21,7 @@ from typing import TypeVar
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
-from memd.store.encryption.frames import (
-    FRAME_BYTES_MAX,
-    SALT_BYTES,
-    DataKey,
-    FrameTable,
-    encrypt,
-    frame_at,
-)
+from memd.store.encryption.frames import FRAME_BYTES_MAX, SALT_BYTES, DataKey, FrameTable, encrypt, frame_at
 from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
 from memd.store.layout import (
     AUDIT_NAME,
@@ -194,12 +187,7 @@ class KeyRing:
 class EncryptedDisk(LocalDisk):
     """See the module."""
 
-    def __init__(
-        self,
-        disk: LocalDisk,
-        rings: Sequence[KeyRing],
-        master: MasterKey | None = None,
-    ) -> None:
+    def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], master: MasterKey | None = None) -> None:
         """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
         self.master = master
         """The key that wraps those of the rings; None: it is not known here."""

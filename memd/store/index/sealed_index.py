@@ -540,12 +540,7 @@ def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
 
 
 def write_merged(
-    claim: Claim,
-    segments: Sequence[SealedSegment],
-    dead: Bits,
-    *,
-    built_at: int,
-    give_way: Callable[[], None],
+    claim: Claim, segments: Sequence[SealedSegment], dead: Bits, *, built_at: int, give_way: Callable[[], None]
 ) -> SealedIndex:
     """Build and publish the index over `segments`, without the labels that are `dead`. Very slow.
 

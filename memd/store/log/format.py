@@ -135,13 +135,7 @@ def encode_header(header: Header) -> bytes:
     fingerprint = header.fingerprint.encode("ascii")
     assert len(fingerprint) <= FINGERPRINT_BYTES, "a fingerprint is at most 32 ASCII characters"
     data = _HEADER.pack(
-        header.magic,
-        header.version,
-        header.dimension,
-        header.flags,
-        header.segment_id,
-        fingerprint,
-        header.topic,
+        header.magic, header.version, header.dimension, header.flags, header.segment_id, fingerprint, header.topic
     )
     return data + _CRC.pack(zlib.crc32(data))
 

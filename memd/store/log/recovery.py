@@ -156,9 +156,7 @@ def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> 
     torn = save_torn_copy(files, path, tail)
     files.cut(path, whole_end)
     return Finding(
-        "torn",
-        str(path),
-        f"an interrupted write of {len(tail)} bytes at offset {whole_end} was moved to {torn.name}",
+        "torn", str(path), f"an interrupted write of {len(tail)} bytes at offset {whole_end} was moved to {torn.name}"
     )
 
 

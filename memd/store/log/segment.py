@@ -237,14 +237,7 @@ class SealedSegment(LogSegment):
     """A full segment whose columns are in a `.meta`, and in memory; contents and vectors are on disk."""
 
     def __init__(
-        self,
-        files: LocalDisk,
-        path: Path,
-        header: Header,
-        rows: Records,
-        digests: UInts,
-        *,
-        bin_crc: int,
+        self, files: LocalDisk, path: Path, header: Header, rows: Records, digests: UInts, *, bin_crc: int
     ) -> None:
         super().__init__(files, [path], header)
         self.rows = rows
