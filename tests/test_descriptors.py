@@ -75,7 +75,7 @@ def is_healthy(daemon: DaemonProcess) -> bool:
 
 @pytest.mark.process
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    code = "from memd.store.syscalls import descriptors_limit as now, raise_descriptors_limit as raised; "
+    code = "from memd.store.disk import descriptors_limit as now, raise_descriptors_limit as raised; "
     code += "print(now(), raised(), now(), raised())"
     limits = 'ulimit -Sn 128 && ulimit -Hn 700 && exec "$@"'
     told = subprocess.run(["sh", "-c", limits, "sh", sys.executable, "-c", code], capture_output=True, check=True)

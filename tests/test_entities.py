@@ -6,7 +6,7 @@ import pytest
 from candidates import entry
 
 from memd.entries import Section
-from memd.store.lexical.entities import Kind, entities_of, kind_of
+from memd.store.lexical.analyzer import Kind, entities_of, kind_of
 
 
 @pytest.mark.parametrize(

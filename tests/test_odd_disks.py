@@ -54,7 +54,7 @@ def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatc
         real(descriptor)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("memd.store.syscalls.os.close", close)
+    monkeypatch.setattr("memd.store.disk.os.close", close)
     file.close()
     assert files.read(path) == b"one"
 

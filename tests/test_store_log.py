@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from memd.conversation.events import BufferEvent
 from memd.entries import Draft
 from memd.errors import BadTopicId, CorruptFile, DiskFull, ForeignFile, StoreError, StoreWriteFailed, UnknownTopic
-from memd.store.disk import LocalDisk
+from memd.store.disk import LocalDisk, writing
 from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -48,7 +48,6 @@ from memd.store.log.format import (
     topic_tag,
 )
 from memd.store.log.recovery import read_log_file
-from memd.store.syscalls import writing
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 

@@ -127,7 +127,7 @@ DISK_METHODS = {
     *("read_bytes", "read_text", "write_bytes", "write_text", "touch", "unlink", "mkdir", "rmdir", "rename", "iterdir"),
     *("glob", "rglob", "stat", "exists", "is_file", "is_dir", "fromfile", "tofile", "memmap"),
 }
-DISK_SEAM = {"store.disk", "store.syscalls"}
+DISK_SEAM = {"store.disk"}
 
 TASK_STARTER = "telemetry.tasks"
 VAGUE = {"util", "utils", "helper", "helpers", "manager", "managers", "core", "common", "misc"}

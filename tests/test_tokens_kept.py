@@ -35,7 +35,7 @@ from memd.principals import OWNER, Principals, digest_of
 from memd.settings.loading import load_config
 from memd.settings.model import known_principals
 from memd.store.disk import LocalDisk
-from memd.store.token_list import KeptToken, TokenList
+from memd.store.shared.books import KeptToken, TokenList
 
 NOTE = {"topic_id": "team-a", "notes": [{"content": "The lamp is in the attic."}]}
 

@@ -38,7 +38,7 @@ from memd.recall.digest import digest as digest_of
 from memd.recall.explained import SearchAnswer, search_answer
 from memd.recall.related import Related
 from memd.recall.related import related as related_to
-from memd.store.lexical.entities import Kind, entities_of, key_of, kind_of
+from memd.store.lexical.analyzer import Kind, entities_of, key_of, kind_of
 from memd.store.snapshot import chosen, live_ids
 from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log

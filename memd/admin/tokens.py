@@ -36,7 +36,7 @@ from memd.principals import OWNER, Principal, Principals, Right
 from memd.settings.loading import FileStamp, stamp_of, token_problems
 from memd.settings.model import AuthSettings, TokenSettings, known_principals, token_changes
 from memd.store.layout import TOKENS_NAME
-from memd.store.token_list import TokenList
+from memd.store.shared.books import TokenList
 
 if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
     from memd.ingest.topic import Inquiry

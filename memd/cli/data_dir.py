@@ -67,11 +67,10 @@ from memd.store.layout import (
     models_dir,
     topic_ids_in,
 )
-from memd.store.shared.books import SharedBook, SharedTokens
+from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
 from memd.store.shared.seam import SharedLog, topics_in
-from memd.store.token_list import KeptToken, TokenList
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage

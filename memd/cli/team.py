@@ -40,9 +40,8 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.receipts import receipt_lines
-from memd.store.shared.books import SharedBook, SharedTokens
+from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
 from memd.store.shared.postgres import shared_log
-from memd.store.token_list import KeptToken, TokenList
 from memd.wording import counted, day_and_time, name_for_terminal
 
 Tokens = tuple[KeptToken, ...]

@@ -27,7 +27,7 @@ from memd.http import ProvableConnection, error_response
 from memd.proxy.headers import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings
-from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_limit
+from memd.store.disk import DESCRIPTORS_REMEDY, connections_room, descriptors_limit
 from memd.telemetry.logging import Content
 
 log = logging.getLogger("memd")

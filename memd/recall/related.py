@@ -16,7 +16,7 @@ import msgspec
 from memd.entries import Entry
 from memd.recall.columns import sources_of
 from memd.selection import Selection
-from memd.store.lexical.entities import entities_of, key_of
+from memd.store.lexical.analyzer import entities_of, key_of
 from memd.store.snapshot import Place, chosen, live_ids
 from memd.store.store import Snapshot
 

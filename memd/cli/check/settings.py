@@ -33,12 +33,11 @@ from memd.ingest.sources.watch import topic_of
 from memd.proxy.addresses import bound, own_port, tls_of
 from memd.recall.rerank import Reranker
 from memd.settings.model import AUTO_TOPIC, REMEDY_IF_SHORT, Config, SourceSettings, is_this_machine
-from memd.store.disk import LocalDisk
+from memd.store.disk import DESCRIPTORS_REMEDY, LocalDisk, connections_room, descriptors_hard_limit
 from memd.store.layout import TopicLayout, models_dir
 from memd.store.lexical.postings import GrowingColumns, main_language
 from memd.store.log.recovery import read_log_file
-from memd.store.syscalls import DESCRIPTORS_REMEDY, connections_room, descriptors_hard_limit
-from memd.store.token_list import TokenList
+from memd.store.shared.books import TokenList
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
 from memd.wording import counted, name_for_terminal, not_english, pip_install

@@ -23,9 +23,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 
 from memd.errors import WrongKey
-from memd.store.disk import LocalDisk, replace_file
+from memd.store.disk import LocalDisk, create_private, read_private, replace_file
 from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, derived
-from memd.store.syscalls import create_private, read_private
 
 _FILE_BYTES_MAX = 4096
 OTHERS = 0o077
