@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "assets": set[str](),
     "wire": WORDS,
     "embedding": WORDS | {"assets"},
-    "store": WORDS,
+    "store": WORDS | {"assets"},
     "telemetry": WORDS | {"wire"},
     "conversation": WORDS,
     "recall": LOWER,

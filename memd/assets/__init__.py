@@ -38,5 +38,5 @@ def calibration_pairs() -> bytes:
 
 def words_of(subject: str) -> dict[str, Any]:
     """The words that a subject goes by: `times`, `instructions`, `programs`, `redaction`, `agents`, `exports`,
-    `formats`, `consent`."""
+    `formats`, `consent`, `english`."""
     return tomllib.loads((_HERE / f"{subject}.toml").read_text("utf-8"))
