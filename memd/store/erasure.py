@@ -278,11 +278,11 @@ def _hex(word: int) -> str:
     return f"{word:016x}"
 
 
-def without_text(data: bytes, uuids: Collection[bytes], mark: Erased, start: int) -> tuple[bytes, int]:
-    """Return the bytes of a log file, or of its end, in which every record of these chunks is a stub, and how many were
-    made. Unreadable bytes stay. `start`: where its first record begins."""
+def without_text(data: bytes, uuids: Collection[bytes], mark: Erased) -> tuple[bytes, int]:
+    """Return the bytes of a log file in which every record of these chunks is a stub, and how many were made.
+    Unreadable bytes stay."""
     changed, count = bytearray(data), 0
-    for span in scan_records(data, start).spans:
+    for span in scan_records(data).spans:
         payload = payload_of(data, span)
         try:
             entry = decode_entry(payload, dimension=None)

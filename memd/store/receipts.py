@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,13 +32,9 @@ _authored_decoder = msgspec.json.Decoder(_Authored)
 
 
 def rewrite_receipts(data_dir: Path, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
-    """See `ReceiptRing.rewrite`; for receipts that were kept once and are not any more."""
-    rewrite_lines([data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME], change, wiper)
-
-
-def rewrite_lines(paths: Iterable[Path], change: Callable[[bytes], bytes], wiper: Wiper) -> None:
-    """Rewrite files of lines; those in which nothing changes are left alone."""
-    for path in paths:
+    """See `ReceiptRing.rewrite`; also for receipts that were kept once and are not any more. A file in which nothing
+    changes is left alone."""
+    for path in (data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME):
         if wiper.files.size(path) is not None:
             data = wiper.files.read(path)
             changed = b"\n".join(change(line) if line else line for line in data.split(b"\n"))  # empty ones are skipped
@@ -92,7 +88,7 @@ class ReceiptRing:
         StoreError: a file could not be read or written, and is as it was."""
         with self._lock:
             self._close()
-            rewrite_lines([self._newer, self._older], change, wiper)
+            rewrite_receipts(self._newer.parent, change, wiper)
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""

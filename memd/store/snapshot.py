@@ -86,7 +86,7 @@ class IndexView:
 
     def multipliers(self, labels: Rows | slice) -> Floats:
         """Return the utility multipliers of labels that count."""
-        return self.index.multipliers_of(labels)
+        return self.index.multipliers[labels]
 
 
 Place = tuple[int, int]

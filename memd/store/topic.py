@@ -33,7 +33,7 @@ from memd.store.index.sealed_index import (
 )
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.log.columns import Rows, digest_word
-from memd.store.log.format import FRAME_BYTES, HEADER_BYTES, ModelId, Span, encode_entry, encode_record
+from memd.store.log.format import FRAME_BYTES, ModelId, Span, encode_entry, encode_record
 from memd.store.log.journal import Journal
 from memd.store.log.recovery import Finding, ahead_of_log, torn_files
 from memd.store.log.segment import (
@@ -61,11 +61,6 @@ DraftFilter = Callable[[Draft], Draft]
 """Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
 
 
-def keep_draft(draft: Draft) -> Draft:
-    """Return the draft unchanged."""
-    return draft
-
-
 class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     """The parts that all topics of a store share."""
 
@@ -74,7 +69,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     segment_entries_max: int
     files: LocalDisk = msgspec.field(default_factory=LocalDisk)
     clock: CanonicalClock = msgspec.field(default_factory=lambda: CanonicalClock())
-    draft_filter: DraftFilter = keep_draft
+    draft_filter: DraftFilter = lambda draft: draft
     """Applied to every draft of every topic: there is no other way into the log."""
     line_tokens: Callable[[Entry], int] | None = None
     """Counts `Entry.line_tokens`."""
@@ -463,7 +458,7 @@ class TopicLog:
         count = 0
         for number in numbers:
             path = self._layout.bin(number)
-            data, erased = without_text(self._files.read(path), uuids, mark, HEADER_BYTES)
+            data, erased = without_text(self._files.read(path), uuids, mark)
             if erased:
                 self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
             count += erased

@@ -407,10 +407,6 @@ class SealedIndex:
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
 
-    def multipliers_of(self, labels: Rows | slice) -> Floats:
-        """The utility multipliers of labels."""
-        return self.multipliers[labels]
-
     def part(self, dead: Bits) -> MergedPart | None:
         """Return the part of the index without these labels; None: it is of one segment, and scanned. Raises
         StoreError: the index cannot be loaded."""
@@ -461,7 +457,11 @@ class SealedIndex:
 
     def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
         """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
-        found, vectors, problems = [np.empty(0, dtype=np.intp)], [np.empty((0, self._dimension), np.float32)], []
+        found, vectors, problems = (
+            [np.empty(0, dtype=np.intp)],
+            [np.empty((0, self.segments[0].header.dimension), np.float32)],
+            [],
+        )
         for position, segment in enumerate(self.segments):
             start, end = self._starts[position : position + 2].tolist()
             rows, matrix, errors = segment.vectors(labels[(labels >= start) & (labels < end)] - start)
@@ -479,10 +479,6 @@ class SealedIndex:
     def _steps(self) -> NDArray[np.int8]:
         """The utility steps in the log, by label."""
         return self.column("utility_steps").astype(np.int8)
-
-    @property
-    def _dimension(self) -> int:
-        return self.segments[0].header.dimension
 
     @cached_property
     def _is_active(self) -> Bits:
@@ -518,14 +514,6 @@ def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> Se
     return sealed_segment(files, layout, segment.header, meta)
 
 
-def write_index(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> tuple[Path, FileChecksum]:
-    """Write an index to a temporary file beside `path`, whose contents are durable then; return that, and its checksum.
-    Raises StoreWriteFailed: nothing is left behind."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with only_whole(files, temporary):
-        return temporary, write_pieces(files, temporary, pieces)
-
-
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
     """Return the positions of the neighbouring indexes that should be merged now; None if no merge is due.
 
@@ -552,16 +540,17 @@ def write_merged(
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
     path = claim.layout.merged_index(first, last)
-    meta = MergedMeta(
-        segment_ids=segment_ids,
-        counts=tuple(len(segment.rows) for segment in segments),
-        bin_crcs=tuple(segment.bin_crc for segment in segments),
-        built_at=built_at,
-    )
-    written, checksum = write_index(claim.files, path, index.pieces())
-    meta = msgspec.structs.replace(meta, hnsw_bytes=checksum.bytes, hnsw_crc=checksum.crc)
-    vouching = claim.layout.merged_meta(first, last)
+    written, vouching = path.with_name(path.name + TEMPORARY_SUFFIX), claim.layout.merged_meta(first, last)
     with only_whole(claim.files, written):
+        checksum = write_pieces(claim.files, written, index.pieces())
+        meta = MergedMeta(
+            segment_ids=segment_ids,
+            counts=tuple(len(segment.rows) for segment in segments),
+            bin_crcs=tuple(segment.bin_crc for segment in segments),
+            built_at=built_at,
+            hnsw_bytes=checksum.bytes,
+            hnsw_crc=checksum.crc,
+        )
         described = write_beside(claim.files, vouching, encode_meta(segments[0].header, meta))
     # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
     claim.publish({path: written, vouching: described}, trims=[vouching])

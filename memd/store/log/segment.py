@@ -415,8 +415,8 @@ class PendingSegment(GrowingSegment):
         self._holders = np.zeros(ROWS_MIN, np.int32)
         """How many parts have each chunk."""
 
-    def hold(self, chunks: Iterable[PendingChunk], holders: int = 1) -> None:
-        """Note that a part has these chunks, or that so many have them."""
+    def hold(self, chunks: Iterable[PendingChunk]) -> None:
+        """Note that a part has these chunks."""
         chunks = list(chunks)
         new = {one.entry.uuid: one for one in chunks if not self.rows_of(one.entry.uuid)}
         entries = [msgspec.structs.replace(one.entry, vector=one.vector.tobytes()) for one in new.values()]
@@ -424,7 +424,7 @@ class PendingSegment(GrowingSegment):
         self.extend(entries, [_NOWHERE] * len(entries))
         while len(self._holders) < self.count:
             self._holders = np.concatenate([self._holders, np.zeros_like(self._holders)])
-        self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += holders
+        self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += 1
 
     def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
         """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where no row

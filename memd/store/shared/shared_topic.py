@@ -19,7 +19,7 @@ from memd.store.claim import Claim
 from memd.store.disk import Wiper
 from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, without_text
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
-from memd.store.log.recovery import Finding, LogFile, read_log_file
+from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
 from memd.store.shared.seam import News, Row, SharedLog, Stream
 from memd.store.snapshot import after_append
@@ -42,7 +42,9 @@ class SharedTopicLog(TopicLog):
         rows = [view.segment.rows for view in self.snapshot().views.values()]
         self.head = max((int(one["canonical_id"].max(initial=0)) for one in rows), default=0)
         """Where the log's stream ends, as far as the copy has it."""
-        self.is_sound = not self.is_incomplete and all(_is_harmless(one) for one in self.findings)
+        self.is_sound = not self.is_incomplete and all(
+            one.kind in ("derived", "foreign", "notice") for one in self.findings
+        )
         """Whether the copy has all that it had; else it is read anew, as soon as somebody can be asked."""
         self.noticed: Callable[[Sequence[Entry]], None] = lambda entries: None
         """Called with entries of others, in some thread."""
@@ -130,7 +132,7 @@ class SharedTopicLog(TopicLog):
                 continue
             for row in self._kept.since(self.topic_id, {"log": number - 1}, limit=1).of("log"):
                 after = row.last
-                data, erased = without_text(row.data, uuids, mark, HEADER_BYTES)
+                data, erased = without_text(row.data, uuids, mark)
                 if erased:
                     rows["log", row.last] = data
         if rows:
@@ -231,10 +233,6 @@ class SharedTopicLog(TopicLog):
         snapshot = self.snapshot()
         places = (place for uuid in uuids for place in snapshot.places(uuid))
         return sorted(int(snapshot.views[segment].rows[row]["canonical_id"]) for segment, row in places)
-
-
-def _is_harmless(finding: Finding) -> bool:
-    return finding.kind in ("derived", "foreign", "notice")
 
 
 def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:

@@ -214,14 +214,6 @@ def _steps(multiplier: float) -> int:
     return steps
 
 
-def _hex_of(uuids: tuple[bytes, ...]) -> list[str]:
-    return [uuid.hex() for uuid in uuids]
-
-
-def _bytes_of(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple(map(bytes.fromhex, names))
-
-
 def _multiplier(steps: int) -> float:
     return float(UTILITY_RATIO**steps)
 
@@ -236,7 +228,12 @@ _FORMS = {
     ),
     "utility_steps": _Form("utility_multiplier", Annotated[float, Meta(gt=0)], _multiplier, _steps),
     **{name: _Form(name, datetime, _time, _microseconds) for name in ("appended_at", "created_at", "said_at")},
-    **{name: _Form(name, tuple[Hex, ...], _hex_of, _bytes_of) for name in ("shown", "supersedes")},
+    **{
+        name: _Form(
+            name, tuple[Hex, ...], lambda uuids: [*map(bytes.hex, uuids)], lambda hex_: (*map(bytes.fromhex, hex_),)
+        )
+        for name in ("shown", "supersedes")
+    },
 }
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Entry) if field.name not in _LEFT_OUT}
 _ALL_FORMS = {name: _FORMS.get(name) or _Form(name, field.type) for name, field in _FIELDS.items()}

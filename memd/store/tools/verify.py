@@ -142,9 +142,8 @@ class _Verification:
         self._merged(layout)
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
-            self.findings += ahead_of_log(
-                layout.hot, records_of(journal, scan_records(journal)).extent, self._count_upto
-            )
+            extent = records_of(journal, scan_records(journal)).extent
+            self.findings += ahead_of_log(layout.hot, extent, lambda upto: sum(one <= upto for one in self._ids))
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
                 if damage := self._files.damage_of(directory / name):
@@ -240,9 +239,6 @@ class _Verification:
                 )
             last_id = max(last_id, entry.canonical_id)
         return last_id
-
-    def _count_upto(self, canonical_id: int) -> int:
-        return sum(number <= canonical_id for number in self._ids)
 
     def _journal(self, path: Path, data: bytes) -> bool:
         """Check a journal; False if it is not this topic's."""
