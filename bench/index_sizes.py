@@ -27,8 +27,7 @@ from vectors import NOISE, Floats, embedded
 
 from memd.embedding.loading import load_embedder
 from memd.settings.model import EmbeddingSettings
-from memd.store.disk import LocalDisk
-from memd.store.index.sealed_index import write_index
+from memd.store.disk import LocalDisk, write_pieces
 from memd.store.index.vectors import CompactIndex, sample_size
 from memd.store.log.columns import Rows
 
@@ -83,10 +82,10 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     index = CompactIndex.build(sample, made.batches(count), count=count, size=count)
     figures = {"building, making vectors: µs each": 1e6 * (time.thread_time() - started) / count}
     files, path = LocalDisk(), folder / f"{count}.ivf"
-    written, checksum = write_index(files, path, index.pieces())
+    checksum = write_pieces(files, path, index.pieces())
     del index
     before, started = _resident(), time.perf_counter()
-    index = CompactIndex.load(files, written, checksum, size=count)
+    index = CompactIndex.load(files, path, checksum, size=count)
     shown = index.without(np.zeros(count, dtype=np.bool_))
     figures["load s"] = time.perf_counter() - started
     queries = np.concatenate([made.some(QUERIES, 7), base[:QUERIES]])
@@ -111,7 +110,7 @@ def measure(base: Floats, count: int, folder: Path) -> dict[str, float]:
     for _ in range(20):
         index.stored(np.random.default_rng(1).integers(0, count, 300))
     figures["300 vectors ms"] = 1000 * (time.thread_time() - started) / 20
-    written.unlink()
+    path.unlink()
     return figures
 
 
