@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from daemon_process import wait_until
 from drafts import DIMENSION, FINGERPRINT, draft
 from folder_log import FolderLog
 from msgspec.structs import replace
-from postgres_server import PostgresServer, running_postgres
+from postgres_server import PostgresServer
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
 from memd.ingest.topic import Ends
@@ -211,33 +210,6 @@ def test_a_wrong_address_is_told_with_the_remedy(url: str, change: object, remed
     with pytest.raises(MemdError, match=remedy):
         kept.connect()
     kept.close()
-
-
-def test_a_database_that_has_restarted_is_asked_again_at_once(tmp_path: Path) -> None:
-    with running_postgres() as server:
-        kept = PostgresLog(server.url())
-        assert kept.append("t", "log", 0, 100, b"before", generation=0)
-        server.stop()
-        server.start()
-
-        assert kept.append("t", "log", 100, 200, b"after", generation=1)
-        kept.close()
-
-
-def test_nobody_waits_for_a_database_that_is_away_and_its_return_is_told(tmp_path: Path) -> None:
-    with running_postgres() as server:
-        kept = PostgresLog(server.url())
-        kept.connect()
-        server.stop()
-
-        with pytest.raises(StoreError, match="start the server"):
-            kept.since("t", {"log": 0})
-        assert "start the server" in kept.trouble
-        server.start()
-
-        wait_until(lambda: not kept.trouble, lambda: kept.trouble)
-        assert kept.since("t", {"log": 0}) == News()
-        kept.close()
 
 
 def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedLog) -> None:
