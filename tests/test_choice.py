@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from drafts import search, unit_vector, uuid_of
+from drafts import open_store, search, unit_vector, uuid_of
 from golden_files import GOLDEN, TOPIC, opened
 from numpy.typing import NDArray
 
@@ -26,7 +26,7 @@ from memd.store.index.sealed_index import read_segment_meta
 from memd.store.layout import TopicLayout
 from memd.store.log.format import decode_any_header
 from memd.store.snapshot import chosen, live_ids
-from memd.store.store import ModelId, Store, StoreShared, TopicLog
+from memd.store.store import TopicLog
 from memd.store.tools.verify import verify
 
 pytestmark = pytest.mark.thorough  # 20,000 chunks are appended before the first
@@ -86,7 +86,7 @@ def draft(number: int) -> Draft:
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicLog]:
     """Three sealed segments, two of them merged, a full one that is not sealed yet, and some chunks beside them."""
     path = tmp_path_factory.mktemp("choice")
-    store = Store(path, StoreShared(model=ModelId(DIMENSION, "f" * 32), segment_entries_max=SEGMENT))
+    store = open_store(None, path, segment_entries_max=SEGMENT, dimension=DIMENSION, fingerprint="f" * 32)
     topic = store.topic("default")
     for start in range(0, CHUNKS, SEGMENT):
         topic.append([draft(number) for number in range(start, start + SEGMENT)])

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, wait_until
-from drafts import draft
+from drafts import draft, open_store
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
 
@@ -25,7 +25,6 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.encryption.opening import disk_for
 from memd.store.layout import topic_ids_in
-from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.export import exported_entries
 
 RARE = [f"zanzibar{word}quokka" for word in ("lamp", "gull", "paint", "ferry", "foghorn", "keeper")]
@@ -111,7 +110,7 @@ def encrypted(tmp_path: Path) -> Path:
     key_file(tmp_path, "other")
     folder = tmp_path / "memory"
     files = disk_for(folder, EncryptionSettings(key_file=str(tmp_path / "key")), creating=True)
-    store = Store(folder, StoreShared(model=ModelId(384, ""), segment_entries_max=2, files=files))
+    store = open_store(files, folder, segment_entries_max=2, dimension=384, fingerprint="")
     store.topic("talk").append([draft("gull", dimension=384)])
     store.close()
     return folder
@@ -203,7 +202,7 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     folder, old, new = tmp_path / "memory", key_file(tmp_path, "old"), key_file(tmp_path, "new")
     where: list[str | Path] = ["--data-dir", folder]
     with_old, with_new = {"MEMD_ENCRYPTION_KEY_FILE": str(old)}, {"MEMD_ENCRYPTION_KEY": new.read_text().strip()}
-    store = Store(folder, StoreShared(model=ModelId(384, ""), segment_entries_max=2))
+    store = open_store(None, folder, segment_entries_max=2, dimension=384, fingerprint="")
     store.topic("talk").append([draft(bird, dimension=384) for bird in ("gull", "tern")])
     store.topic("talk").seal(store.topic("talk").unsealed()[0])
     store.topic("talk").append([draft("wren", dimension=384)])

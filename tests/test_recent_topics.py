@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, FINGERPRINT, draft, open_store
+from drafts import DATA_DIR, draft, open_store
 
 from memd.errors import BadTopicId
-from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
+from memd.store.store import Store
 
 RECENT = DATA_DIR / "memd.recent"
 NAMES = [f"topic-{number}" for number in range(10)]
@@ -42,12 +42,7 @@ def at_rest(files: CrashFiles) -> int:
 
 def reopened(files: CrashFiles) -> Store:
     """With a clock that was set back to the beginning of time."""
-    return Store(
-        DATA_DIR,
-        StoreShared(
-            model=ModelId(8, FINGERPRINT), segment_entries_max=1000, files=files, clock=CanonicalClock(lambda: 1)
-        ),
-    )
+    return open_store(files, now_us=lambda: 1)
 
 
 def test_a_start_reads_no_file_of_a_topic_at_rest() -> None:

@@ -231,10 +231,15 @@ async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_store
 # Two daemons that write into the buffer of one topic at the same time end with the same conversations
 
 
-def test_what_both_were_told_is_there_once() -> None:
-    told(common := made(), "one", "two", "three")
+def who_know(*texts: str) -> tuple[list[BufferEvent], HotBuffer, HotBuffer]:
+    """Two who were told these, and the events that both have."""
+    told(common := made(), *texts)
     begun = common.take_unsaved()
-    ours, theirs = made(begun), made(begun)
+    return begun, made(begun), made(begun)
+
+
+def test_what_both_were_told_is_there_once() -> None:
+    begun, ours, theirs = who_know("one", "two", "three")
     told(ours, "one", "two", "three", "four", "five")
     told(theirs, "one", "two", "three", "four")
     their_events = theirs.take_unsaved()
@@ -249,9 +254,7 @@ def test_what_both_were_told_is_there_once() -> None:
 
 
 def test_where_both_went_on_differently_both_are_kept() -> None:
-    told(common := made(), "one", "two", "three")
-    begun = common.take_unsaved()
-    ours, theirs = made(begun), made(begun)
+    begun, ours, theirs = who_know("one", "two", "three")
     told(ours, "one", "two", "three", "four", "this way")
     told(theirs, "one", "two", "three", "four", "that way")
     their_events, own = theirs.take_unsaved(), ours.take_unsaved()
@@ -263,9 +266,7 @@ def test_where_both_went_on_differently_both_are_kept() -> None:
 
 
 def test_where_nobody_knows_what_came_in_between_nothing_is_lost_or_there_twice() -> None:
-    told(common := made(), "one", "two", "three")
-    begun = common.take_unsaved()
-    ours, theirs = made(begun), made(begun)
+    _, ours, theirs = who_know("one", "two", "three")
     told(ours, "one", "two", "three", "four", "five")
     told(ours, "alone", "here", "only")
     told(theirs, "one", "two", "three", "four", "five", "six", "seven")

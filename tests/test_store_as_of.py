@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drafts import DIMENSION, FINGERPRINT, adjusted, deprecated, draft, search, unit_vector
+from drafts import DIMENSION, adjusted, deprecated, draft, open_store, search, unit_vector
 
 from memd.entries import Entry, Status, WallTime, multiplier_of
 from memd.recall.columns import TopicColumns
@@ -17,7 +17,7 @@ from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk
 from memd.store.log.segment import NOTHING_PENDING
 from memd.store.snapshot import TopicAsOf, id_before, id_upto, snapshot_as_of
-from memd.store.store import CanonicalClock, ModelId, Store, StoreShared, TopicLog
+from memd.store.store import Store, TopicLog
 from memd.store.tools.export import decode_line, export
 
 QUERIES = np.stack([unit_vector("a question")])
@@ -36,7 +36,7 @@ def told(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
     """Forty chunks, praised, blamed and taken out in between, in segments of eight entries."""
     chance = np.random.default_rng(7)
     sizes = 1000 if request.param == "growing" else 8
-    store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=sizes))
+    store = open_store(None, tmp_path, segment_entries_max=sizes)
     log = store.topic("one")
     state: dict[bytes, Entry] = {}
     states = {0: dict(state)}
@@ -56,7 +56,7 @@ def told(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Told]:
         log.merge(log.snapshot().indexes[0].index.segment_ids + log.snapshot().indexes[1].index.segment_ids)
     if request.param == "reopened":
         store.close()
-        store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=sizes))
+        store = open_store(None, tmp_path, segment_entries_max=sizes)
         log = store.topic("one")
     yield Told(log, states)
     store.close()
@@ -115,12 +115,7 @@ def test_a_time_means_the_last_moment_at_which_the_clock_showed_it(tmp_path: Pat
     now_us = [1_700_000_000_000_000]
 
     def opened() -> Store:
-        return Store(
-            tmp_path,
-            StoreShared(
-                model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=2, clock=CanonicalClock(lambda: now_us[0])
-            ),
-        )
+        return open_store(None, tmp_path, segment_entries_max=2, now_us=lambda: now_us[0])
 
     store = opened()
     times = []

@@ -15,8 +15,10 @@ from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_jo
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 
+from memd.entries import Draft, Entry
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
+from memd.store.store import Store
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -31,32 +33,37 @@ class Witness:
         self.acknowledged: list[list[str]] = []
 
 
-def ingest(files: LocalDisk, witness: Witness) -> None:
-    """Appends of several sizes across rotations, seals, corrections."""
-    store = open_store(files, segment_entries_max=5)
-    topic = store.topic("talk")
-    known = []
-    for number, size in enumerate((1, 3, 2, 4, 1)):
-        drafts = [draft(f"{number}.{i}") for i in range(size)]
+def at_once(work: Callable[[], object]) -> bool:
+    work()
+    return True
+
+
+def ingest(files: LocalDisk, witness: Witness, attempt: Callable[[Callable[[], object]], bool] = at_once) -> None:
+    """Appends of several sizes across rotations, seals, corrections. `attempt` does each and says whether it worked."""
+    stores: list[Store] = []
+    while not attempt(lambda: stores.append(open_store(files, segment_entries_max=5))):
+        pass
+    while not attempt(lambda: stores[0].topic("talk")):
+        pass
+    topic = stores[0].topic("talk")
+    known: list[Entry] = []
+
+    def append(drafts: list[Draft]) -> None:
         witness.attempted.append([d.content for d in drafts])
-        known += topic.append(drafts)
-        witness.acknowledged.append(witness.attempted[-1])
-        seal_all(topic)
-    for correction in (adjusted(known[0], 2), deprecated(known[5])):
-        witness.attempted.append([correction.content])
-        topic.append([correction])
-        witness.acknowledged.append(witness.attempted[-1])
-    store.close()
+        if attempt(lambda: known.extend(topic.append(drafts))):
+            witness.acknowledged.append(witness.attempted[-1])
+
+    for number, size in enumerate((1, 3, 2, 4, 1)):
+        append([draft(f"{number}.{i}") for i in range(size)])
+        attempt(lambda: seal_all(topic))
+        assert live_contents(topic) == flat(witness.acknowledged)
+    for correction in (adjusted(known[0], 2), deprecated(known[len(known) // 2])):
+        append([correction])
+    stores[0].close()
 
 
 def stored(files: LocalDisk) -> list[str]:
     return [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
-
-
-def log_of_ingest() -> list[str]:
-    files = CrashFiles()
-    ingest(files, Witness())
-    return files.log
 
 
 def flat(groups: list[list[str]]) -> list[str]:
@@ -107,8 +114,9 @@ def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_chan
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
+    ingest(files := CrashFiles(), Witness())
+    writes = [number for number, what in enumerate(files.log) if what.startswith("sync active.bin")]
     files, witness = CrashFiles(), Witness()
-    writes = [number for number, what in enumerate(log_of_ingest()) if what.startswith("sync active.bin")]
     files.cut_after = writes[-3]
     with pytest.raises(PowerCutError):
         ingest(files, witness)
@@ -129,9 +137,10 @@ def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
 @DISKS
 def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else(disk: Disk) -> None:
     for number in steps(0, operations_of(lambda files: ingest(files, Witness()), disk)):
-        files = disk()
+        files, witness = disk(), Witness()
         files.fail_at = {number}
-        acknowledged = _ingest_despite_errors(files)
+        ingest(files, witness, despite_errors)
+        acknowledged = flat(witness.acknowledged)
         assert stored(files) == acknowledged, f"failed at {number}: {files.log[number]}"
         assert verify(DATA_DIR, files).ok
         again = files.after_power_cut("lost")
@@ -143,9 +152,10 @@ def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else(disk: Di
 @DISKS
 def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged(disk: Disk) -> None:
     for number in steps(0, operations_of(lambda files: ingest(files, Witness()), disk)):
-        files = disk()
+        files, witness = disk(), Witness()
         files.fail_at = {number, number + 1, number + 2}
-        acknowledged = _ingest_despite_errors(files)
+        ingest(files, witness, despite_errors)
+        acknowledged = flat(witness.acknowledged)
         # Where neither the sync nor cutting back nor the retry worked, a whole append may be left at the end.
         assert stored(files)[: len(acknowledged)] == acknowledged, f"failed at {number}: {files.log[number]}"
         again = files.after_power_cut("lost")
@@ -187,28 +197,9 @@ def test_a_journal_rewrite_leaves_the_old_or_the_new_journal(loss: Loss) -> None
         assert again.contents() == before
 
 
-def _ingest_despite_errors(files: Any) -> list[str]:
-    """Like `ingest`, but continues after each error; returns the acknowledged contents."""
-    acknowledged: list[str] = []
-
-    def attempt(work: Callable[[], object]) -> bool:
-        try:
-            work()
-        except StoreError:
-            return False
-        return True
-
-    stores = []
-    while not attempt(lambda: stores.append(open_store(files, segment_entries_max=5))):
-        pass
-    while not attempt(lambda: stores[0].topic("talk")):
-        pass
-    topic = stores[0].topic("talk")
-    for number, size in enumerate((1, 3, 2, 4, 1)):
-        drafts = [draft(f"{number}.{i}") for i in range(size)]
-        if attempt(lambda drafts=drafts: topic.append(drafts)):  # type: ignore[misc]  # mypy cannot infer the default
-            acknowledged += [d.content for d in drafts]
-        attempt(lambda: seal_all(topic))
-        assert live_contents(topic) == acknowledged
-    stores[0].close()
-    return acknowledged
+def despite_errors(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except StoreError:
+        return False
+    return True

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drafts import search
-from golden_files import DIMENSION, EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
+from drafts import DIMENSION, search
+from golden_files import EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
 
 from memd.store.disk import LocalDisk
 from memd.store.layout import is_derived

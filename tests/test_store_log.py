@@ -53,7 +53,6 @@ from memd.store.log.format import (
     topic_tag,
 )
 from memd.store.log.recovery import read_log_file
-from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
 from memd.store.tools.disk_usage import disk_usage
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
@@ -400,16 +399,6 @@ def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
     return files
 
 
-def reopened(files: LocalDisk, *, earliest: int = 1) -> Store:
-    """With a clock that stands still long before anything was written."""
-    return Store(
-        DATA_DIR,
-        StoreShared(
-            model=ModelId(8, "f" * 32), segment_entries_max=10, files=files, clock=CanonicalClock(lambda: earliest)
-        ),
-    )
-
-
 def test_a_start_reads_the_ends_of_the_logs_and_a_topic_only_columns() -> None:
     files = filled(4, 8)
     store = open_store(files, segment_entries_max=10)
@@ -448,7 +437,7 @@ def test_the_end_of_a_large_log_tells_the_highest_id_and_where_it_is_damaged_all
     elif damage == "garbage":
         files.put(ACTIVE, data + b"garbage")
     files.bytes_read.clear()
-    store = reopened(files)
+    store = open_store(files, now_us=lambda: 1)  # a clock that stands still long before anything was written
     assert damage != "none" or files.bytes_read["active.bin"] == 64 << 10 < len(data)
     [new] = store.topic("other").append([draft("new")])
     assert new.canonical_id == (last_but_one if damage == "torn" else last) + 1

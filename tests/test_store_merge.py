@@ -54,19 +54,14 @@ def grown(files: CrashFiles, segments: int, size: int = 2) -> tuple[TopicLog, li
     return topic, entries
 
 
-def found(snapshot: Snapshot, k: int = 1000) -> list[tuple[int, float]]:
-    """Ids and scores; a scan and an index add up a product in different order, so the last decimal is not told."""
-    query = unit_vector("a question")[None]
-    return [(hit.canonical_id, Score(hit.score)) for hit in search(snapshot, query, k)]
+def found(snapshot: Snapshot) -> dict[int, float]:
+    """Ids and scores."""
+    return {hit.canonical_id: hit.score for hit in search(snapshot, unit_vector("a question")[None], 1000)}
 
 
-class Score(float):
-    """Equal to another that differs by no more than rounding does."""
-
-    __hash__ = float.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and abs(float(self) - float(other)) < 1.5e-6
+def scores_in(topic: TopicLog) -> object:
+    """To compare with: a scan and an index add up a product in different order, so the last decimal is not told."""
+    return pytest.approx(found(topic.snapshot()), abs=1.5e-6)
 
 
 @pytest.mark.thorough
@@ -110,7 +105,7 @@ def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
 def test_a_power_cut_anywhere_in_a_merge_loses_nothing(loss: Loss) -> None:
     whole = CrashFiles()
     topic, _ = grown(whole, 17)
-    expected, start = found(topic.snapshot()), whole.operations
+    expected, start = scores_in(topic), whole.operations
     merge_eights(topic)
     for cut in steps(start, whole.operations, loss):
         files = CrashFiles()
@@ -134,7 +129,7 @@ def test_a_power_cut_anywhere_in_a_merge_loses_nothing(loss: Loss) -> None:
 def test_a_merge_that_fails_leaves_the_old_indexes_and_is_tried_again() -> None:
     whole = CrashFiles()
     topic, _ = grown(whole, 8)
-    expected, start = found(topic.snapshot()), whole.operations
+    expected, start = scores_in(topic), whole.operations
     merge_all(topic)
     for number in steps(start, whole.operations):
         files = CrashFiles()
@@ -167,7 +162,7 @@ DAMAGE: dict[str, Callable[[CrashFiles], None]] = {
 def test_a_damaged_merged_index_is_given_up_for_those_of_its_segments(name: str) -> None:
     files = CrashFiles()
     topic, _ = grown(files, 17)
-    expected = found(topic.snapshot())
+    expected = scores_in(topic)
     merge_eights(topic)
     files = files.after_power_cut("lost")
     DAMAGE[name](files)
@@ -187,7 +182,7 @@ def test_a_damaged_merged_index_is_given_up_for_those_of_its_segments(name: str)
 
 def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     topic, entries = grown(CrashFiles(), 8)
-    live = {canonical_id for canonical_id, _ in found(topic.snapshot())}
+    live = {*found(topic.snapshot())}
     chosen = next(entry for entry in entries if entry.canonical_id in live)
     done: list[list[Entry]] = []
 
@@ -197,7 +192,7 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
             seal_all(topic)
 
     topic.merge(range(1, 9), give_way=meanwhile)
-    after = {canonical_id for canonical_id, _ in found(topic.snapshot())}
+    after = {*found(topic.snapshot())}
     assert after == (live - {chosen.canonical_id}) | {done[0][1].canonical_id}
     assert len(topic.snapshot().indexes) == 2
 

@@ -105,14 +105,16 @@ def open_store(
     segment_entries_max: int = 1000,
     dimension: int = DIMENSION,
     fingerprint: str = FINGERPRINT,
+    now_us: Callable[[], int] | None = None,
 ) -> Store:
+    """`now_us`: of its clock; one that counts, unless given."""
     return Store(
         data_dir,
         StoreShared(
             model=ModelId(dimension, fingerprint),
             segment_entries_max=segment_entries_max,
             files=files or LocalDisk(),
-            clock=CanonicalClock(counting_clock()),
+            clock=CanonicalClock(now_us or counting_clock()),
         ),
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drafts import counting_clock, open_journal
+from drafts import DIMENSION, counting_clock, open_journal, open_store
 from histories import new_buffer, receive, talk
 from msgspec.structs import replace
 
@@ -25,12 +25,11 @@ from memd.messages import Block, BlockChunk
 from memd.store.disk import LocalDisk
 from memd.store.log.format import FORMAT_VERSION
 from memd.store.log.journal import read_journal
-from memd.store.store import CanonicalClock, ModelId, Store, StoreShared
+from memd.store.store import Store
 from memd.store.tools.export import export
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TOPIC = "bike-workshop"
-DIMENSION = 8
 FINGERPRINT = "golden-model-0123456789abcdef"
 SEGMENT_ENTRIES_MAX = 4
 EXPECTED = "expected.json"
@@ -68,14 +67,8 @@ def entry_of(before: Entry, **changes: Any) -> Draft:
 
 def opened(data_dir: Path) -> Store:
     """The store of a golden folder."""
-    return Store(
-        data_dir,
-        StoreShared(
-            model=ModelId(DIMENSION, FINGERPRINT),
-            segment_entries_max=SEGMENT_ENTRIES_MAX,
-            clock=CanonicalClock(counting_clock(1_770_000_000_000_000)),
-        ),
-    )
+    clock = counting_clock(1_770_000_000_000_000)
+    return open_store(None, data_dir, segment_entries_max=SEGMENT_ENTRIES_MAX, fingerprint=FINGERPRINT, now_us=clock)
 
 
 def write(data_dir: Path) -> None:
