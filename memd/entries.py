@@ -334,11 +334,8 @@ class Correction(msgspec.Struct, frozen=True):
 
 
 def checked_topic_id(topic_id: str) -> str:
-    """`topic_id` itself if it is a legal topic name.
-
-    Raises:
-        BadTopicId: anything else; the pattern leaves no way to name a path outside the data directory.
-    """
+    """`topic_id` itself if it is a legal topic name. Raises BadTopicId: anything else; the pattern leaves no way to
+    name a path outside the data directory."""
     if TOPIC_ID_PATTERN.fullmatch(topic_id) is None:
         raise BadTopicId(f"topic_id {topic_id[:140]!r} is not a topic name: {TOPIC_ID_RULE}")
     return topic_id

@@ -55,11 +55,8 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: Annotated[str | None, Meta(description="Where it comes from: a URL, a path, a name.")] = None
 
     def checked(self, field: str = "") -> Note:
-        """The note; `field`: what its members are called in front of their names (`notes[2].`).
-
-        Raises:
-            BadNote: it cannot be kept.
-        """
+        """The note; `field`: what its members are called in front of their names (`notes[2].`). Raises BadNote: it
+        cannot be kept."""
         _check_content(self.content, f"{field}content")
         tags = tuple(dict.fromkeys(_line(tag, TAG_CHARACTERS_MAX, f"{field}tags") for tag in self.tags or ()))
         if len(tags) > TAGS_MAX:
@@ -76,22 +73,15 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def checked_notes(given: tuple[GivenNote, ...], field: str = "notes") -> tuple[Note, ...]:
-    """The notes of one request.
-
-    Raises:
-        BadNote: one cannot be kept, or there are too many.
-    """
+    """The notes of one request. Raises BadNote: one cannot be kept, or there are too many."""
     if len(given) > NOTES_MAX:
         raise BadNote(f"{field} has {len(given)} notes; send {NOTES_MAX} at most in one request")
     return tuple(note.checked(f"{field}[{position}].") for position, note in enumerate(given))
 
 
 def check_not_ahead(note: Note, now_us: int, field: str = "") -> None:
-    """Refuse a note that is said to be from the future; `field`: as in `GivenNote.checked`.
-
-    Raises:
-        BadNote: it is from more than a day ahead of `now_us`, microseconds since the epoch.
-    """
+    """Refuse a note that is said to be from the future; `field`: as in `GivenNote.checked`. Raises BadNote: it is from
+    more than a day ahead of `now_us`, microseconds since the epoch."""
     if note.said_at is not UNSET and note.said_at > now_us + AHEAD_US_MAX:
         raise BadNote(f"{field}said_at is more than a day ahead; leave it out for now")
 

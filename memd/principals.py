@@ -46,32 +46,20 @@ class Principal(msgspec.Struct, frozen=True):
         return right in self.rights and _is_among(topic_id, self.topics)
 
     def check(self, right: Right, topic_id: str) -> None:
-        """Make sure of the right in a topic.
-
-        Raises:
-            Forbidden: it has none there, be there such a topic or not.
-        """
+        """Make sure of the right in a topic. Raises Forbidden: it has none there, be there such a topic or not."""
         if not self.may(right, topic_id):
             message = f"the token {self.name!r} has no right to {_DO[right]} in the topic {topic_id[:140]!r}"
             where = f", only in {', '.join(self.topics)}" if right in self.rights else ""
             raise Forbidden(message + where, topic_id)
 
     def check_somewhere(self, right: Right) -> None:
-        """Make sure of the right in some topics.
-
-        Raises:
-            Forbidden: it has none anywhere.
-        """
+        """Make sure of the right in some topics. Raises Forbidden: it has none anywhere."""
         if right not in self.rights:
             may = ", ".join(_DO[one] for one in sorted(self.rights))
             raise Forbidden(f"the token {self.name!r} has no right to {_DO[right]}; it may {may}")
 
     def check_everywhere(self, right: Right) -> None:
-        """Make sure of the right in every topic.
-
-        Raises:
-            Forbidden: it has none, or in some topics only.
-        """
+        """Make sure of the right in every topic. Raises Forbidden: it has none, or in some topics only."""
         self.check_somewhere(right)
         if not self.may_everywhere(right):
             needed = f"this needs the right to {_DO[right]} in every topic"
@@ -231,12 +219,8 @@ class Leaving(NamedTuple):
 
 
 def surplus(held: Iterable[Held], room: int) -> list[Leaving]:
-    """Return what has to go so that the rest fits into the room, in the order in which it goes.
-
-    Args:
-        held: oldest first.
-        room: in the unit of `Held.size`.
-    """
+    """Return what has to go so that the rest fits into the room, in the order in which it goes. `held`: oldest first.
+    `room`: in the unit of `Held.size`."""
     places, had = defaultdict[str, deque[tuple[int, int]]](deque), defaultdict[str, int](int)
     for place, (author, size) in enumerate(held):
         places[author].append((place, size))

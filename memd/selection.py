@@ -92,15 +92,8 @@ EVERYTHING = Selection()
 
 
 def moment(text: str) -> Moment:
-    """Return the canonical_id or the time that a text stands for.
-
-    Args:
-        text: a canonical_id, or an ISO 8601 date (its end is meant) or time, in this machine's time zone if it names
-            none.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the canonical_id or the time that a text stands for. `text`: a canonical_id, or an ISO 8601 date (its end
+    is meant) or time, in this machine's time zone if it names none. Raises ValueError: it is neither."""
     return Moment(text) if _ID.fullmatch(text) else _time(text, days=1)
 
 

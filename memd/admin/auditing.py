@@ -124,21 +124,15 @@ class Auditor:
         self.note(Act(at=_now(), act="settings", who="memd", source=files, detail=f"tokens {changes}"))
 
     async def record_token(self, request: web.BaseRequest, name: str, detail: str) -> None:
-        """Write that a token was given in somebody's name, or taken back.
-
-        Raises:
-            StoreError: it was not written, so none must be given.
-        """
+        """Write that a token was given in somebody's name, or taken back. Raises StoreError: it was not written, so
+        none must be given."""
         what = f"{request.method} {request.path}"
         given = Act(at=_now(), act="token", who=name, source=request.remote or "", what=what, detail=detail)
         await self._write_first(given)
 
     async def begin(self, act: Act) -> int:
-        """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted.
-
-        Raises:
-            StoreError: it was not written, so the act must not be done.
-        """
+        """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted. Raises
+        StoreError: it was not written, so the act must not be done."""
         return await self._write_first(msgspec.structs.replace(act, begins=True))
 
     async def _write_first(self, act: Act) -> int:
@@ -229,11 +223,8 @@ class Auditor:
 
 @asynccontextmanager
 async def own_erasure(auditor: Auditor, who: str, topic_id: str, chunks: int) -> AsyncIterator[None]:
-    """Let the audit have the lines around an erasure that memd does by itself.
-
-    Raises:
-        StoreError: the first line cannot be written; the block did not run.
-    """
+    """Let the audit have the lines around an erasure that memd does by itself. Raises StoreError: the first line cannot
+    be written; the block did not run."""
     act = Act(at=_now(), act="erase", who=who, source="memd", topics=names_of([topic_id]), count=chunks)
     began = await auditor.begin(act)
     detail = "failed"
@@ -346,16 +337,8 @@ async def audit(parts: DaemonParts, query: AuditQuery) -> AuditAnswer:
 def audit_of(
     files: LocalDisk, data_dir: Path, receipts: Iterable[bytes], query: AuditQuery, known: Sequence[KnownHead] = ()
 ) -> AuditAnswer:
-    """Read the audit of a data directory.
-
-    Args:
-        receipts: as they stand in the files.
-        known: heads that the chain must have.
-
-    Raises:
-        StoreError: a file cannot be read.
-        BadQuestion: `expect` is no head.
-    """
+    """Read the audit of a data directory. `receipts`: as they stand in the files. `known`: heads that the chain must
+    have. Raises StoreError: a file cannot be read; BadQuestion: `expect` is no head."""
     if query.expect is not None:
         try:
             known = [*known, KnownHead(head_from(query.expect), "the head that was expected")]

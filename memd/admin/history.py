@@ -150,11 +150,8 @@ def log_page(
     states: Literal["every", "last", "live"] = "every",
     wanted: Selection = EVERYTHING,
 ) -> LogPage:
-    """Return the latest entries of these topics, newest first, as `who` may read them.
-
-    Args:
-        states: every entry; or of each chunk the present state alone; or that only of those that were not taken out.
-    """
+    """Return the latest entries of these topics, newest first, as `who` may read them. `states`: every entry; or of
+    each chunk the present state alone; or that only of those that were not taken out."""
     merged = heapq.merge(*(_ids(one, before, wanted) for one in snapshots), key=lambda found: -found[0])
     known, events, read = known_to(who, snapshots), list[LogEvent](), 0
     for canonical_id, snapshot, place in merged:
@@ -202,11 +199,8 @@ def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay
 def story(
     snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None = None, known: Known = _all_known
 ) -> ChunkStory:
-    """Read the whole history of a chunk of a topic, see `Named`; one that is not in the log yet has one version.
-
-    Raises:
-        StoreError: an entry cannot be read.
-    """
+    """Read the whole history of a chunk of a topic, see `Named`; one that is not in the log yet has one version. Raises
+    StoreError: an entry cannot be read."""
     versions: tuple[LogEvent, ...]
     if waiting is not None:
         events = {}

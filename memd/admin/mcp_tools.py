@@ -90,11 +90,8 @@ class PlainlySpokenServer(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool by its name.
-
-        Raises:
-            ToolError: the tool is not there, its arguments are wrong, or what it asked for was refused.
-        """
+        """Call a tool by its name. Raises ToolError: the tool is not there, its arguments are wrong, or what it asked
+        for was refused."""
         known = {tool.name: list(tool.input_schema.get("properties", {})) for tool in await self.list_tools()}
         if name not in known:
             raise ToolError(f"there is no tool {name[:80]!r}; there are {', '.join(known)}")

@@ -129,11 +129,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @asynccontextmanager
     async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
-        """Hold those of these topics that still exist and `who` may read open while the block runs.
-
-        Raises:
-            StoreError: a topic cannot be read.
-        """
+        """Hold those of these topics that still exist and `who` may read open while the block runs. Raises StoreError:
+        a topic cannot be read."""
         found = await self.topics.readable([one for one in names if who.may("read", one)])
         with contextlib.ExitStack() as held:
             for topic in found:
@@ -182,15 +179,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], author: str) -> None:
-    """Make sure that `who` may append these entries where they change chunks of others in the topic.
-
-    Args:
-        author: `who` as the log names them.
-
-    Raises:
-        Forbidden: `who` has no right to correct there.
-        StoreError: an entry cannot be read.
-    """
+    """Make sure that `who` may append these entries where they change chunks of others in the topic. `author`: `who` as
+    the log names them. Raises Forbidden: `who` has no right to correct there; StoreError: an entry cannot be read."""
     if not who.may("correct", topic.topic_id):
         snapshot = topic.snapshot()
         known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})

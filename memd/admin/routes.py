@@ -121,11 +121,8 @@ class OwnRoutes:
         return answer
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
-        """Answer a request for one of memd's own paths at the model's address.
-
-        Args:
-            target: path and query, as the client wrote them.
-        """
+        """Answer a request for one of memd's own paths at the model's address. `target`: path and query, as the client
+        wrote them."""
         if target.partition("?")[0] in (HEALTH, PROOF):
             return await self.answer(request)
         return self._refusal(request) or _led(same_host(request, self._parts.own_url) + target)

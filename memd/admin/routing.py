@@ -153,11 +153,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> Selection:
-        """The choice.
-
-        Raises:
-            BadQuestion: it can admit nothing.
-        """
+        """The choice. Raises BadQuestion: it can admit nothing."""
         try:
             authors = tuple("" if name == OWNER_NAME else name for name in self.author)
             chosen = self.role, self.kind, self.source, self.tag, self.contains, authors
@@ -189,11 +185,8 @@ def as_given(asked: Mapping[str, Any]) -> MultiMapping[str]:
 
 
 def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
-    """Return the parameters of a request as the struct of its route.
-
-    Raises:
-        BadQuestion: a parameter is unknown, repeated, missing, of the wrong type or out of bounds.
-    """
+    """Return the parameters of a request as the struct of its route. Raises BadQuestion: a parameter is unknown,
+    repeated, missing, of the wrong type or out of bounds."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for name in dict.fromkeys(given):
@@ -316,16 +309,8 @@ class AskedDaemon(Protocol):
     def ask(
         self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
     ) -> Answer:
-        """Return the answer of an operation.
-
-        Args:
-            operation: the function that declares it.
-            id_: the part of its path that varies.
-
-        Raises:
-            BadQuestion: the request is wrong.
-            DaemonError: it refused, or does not answer.
-        """
+        """Return the answer of an operation. `operation`: the function that declares it. `id_`: the part of its path
+        that varies. Raises BadQuestion: the request is wrong; DaemonError: it refused, or does not answer."""
         raise NotImplementedError
 
 

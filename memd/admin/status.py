@@ -321,12 +321,8 @@ def _conversation(talk: Conversation) -> BufferedConversation:
 
 
 def _troubles(parts: DaemonParts, topics: Sequence[Topic], *, sees_all: bool) -> list[Trouble]:
-    """Return the troubles by which what is said now is at risk, or memory is missing.
-
-    Args:
-        topics: those that may be told of.
-        sees_all: the place of the cluster's database may be told.
-    """
+    """Return the troubles by which what is said now is at risk, or memory is missing. `topics`: those that may be told
+    of. `sees_all`: the place of the cluster's database may be told."""
     disk, kept = parts.topics.disk.trouble, parts.store.kept
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]

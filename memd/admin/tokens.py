@@ -184,11 +184,7 @@ class TokenWatch:
         self._looks, self._look_began = 0, 0.0
 
     def load(self) -> None:
-        """Read the lists at the start, in this thread.
-
-        Raises:
-            MemdError: a list is not what it should be.
-        """
+        """Read the lists at the start, in this thread. Raises MemdError: a list is not what it should be."""
         self._seen = self._stamps()
         self._take(self._auth, self._listed.read_at_start())
 
@@ -229,10 +225,7 @@ class TokenWatch:
 
     def watch(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
         """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell.
-
-        Args:
-            noted: is told the files that changed, and which tokens are others than before.
-        """
+        `noted`: is told the files that changed, and which tokens are others than before."""
         if self._watching is None and (self._listed.is_shared or not self.principals.is_open):
             self._tasks, self._noted = tasks, noted
             self._watching = tasks.spawn(self._watch(), "tokens")
@@ -243,11 +236,8 @@ class TokenWatch:
             self._watching.cancel()
 
     async def hear(self, inquiry: Inquiry | None) -> None:
-        """Look at the lists before a request is let in, waiting no longer than a request should.
-
-        Args:
-            inquiry: one about the books, asked after the request came.
-        """
+        """Look at the lists before a request is let in, waiting no longer than a request should. `inquiry`: one about
+        the books, asked after the request came."""
         if inquiry is not None and self._trouble is None:
             try:
                 ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)

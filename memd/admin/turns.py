@@ -319,12 +319,8 @@ def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> Conve
 
 
 def conversation_of(lines: Iterable[bytes], conversation_id: str, query: ConversationsQuery) -> ConversationTurns:
-    """Put a conversation together from receipts.
-
-    Raises:
-        NotFound: no receipt tells of it.
-        BadQuestion: several topics have one with this id.
-    """
+    """Put a conversation together from receipts. Raises NotFound: no receipt tells of it; BadQuestion: several topics
+    have one with this id."""
     strands = _strands(lines, query.topic)
     named = [key for key in strands if key[1] == conversation_id]
     if not named:

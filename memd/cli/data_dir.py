@@ -267,11 +267,8 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
 
 
 def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
-    """How many messages of all topics, or of one, are in a journal and not in the log.
-
-    Raises:
-        StoreError: a journal cannot be read.
-    """
+    """How many messages of all topics, or of one, are in a journal and not in the log. Raises StoreError: a journal
+    cannot be read."""
     named = topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
     return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
 
@@ -593,11 +590,8 @@ def move(
 
 
 def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:
-    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there.
-
-    Raises:
-        StoreError: a side cannot be read or written; what was copied is there.
-    """
+    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there. Raises
+    StoreError: a side cannot be read or written; what was copied is there."""
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
     there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
@@ -742,10 +736,7 @@ def _lines(figures: StoredFigures) -> Lines:
 
 def overview() -> str:
     """Say whether a daemon runs on the data directory of the settings, what is remembered there and what to do next.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    Raises ConfigError: a setting is wrong."""
     config = config_of(None, {})
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     remembered, is_empty = _remembered(config)

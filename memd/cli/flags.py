@@ -89,11 +89,7 @@ def servers_of(upstream: Sequence[str]) -> dict[str, object]:
 
 def with_settings(*, existing: bool = True, takes_key: bool = False) -> Callable[[Callable[..., int]], Command]:
     """Add the flags of a command that works on a data directory; it gets the settings that they name, as `config`.
-
-    Args:
-        existing: the folder must be there already.
-        takes_key: add `key_flag` too.
-    """
+    `existing`: the folder must be there already. `takes_key`: add `key_flag` too."""
 
     def with_flags(command: Callable[..., int]) -> Command:
         @functools.wraps(command)
@@ -116,11 +112,7 @@ def key_flag(command: Command) -> Command:
 
 
 def key_of(key_stdin: bool) -> str | None:
-    """Return the next line of standard input, if it holds a key; None: it does not.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Return the next line of standard input, if it holds a key; None: it does not. Raises ConfigError: it has none."""
     if not key_stdin:
         return None
     if not (line := sys.stdin.readline().strip()):
@@ -158,11 +150,8 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
 
 
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
-    """Return the settings, as `config_of`, for a command that works on a data directory that is there already.
-
-    Raises:
-        ConfigError: a setting is wrong, or there is no such folder.
-    """
+    """Return the settings, as `config_of`, for a command that works on a data directory that is there already. Raises
+    ConfigError: a setting is wrong, or there is no such folder."""
     config = config_of(path, given)
     if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
         begins = (
@@ -173,14 +162,8 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
 
 
 def refuse_cluster(config: Config, instead: str) -> None:
-    """Make sure that a data directory has its topics itself.
-
-    Args:
-        instead: what to do where it does not.
-
-    Raises:
-        StoreError: it is the cache of a cluster.
-    """
+    """Make sure that a data directory has its topics itself. `instead`: what to do where it does not. Raises
+    StoreError: it is the cache of a cluster."""
     from memd.store.layout import CLUSTER_NAME  # with it comes numpy, which --help does without
 
     if config.cluster.is_on or (config.data_dir / CLUSTER_NAME).exists():

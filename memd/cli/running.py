@@ -74,12 +74,8 @@ class RunningDaemon:
         return "does not know this token" if self._token else "wants a token"
 
     def get(self, path: str, **query: object) -> bytes:
-        """Return the body of the answer to a GET; a query parameter that is None is left out.
-
-        Raises:
-            BadQuestion: the request is wrong.
-            DaemonError: it refused, or does not answer.
-        """
+        """Return the body of the answer to a GET; a query parameter that is None is left out. Raises BadQuestion: the
+        request is wrong; DaemonError: it refused, or does not answer."""
         given = list(as_given(query).items())
         query_string = urllib.parse.urlencode(given, errors="surrogateescape")  # as the terminal gave it
         return self._request(f"{path}?{query_string}" if given else path, None, ANSWER_SECONDS_MAX)
@@ -324,11 +320,7 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
 @contextmanager
 def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     """Run a daemon for a command while the block runs, and yield the URL of its own routes and the token of commands.
-
-    Raises:
-        StoreLocked: a daemon is running on the folder.
-        MemdError: it cannot be started.
-    """
+    Raises StoreLocked: a daemon is running on the folder; MemdError: it cannot be started."""
     from memd.ingest.redaction.redactor import Redactor  # with the daemon it takes a second
 
     ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that

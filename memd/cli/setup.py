@@ -332,11 +332,8 @@ def _by_hand(wanted: Json, kind: str) -> str:
 
 
 def _edited(text: str, kind: str, now: Json, target: Json, wanted: Json) -> str:
-    """The text with the settings of `target`, which differ from `now` in what is wanted only.
-
-    Raises:
-        CannotEdit: that needs more than lines of its own.
-    """
+    """The text with the settings of `target`, which differ from `now` in what is wanted only. Raises CannotEdit: that
+    needs more than lines of its own."""
     ends = "\r\n" if "\r\n" in text else "\n"
     unix = text.replace("\r\n", "\n")
     if kind in (".toml", ".yml", ".yaml"):

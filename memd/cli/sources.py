@@ -307,11 +307,7 @@ def import_(config: Config, topic: str | None, wanted: str | None, paths: tuple[
 
 
 def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
-    """The files at and below some paths.
-
-    Raises:
-        BadQuestion: one cannot be read.
-    """
+    """The files at and below some paths. Raises BadQuestion: one cannot be read."""
     try:
         return list(files_of(paths))
     except OSError as error:
@@ -324,12 +320,8 @@ def _dating_now() -> Dating:
 
 
 def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: str | None, wanted: str | None) -> int:
-    """Import files and print what was done; return the number of problems.
-
-    Args:
-        topic: for everything; None: the topics of entries, and the default one for conversations.
-        wanted: the name of the only format to read.
-    """
+    """Import files and print what was done; return the number of problems. `topic`: for everything; None: the topics of
+    entries, and the default one for conversations. `wanted`: the name of the only format to read."""
     sending = Sending(lambda path, body: daemon.post(path, body, PART_SECONDS_MAX), topic)
     dating, problems = _dating_now(), sending.problems
     whole, done = sum(file.size for file in files), 0

@@ -218,11 +218,8 @@ def _show(secret: str) -> None:
 
 
 def _tell(config: Config) -> bool:
-    """Let a running daemon read the tokens again; whether it has, or none runs.
-
-    Raises:
-        DaemonError: it goes on with the tokens that it had.
-    """
+    """Let a running daemon read the tokens again; whether it has, or none runs. Raises DaemonError: it goes on with the
+    tokens that it had."""
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is None:
         return True
@@ -238,10 +235,7 @@ def _tell(config: Config) -> bool:
 
 def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
     """Return the grants that are not over, oldest first; where no daemon tells, those of tokens that are gone too.
-
-    Raises:
-        StoreError: the list cannot be read.
-    """
+    Raises StoreError: the list cannot be read."""
     daemon = None if config.cluster.is_on else RunningDaemon.find(config.data_dir, config.auth.token)
     with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
         if daemon is not None:
@@ -251,12 +245,7 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
 
 
 def _end_grant(config: Config, grant_id: str) -> None:
-    """End a grant.
-
-    Raises:
-        DaemonError: the running daemon refuses.
-        StoreError: it cannot be written.
-    """
+    """End a grant. Raises DaemonError: the running daemon refuses; StoreError: it cannot be written."""
     if config.cluster.is_on:
         with command_act(config, "token", "", f"ended the grant {grant_id}"):
             _end_kept(config, lambda one: one.id == grant_id)

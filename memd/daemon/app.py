@@ -534,11 +534,7 @@ async def _wake(topics: Topics, retriever: Retriever) -> None:
 
 
 def serve(config: Config, model: Path | None = None, auth_source: AuthSource | None = None) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C; the exit code.
-
-    Raises:
-        MemdError: it could not be started.
-    """
+    """Run the daemon until SIGTERM or Ctrl-C; the exit code. Raises MemdError: it could not be started."""
     configure_logging(config.log, Redactor.of(config.ingest).text)
     raise_descriptors_limit()
     keep_small()

@@ -325,11 +325,8 @@ class ChatClient:
         corrections: list[dict[str, Any]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ChatAnswer:
-        """Send the history with one more message, and append the streamed reply to it.
-
-        Raises:
-            NotShown: the model refuses the request.
-        """
+        """Send the history with one more message, and append the streamed reply to it. Raises NotShown: the model
+        refuses the request."""
         self.messages.append({"role": "user", "content": text})
         memory_in: dict[str, Any] = {"topic_id": self._topic_id}
         if corrections:

@@ -87,11 +87,8 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
 
 
 def parse_value(text: str, place: str) -> Any:
-    """Return the value that `text` would have after a key in the file: `8080`, `auto`, `[a, b]`.
-
-    Raises:
-        ConfigError: not YAML.
-    """
+    """Return the value that `text` would have after a key in the file: `8080`, `auto`, `[a, b]`. Raises ConfigError:
+    not YAML."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -278,11 +275,8 @@ _STARS_MAX = 8
 
 
 def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
-    """Return the tokens of a list as YAML has it.
-
-    Raises:
-        ConfigError: the list or one of its items is not what it should be.
-    """
+    """Return the tokens of a list as YAML has it. Raises ConfigError: the list or one of its items is not what it
+    should be."""
     given = setting.value
     if given in (None, ""):
         return ()
@@ -465,11 +459,8 @@ def load_config(
 def places_of_settings(
     path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]
 ) -> tuple[Path | None, dict[str, str]]:
-    """Return the settings file that `load_config` would read, and where each effective setting was given.
-
-    Raises:
-        ConfigError: see `load_config`, which checks more.
-    """
+    """Return the settings file that `load_config` would read, and where each effective setting was given. Raises
+    ConfigError: see `load_config`, which checks more."""
     path = _settings_file(path, env)
     return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
 

@@ -47,11 +47,7 @@ class Programs(msgspec.Struct, frozen=True):
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The table, in its order.
-
-    Raises:
-        OSError: the package was installed without its data files.
-    """
+    """The table, in its order. Raises OSError: the package was installed without its data files."""
     found = msgspec.convert(words_of("programs")["rules"], tuple[Rule, ...])
     return tuple(msgspec.structs.replace(rule, pattern=_written_out(rule.pattern)) for rule in found)
 

@@ -69,11 +69,8 @@ _source_decoder = msgspec.json.Decoder(_ImageSource)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse one piece into a message without reasoning.
-
-    Raises:
-        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
-    """
+    """Parse one piece into a message without reasoning. Raises BadRequestBody: not a JSON object, or text in it is not
+    valid Unicode."""
     try:
         members = OBJECT.decode(raw)
         if not is_list(members.get("content", Raw())):
@@ -85,11 +82,8 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def pieces_of(element: Raw) -> list[Raw]:
-    """Split a user message into its tool results, one by one, and the rest; any other message stays whole.
-
-    Raises:
-        BadRequestBody: it is unreadable.
-    """
+    """Split a user message into its tool results, one by one, and the rest; any other message stays whole. Raises
+    BadRequestBody: it is unreadable."""
     if _TOOL_RESULT not in bytes(element):
         return [element]
     try:
@@ -110,11 +104,8 @@ def pieces_of(element: Raw) -> list[Raw]:
 
 
 def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
-    """Join the pieces of one element that are to be shown.
-
-    Args:
-        texts: the text to put in front of each piece's blocks; empty for none.
-    """
+    """Join the pieces of one element that are to be shown. `texts`: the text to put in front of each piece's blocks;
+    empty for none."""
     placed: list[tuple[int, Raw]] = []
     element: dict[str, Raw] = {}
     for piece, text in zip(pieces, texts, strict=True):

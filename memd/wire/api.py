@@ -57,10 +57,7 @@ class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
 
     def parse(self, raws: Sequence[Raw], parse: Parse) -> tuple[list[ParsedMessage], int]:
         """Parse each of `raws` with `parse`, or return what that gave earlier; and how many of the first it had given.
-
-        Raises:
-            BadRequestBody: `parse` raised it.
-        """
+        Raises BadRequestBody: `parse` raised it."""
         keys = [(parse, bytes(raw)) for raw in raws]
         held = self.use(keys)
         known = next((place for place, one in enumerate(held) if one is None), len(held))
@@ -125,11 +122,7 @@ class Api:
     """Splits it into events."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """Parse a request.
-
-        Raises:
-            BadRequestBody: `body` is no request of this API.
-        """
+        """Parse a request. Raises BadRequestBody: `body` is no request of this API."""
         members = top_level(body)
         return self.request(body, members, list_in(members, self.list_name), cache)
 
@@ -253,11 +246,8 @@ class Api:
 
 
 def read_request(api: Api, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-    """Parse a request of `api` as `Api.parse` does, also one whose text is no Unicode at some places.
-
-    Raises:
-        BadRequestBody: `body` is no request of this API.
-    """
+    """Parse a request of `api` as `Api.parse` does, also one whose text is no Unicode at some places. Raises
+    BadRequestBody: `body` is no request of this API."""
     try:
         return api.parse(body, cache)
     except BadRequestBody:

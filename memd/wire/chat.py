@@ -99,11 +99,8 @@ _function_decoder = msgspec.json.Decoder(_FunctionMembers)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse the JSON object `raw` into a message without reasoning.
-
-    Raises:
-        BadRequestBody: not a JSON object, or text in it is not valid Unicode (llama.cpp refuses such a body too).
-    """
+    """Parse the JSON object `raw` into a message without reasoning. Raises BadRequestBody: not a JSON object, or text
+    in it is not valid Unicode (llama.cpp refuses such a body too)."""
     try:
         members = _members_decoder.decode(raw)
         text, attachments = _content(bytes(members.content))
@@ -244,11 +241,8 @@ def grouped(elements: Sequence[Raw]) -> list[Raw]:
 
 
 def elements_of(raw: Raw | bytes) -> list[Raw]:
-    """The elements of one message, `raw` being their JSON texts joined by commas.
-
-    Raises:
-        BadRequestBody: it cannot be read.
-    """
+    """The elements of one message, `raw` being their JSON texts joined by commas. Raises BadRequestBody: it cannot be
+    read."""
     try:
         return LIST.decode(b"".join((b"[", memoryview(raw), b"]")))
     except UNREADABLE as error:
@@ -256,11 +250,8 @@ def elements_of(raw: Raw | bytes) -> list[Raw]:
 
 
 def parse_elements(raw: Raw | bytes) -> Message:
-    """Parse the elements of one message, see `elements_of`.
-
-    Raises:
-        BadRequestBody: not JSON objects, or text in them is not valid Unicode.
-    """
+    """Parse the elements of one message, see `elements_of`. Raises BadRequestBody: not JSON objects, or text in them is
+    not valid Unicode."""
     return joined_answer([parse_message(element) for element in elements_of(raw)])
 
 

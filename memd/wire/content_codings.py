@@ -65,12 +65,8 @@ class Unpacker:
         self._stages = [_Unpacking(_CODINGS[one], bytes_max) for one in reversed(named)]
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the next bytes unpack to, at most about `PART_BYTES_MAX` at a time.
-
-        Raises:
-            BadCoding: they are not of their coding.
-            TooLarge: there is more of it than `bytes_max`.
-        """
+        """Yield what the next bytes unpack to, at most about `PART_BYTES_MAX` at a time. Raises BadCoding: they are not
+        of their coding; TooLarge: there is more of it than `bytes_max`."""
         parts: Iterable[bytes] = (data,)
         for stage in self._stages:
             parts = stage.feed(parts)
@@ -83,11 +79,8 @@ class Unpacker:
 
 
 def unpacked_parts(data: bytes, codings: Iterable[str], bytes_max: int) -> Iterator[bytes]:
-    """Yield what a whole body unpacks to.
-
-    Raises:
-        BadCoding, TooLarge: as `Unpacker` does; the former also where the end of the body is missing.
-    """
+    """Yield what a whole body unpacks to. Raises BadCoding, TooLarge: as `Unpacker` does; the former also where the end
+    of the body is missing."""
     unpacker = Unpacker(codings, bytes_max)
     yield from unpacker.feed(data)
     if not unpacker.is_finished:

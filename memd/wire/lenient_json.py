@@ -103,11 +103,8 @@ def _mended(found: re.Match[str]) -> str:
 
 
 def lenient_text(raw: Raw) -> str:
-    """Return the text of a JSON string; empty for an absent or null member; the JSON text of any other value.
-
-    Raises:
-        UNREADABLE: the string is not valid Unicode.
-    """
+    """Return the text of a JSON string; empty for an absent or null member; the JSON text of any other value. Raises
+    UNREADABLE: the string is not valid Unicode."""
     encoded = bytes(raw)
     text = TEXT.decode(encoded) if encoded.startswith(b'"') else encoded.decode()
     if encoded == b"null":

@@ -36,11 +36,8 @@ _arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse the JSON object `raw` into a message without its thinking.
-
-    Raises:
-        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
-    """
+    """Parse the JSON object `raw` into a message without its thinking. Raises BadRequestBody: not a JSON object, or
+    text in it is not valid Unicode."""
     message = without_call_ids(chat.parse_message(raw))
     own = decode_or_none(_own_decoder, raw) or _OwnMembers()
     if not own.images and not own.tool_name:

@@ -130,11 +130,7 @@ def renamed(request: ModelRequest, name: str) -> ModelRequest:
 
 
 def top_level(body: bytes) -> dict[str, Raw]:
-    """Split a body into its top-level members.
-
-    Raises:
-        BadRequestBody: it is not a JSON object.
-    """
+    """Split a body into its top-level members. Raises BadRequestBody: it is not a JSON object."""
     try:
         return OBJECT.decode(body)
     except RecursionError as error:
@@ -144,22 +140,15 @@ def top_level(body: bytes) -> dict[str, Raw]:
 
 
 def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
-    """Return the elements of the member `name`.
-
-    Raises:
-        BadRequestBody: it is not a list of objects.
-    """
+    """Return the elements of the member `name`. Raises BadRequestBody: it is not a list of objects."""
     elements = list_in(members, name)
     check_objects(elements, name)
     return elements
 
 
 def list_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
-    """Return the elements of the member `name`, of which each should be an object.
-
-    Raises:
-        BadRequestBody: it is not a list.
-    """
+    """Return the elements of the member `name`, of which each should be an object. Raises BadRequestBody: it is not a
+    list."""
     if name not in members:
         raise BadRequestBody(f"the request body has no `{name}`; it must be a list of objects")
     try:

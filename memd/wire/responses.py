@@ -72,11 +72,8 @@ _image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
 def is_of_assistant(raw: Raw | bytes) -> bool:
-    """Tell whether the item `raw` is part of an assistant message: its text, its calls, its reasoning.
-
-    Raises:
-        BadRequestBody: not a JSON object.
-    """
+    """Tell whether the item `raw` is part of an assistant message: its text, its calls, its reasoning. Raises
+    BadRequestBody: not a JSON object."""
     item, kind = _decoded(raw)
     if kind == "message":
         return lenient_text(item.role) == _ASSISTANT
@@ -84,11 +81,8 @@ def is_of_assistant(raw: Raw | bytes) -> bool:
 
 
 def grouped(items: Iterable[Raw]) -> list[Raw]:
-    """Join the items of each message, their JSON texts separated by commas: the assistant's between two others.
-
-    Raises:
-        BadRequestBody: one is not a JSON object.
-    """
+    """Join the items of each message, their JSON texts separated by commas: the assistant's between two others. Raises
+    BadRequestBody: one is not a JSON object."""
     groups: list[list[bytes]] = []
     follows_assistant = False
     for raw in items:
@@ -102,11 +96,8 @@ def grouped(items: Iterable[Raw]) -> list[Raw]:
 
 
 def parse_items(raw: Raw | bytes) -> Message:
-    """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user.
-
-    Raises:
-        BadRequestBody: not JSON objects, or text in them is not valid Unicode.
-    """
+    """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user. Raises
+    BadRequestBody: not JSON objects, or text in them is not valid Unicode."""
     if is_string(raw):
         return parse_message(msgspec.json.encode({"role": "user", "content": Raw(raw)}))
     try:
@@ -117,11 +108,7 @@ def parse_items(raw: Raw | bytes) -> Message:
 
 
 def parse_item(raw: Raw | bytes) -> Message:
-    """Parse one item into a message.
-
-    Raises:
-        BadRequestBody: not a JSON object, or text in it is not valid Unicode.
-    """
+    """Parse one item into a message. Raises BadRequestBody: not a JSON object, or text in it is not valid Unicode."""
     item, kind = _decoded(raw)
     try:
         return parse_message(msgspec.json.encode(_as_chat(item, kind, bytes(raw))))

@@ -129,11 +129,8 @@ _memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
 
 
 def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
-    """Decode a MemoryIn from a JSON object or a JSON string that contains one.
-
-    Raises:
-        BadMemoryIn: `raw` is malformed or has an unknown member; the message names the field and may be logged.
-    """
+    """Decode a MemoryIn from a JSON object or a JSON string that contains one. Raises BadMemoryIn: `raw` is malformed
+    or has an unknown member; the message names the field and may be logged."""
     try:
         text = TEXT.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
         wire = _memory_in_decoder.decode(without_surrogates(text.encode() if isinstance(text, str) else text))

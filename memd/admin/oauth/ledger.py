@@ -189,33 +189,22 @@ class Ledger:
 
     async def key_to_register(self) -> bytes:
         """Return that key, made and kept when it is first needed; in a cluster with the first look at the book, so that
-        all daemons know it before it is needed.
-
-        Raises:
-            StoreError: it cannot be kept.
-        """
+        all daemons know it before it is needed. Raises StoreError: it cannot be kept."""
         if not self.key:
             key = secrets.token_bytes(SECRET_BYTES)
             await self._change(lambda state: (msgspec.structs.replace(state, key=state.key or key), None))
         return self.key
 
     async def allow(self, permission: Permission, allowed: Allowed) -> str:
-        """Return the code for a client that a person allowed to go on.
-
-        Raises:
-            StoreError: it cannot be told to the other daemons.
-        """
+        """Return the code for a client that a person allowed to go on. Raises StoreError: it cannot be told to the
+        other daemons."""
         code = new_secret()
         await self._change(lambda state: (state.allowed(permission, allowed, code, self._now()), None))
         return code
 
     async def tokens_for(self, asked: TokenRequest) -> Tokens:
-        """Return tokens for a code or a refresh token.
-
-        Raises:
-            OAuthRefused: there are none for it.
-            StoreError: they cannot be kept, so they are not given.
-        """
+        """Return tokens for a code or a refresh token. Raises OAuthRefused: there are none for it; StoreError: they
+        cannot be kept, so they are not given."""
         return await self._change(lambda state: state.asked(asked, new_secret, self._now()))
 
     def acting(self, access_token: str) -> Grant | None:
@@ -224,19 +213,12 @@ class Ledger:
         return found if found is not None and self._is_somebodys(found) else None
 
     async def revoke(self, token: str) -> None:
-        """End the grant of an access or refresh token, if it is one.
-
-        Raises:
-            StoreError: it has ended, but may be back after a restart.
-        """
+        """End the grant of an access or refresh token, if it is one. Raises StoreError: it has ended, but may be back
+        after a restart."""
         await self._change(lambda state: (state.revoked(token), None))
 
     async def end(self, grant_id: str) -> bool:
-        """End a grant; whether there was one.
-
-        Raises:
-            StoreError: it has ended, but may be back after a restart.
-        """
+        """End a grant; whether there was one. Raises StoreError: it has ended, but may be back after a restart."""
         return await self._change(
             lambda state: (state.ended(grant_id), any(one.id == grant_id for one in state.grants))
         )

@@ -69,11 +69,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 def registered(body: bytes) -> OAuthClient:
-    """Return the client that a registration describes.
-
-    Raises:
-        OAuthRefused: it cannot be one.
-    """
+    """Return the client that a registration describes. Raises OAuthRefused: it cannot be one."""
     try:
         asked = msgspec.json.decode(body, type=Registration)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -246,26 +242,15 @@ def metadata(path: str, issuer: str) -> Mapping[str, Any]:
 
 
 def challenge_of(issuer: str, error: str = "", scopes: Iterable[Right] = SCOPES) -> str:
-    """Return the header `WWW-Authenticate` that leads a client here (RFC 9728 section 5.1).
-
-    Args:
-        error: why its token does not do (RFC 6750 section 3.1); empty if it has shown none.
-        scopes: those to ask for.
-    """
+    """Return the header `WWW-Authenticate` that leads a client here (RFC 9728 section 5.1). `error`: why its token does
+    not do (RFC 6750 section 3.1); empty if it has shown none. `scopes`: those to ask for."""
     told = f'error="{error}", ' if error else ""
     return f'Bearer {told}resource_metadata="{issuer}{_RESOURCE_METADATA}{RESOURCE}", scope="{" ".join(scopes)}"'
 
 
 def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
-    """Read the query of a request for permission.
-
-    Args:
-        key: seals the ids of clients.
-
-    Raises:
-        PermissionRefused: the client may be told why.
-        OAuthRefused: who asks is not known, so a person alone is told.
-    """
+    """Read the query of a request for permission. `key`: seals the ids of clients. Raises PermissionRefused: the client
+    may be told why; OAuthRefused: who asks is not known, so a person alone is told."""
     asked = _parameters(query)
     client_id = asked.get("client_id", "")
     client = client_of(client_id, key)
@@ -290,11 +275,7 @@ def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
 
 
 def token_asked(body: str, key: bytes, issuer: str) -> TokenRequest:
-    """Read the body of a request for tokens.
-
-    Raises:
-        OAuthRefused: it is not what it should be.
-    """
+    """Read the body of a request for tokens. Raises OAuthRefused: it is not what it should be."""
     asked = _parameters(body)
     client_id = asked.get("client_id", "")
     if client_of(client_id, key) is None:
@@ -312,11 +293,7 @@ def token_asked(body: str, key: bytes, issuer: str) -> TokenRequest:
 
 
 def token_to_revoke(body: str) -> str:
-    """Read the body of a revocation (RFC 7009); its hint is not needed.
-
-    Raises:
-        OAuthRefused: it names no token.
-    """
+    """Read the body of a revocation (RFC 7009); its hint is not needed. Raises OAuthRefused: it names no token."""
     if token := _parameters(body).get("token"):
         return token
     raise OAuthRefused("invalid_request", "token is missing")

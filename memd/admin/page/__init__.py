@@ -47,10 +47,6 @@ def page(request: web.Request) -> web.StreamResponse:
 
 @functools.cache
 def _files() -> dict[str, Path]:
-    """The files, by path.
-
-    Raises:
-        OSError: the package was installed without its data files.
-    """
+    """The files, by path. Raises OSError: the package was installed without its data files."""
     found = sorted(one for one in _HERE.iterdir() if one.suffix in _TYPES)
     return {PREFIX if path.name == INDEX else PREFIX + path.name: path for path in found}

@@ -445,11 +445,7 @@ def _recalled(answer: LiveAnswer) -> CheckResult:
 
 async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckResult:
     """Ask, answer the model's call or one in its place, and ask again until it is long enough; say how far it came.
-
-    Args:
-        room: the tokens that its prompts may take.
-        is_window: whether that is the model's whole window.
-    """
+    `room`: the tokens that its prompts may take. `is_window`: whether that is the model's whole window."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
     until, per_token, answer = time.monotonic() + LOOP_SECONDS_MAX, CHARACTERS_PER_TOKEN, LiveAnswer()
     steps = sent = most = 0  # steps that were answered; tokens of the last one (estimated), and most of them (counted)
