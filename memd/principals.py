@@ -182,7 +182,6 @@ def _fits(topic_id: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _meet(one: str, other: str) -> bool:
-    """Whether some text matches both patterns."""
     if not one or not other:
         return not (one + other).strip("*")
     if one[0] == "*":

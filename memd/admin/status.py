@@ -289,7 +289,6 @@ def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
 
 
 def _visible(topics: Topics, who: Principal) -> list[Topic]:
-    """The open topics that a principal may read."""
     return [topic for topic in topics.opened() if who.may("read", topic.id)]
 
 

@@ -252,7 +252,6 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
 
 
 def _requests(costs: Sequence[RequestCost]) -> dict[str, Any]:
-    """The members of a period that tell of its requests."""
     answered = [cost for cost in costs if cost.was_answered]
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]

@@ -392,7 +392,6 @@ key = click.Group("key", {"new": new}, help="Make master keys for encryption: `m
 
 
 def _convert(config: Config, act: str, outcome: str, change: Callable[..., ConversionReport]) -> None:
-    """Change the encryption of a data directory, and say what came of it."""
     folder = config.data_dir
     with command_act(config, "settings", None, act):
         report = change(LocalDisk(), lambda topic_id: click.echo(f"{topic_id} …", err=True))
@@ -694,7 +693,6 @@ def stats(config: Config, as_json: bool) -> int:
 
 
 def _lines(figures: StoredFigures) -> Lines:
-    """Return the figures as text: a table, and a line about the daemon."""
     numbers = ("chunks", "entries", "disk", "memory", "indexes", "fan-out")
     shown = table("topic", *numbers, right=numbers, whole=numbers, title=figures.data_dir)
     in_memory = {} if figures.daemon is None else figures.daemon["topics"]

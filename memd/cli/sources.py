@@ -164,7 +164,6 @@ def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
 
 
 def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
-    """Look at a folder or file for a daemon."""
     told = Look()
     with progress("adding") as advanced:
         look(source, _Keeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
@@ -209,14 +208,12 @@ class _Keeper:
         self._topic_id = topic_id
 
     def known(self) -> Sequence[KnownDocument]:
-        """See Keeper."""
         try:
             return self._daemon.ask(documents.documents, topic=[self._topic_id]).documents
         except BadQuestion:  # there is no such topic yet
             return ()
 
     def take(self, document: GivenDocument) -> TakenDocument:
-        """See Keeper."""
         body = {"topic_id": self._topic_id, "document": document}
         return self._daemon.ask(documents.take_document, body=body, seconds=DOCUMENT_SECONDS_MAX)
 
@@ -368,7 +365,6 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
 
 
 def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, problems: int) -> str:
-    """Say what was imported."""
     said = [f"{counted(files, 'file')} read"]
     if counts.entries or counts.entries_known:
         said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")

@@ -201,7 +201,6 @@ def _kept(config: Config) -> Tokens:
 
 
 def _make_sure(config: Config, kept: Tokens, name: str) -> None:
-    """Make sure that a token can be changed here."""
     if any(one.name == name for one in config.auth.tokens):
         raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
     if not any(one.name == name for one in kept):
@@ -245,7 +244,6 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
 
 
 def _end_grant(config: Config, grant_id: str) -> None:
-    """End a grant. Raises DaemonError: the running daemon refuses; StoreError: it cannot be written."""
     if config.cluster.is_on:
         with command_act(config, "token", "", f"ended the grant {grant_id}"):
             _end_kept(config, lambda one: one.id == grant_id)
@@ -344,7 +342,6 @@ def _table(answer: AuditAnswer) -> Lines:
 
 
 def _extent(act: AuditedAct) -> str:
-    """Say in a few words what an act was about."""
     ids = [one[:ID_DIGITS] for one in act.ids[:IDS_SHOWN]]
     words = [
         counted(act.count, "item") if act.count is not None else "",

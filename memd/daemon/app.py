@@ -210,7 +210,6 @@ def _retriever(config: Config, encoder: Encoder, counter: TokenCounter) -> Retri
 
 
 def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) -> Router:
-    """Build the steps of a turn and the router."""
     config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
     retry_seconds = config.injection.freeze_seconds
     promise: Promise = "synced" if config.buffer.journal_fsync == "always" else "soon"
@@ -307,7 +306,6 @@ def _ledger(config: Config, store: Store, watch: TokenWatch) -> Ledger:
 
 
 def _own_routes(daemon: Daemon, wrong_tokens: WrongTokens) -> OwnRoutes:
-    """Build what answers at memd's own address."""
     idle_seconds = daemon.config.limits.idle_seconds
     oauth = OAuthEndpoint(daemon.ledger, wrong_tokens, idle_seconds, daemon.auditor.record_token)
     return OwnRoutes(daemon, wrong_tokens, oauth, McpEndpoint(daemon, oauth.leading_on).answer)
@@ -518,7 +516,6 @@ def _say_where(files: LocalDisk, told: Mapping[Path, str], *, again: bool = Fals
 
 
 async def _say_where_later(files: LocalDisk, told: Mapping[Path, str]) -> None:
-    """Try again, until the disk has room or can be written again."""
     while True:
         await asyncio.sleep(SAY_WHERE_SECONDS)
         if await asyncio.to_thread(_say_where, files, told, again=True):

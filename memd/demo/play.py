@@ -172,7 +172,6 @@ def _messages_of(body: Any) -> list[Mapping[str, str]]:
 
 
 def _rendered(messages: Iterable[Mapping[str, str]]) -> str:
-    """Render the messages as a chat template would."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return turns + "<|im_start|>assistant\n"
 
@@ -643,7 +642,6 @@ class _Stage:
         )
 
     def figures(self) -> None:
-        """The figures of this run."""
         largest = max(shown.tokens for shown in self._standin.shown)
         if largest >= WINDOW_TOKENS:
             raise NotShown(f"a prompt had {largest} tokens, more than the window")

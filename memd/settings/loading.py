@@ -550,7 +550,6 @@ def _check_one_choice(values: Mapping[str, Any], places: Mapping[str, str]) -> N
 
 
 def _checked(setting: Setting) -> Any:
-    """Return the value in the type of its setting."""
     if setting.key not in _FIELDS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
     if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
@@ -570,7 +569,6 @@ def _checked(setting: Setting) -> Any:
 
 
 def _unknown(key: str) -> str:
-    """Say why a key is not accepted, and what to write instead."""
     if key in FORMER:
         return f"there is no setting {key} any more; {FORMER[key]}"
     if key in _GROUPS:
@@ -589,7 +587,6 @@ def _unknown(key: str) -> str:
 
 
 def _allowed(kind: msgspec.inspect.Type) -> str:
-    """Describe the values that a type allows."""
     match kind:
         case msgspec.inspect.UnionType():
             members = [member for member in kind.types if not isinstance(member, msgspec.inspect.NoneType)]
@@ -631,7 +628,6 @@ def _expanded(setting: Setting) -> Path:
 
 
 def _built(values: Mapping[str, Any]) -> Config:
-    """Build the `Config` from checked values; absent ones keep their defaults."""
     groups: dict[str, Any] = {key: values[key] for key in _SINGLE if key in values}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:

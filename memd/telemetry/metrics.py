@@ -168,7 +168,6 @@ class _Families:
         self._parts, self._gauges = vars(metrics).values(), gauges
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families; called by the registry."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 

@@ -143,7 +143,6 @@ def _input(arguments: str) -> Raw:
 
 
 def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
-    """Translate a piece into a chat message."""
     message: dict[str, Any] = {"role": role if role is not None else "", "content": []}
     calls: list[Any] = []
     for raw in blocks:
@@ -313,7 +312,6 @@ def _block_now(partial: _PartialBlock) -> dict[str, Any]:
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """Return the token counts of a `usage`."""
     if not isinstance(usage, dict):
         return {}
     return {name: usage[name] for name in (*_PROMPT_COUNTS, "output_tokens") if count_of(usage.get(name)) is not None}

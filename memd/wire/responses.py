@@ -131,7 +131,6 @@ def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
 
 
 def _as_chat(item: _ItemMembers, kind: str, encoded: bytes) -> dict[str, Any]:
-    """Translate an item into a chat message."""
     if kind == "message":
         return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
     if kind.endswith("_output"):
@@ -239,7 +238,6 @@ class _PartialItem:
         self.done: Message | None = None
 
     def message(self) -> Message:
-        """The item so far."""
         if self.done is not None:
             return self.done
         text = mended(self.text.decode())

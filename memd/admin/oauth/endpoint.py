@@ -175,7 +175,6 @@ class OAuthEndpoint:
             return _refusal(OAuthRefused("server_error", f"what was asked for cannot be kept: {error}"), 503)
 
     async def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
-        """Take the answer of a person, given on the page."""
         try:
             filled = parse_qs(form, keep_blank_values=True, max_num_fields=16)
         except ValueError:

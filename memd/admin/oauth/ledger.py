@@ -224,7 +224,6 @@ class Ledger:
         )
 
     async def _change(self, change: Callable[[LedgerState], tuple[LedgerState, Result | OAuthRefused]]) -> Result:
-        """Make a change, and return or raise its outcome."""
         outcome: list[Result | OAuthRefused] = []
         reasons: dict[str, str] = {}
 

@@ -386,7 +386,6 @@ async def _conversations(config: Config, model: str, room: int, *, is_window: bo
 
 
 def _opening(model: str, text: str) -> object:
-    """The body of a request that opens a conversation."""
     return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
 
 
