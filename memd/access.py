@@ -87,11 +87,6 @@ def principal_of(request: web.BaseRequest) -> Principal:
     return request[_PRINCIPAL]
 
 
-def source_of(request: web.BaseRequest) -> str:
-    """The address that a request came from."""
-    return request.remote or ""
-
-
 def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:
     """Return the headers (lower case) that carry a token of memd's own, which must not reach the upstream.
 
@@ -121,7 +116,7 @@ def without_secrets(name: str, value: str, principals: Principals) -> str | None
 
 
 def _has_secret(text: str, principals: Principals) -> bool:
-    return any(principals.accepts(one) for one in _possible_secrets(text) if one)
+    return any(principals.find(one) is not None for one in _possible_secrets(text) if one)
 
 
 def _possible_secrets(text: str) -> Iterator[str]:

@@ -134,11 +134,6 @@ class Principals:
         digest = digest_of(secret)
         return self._known.get(digest) or self._lent.get(digest)
 
-    def accepts(self, secret: str) -> bool:
-        """Whether memd lets somebody in who shows this."""
-        digest = digest_of(secret)
-        return digest in self._known or digest in self._lent
-
 
 def digest_of(secret: str) -> bytes:
     """SHA-256 of a token as it is shown in a header."""

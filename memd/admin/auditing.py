@@ -22,7 +22,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd import __version__
-from memd.access import principal_of, source_of
+from memd.access import principal_of
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, Route, get, names_of
 from memd.admin.tokens import user_name
@@ -91,7 +91,7 @@ class Auditor:
     def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
         """An act of whoever sent a request."""
         who = principal_of(request)
-        source = self._command or who.via or source_of(request)
+        source = self._command or who.via or request.remote or ""
         return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, **more)
 
     def name_of(self, who: Principal) -> str:

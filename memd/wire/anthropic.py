@@ -13,7 +13,7 @@ a reply are put together to a message of the API, which is parsed as an echo is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +23,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire import chat
-from memd.wire.api import Api, Changes, MessageCache
+from memd.wire.api import Api, MessageCache
 from memd.wire.chat import with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
@@ -360,21 +360,22 @@ class AnthropicApi(Api):
         goes_on_with = _thread(members.get("thread"))
         return self.request(body, members, raw_messages, cache, continues=continues, goes_on_with=goes_on_with)
 
-    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw]:
+    def elements(
+        self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
+    ) -> list[Raw]:
         """See `Api.elements`; a block stands behind the tool results of its message."""
-        texts, replaced, raws = changes.blocks, changes.replaced, request.raw_messages
-        elements: list[Raw] = []
+        raws, elements = request.raw_messages, list[Raw]()
         for element in _elements(request.continues):
-            shown = [position for position in element if position not in changes.left_out]
+            shown = [position for position in element if position not in left_out]
             raw = [raws[p] for p in shown]
             for place, p in enumerate(shown):
                 if p in replaced:
                     is_tools = request.messages[p].role == "tool"
                     raw[place] = (with_result if is_tools else with_content)(raws[p], replaced[p])
             if len(element) > 1 and shown:
-                elements.append(joined(raw, [texts.get(position, "") for position in shown]))
+                elements.append(joined(raw, [blocks.get(position, "") for position in shown]))
             elif shown:
-                elements.append(with_text_in_front(raw[0], texts[shown[0]]) if shown[0] in texts else raw[0])
+                elements.append(with_text_in_front(raw[0], blocks[shown[0]]) if shown[0] in blocks else raw[0])
         return elements
 
     def encode_message(self, message: Message) -> Raw:

@@ -83,16 +83,6 @@ def parsed_message(raw: Raw, parse: Callable[[Raw], Message], speech: Speech = T
     return ParsedMessage(message, message.content_digest)
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """The differences between a body as it came and as it is forwarded, by the index of each message."""
-
-    left_out: frozenset[int]
-    replaced: Mapping[int, str]
-    """The texts that take the place of the contents of results of tools."""
-    blocks: Mapping[int, str]
-    """Texts to put in front of the contents of these messages, each a user's."""
-
-
 class Api:
     """One API. Most of them have OpenAI's errors, and one element of the list for each message."""
 
@@ -192,24 +182,25 @@ class Api:
         """
         if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
-        changes = Changes(frozenset(leave_out), replaced, blocks)
-        return encode_body(request, self.list_name, self.elements(request, changes))
+        return encode_body(request, self.list_name, self.elements(request, frozenset(leave_out), replaced, blocks))
 
-    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
-        """Return the elements of the list to forward; a single one that is no object stands for itself."""
+    def elements(
+        self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
+    ) -> list[Raw] | Raw:
+        """The elements of the list to forward, see `encode`; a single one that is no object stands for itself."""
         elements: list[Raw] = []
         begin = 0
-        for position in sorted({*changes.left_out, *changes.blocks, *changes.replaced}):
+        for position in sorted({*left_out, *blocks, *replaced}):
             elements += request.raw_messages[begin:position]
             begin = position + 1
-            if position in changes.left_out:
+            if position in left_out:
                 continue
             raw = request.raw_messages[position]
-            if position in changes.blocks:
-                raw = self.in_front(raw, changes.blocks[position])
-            elif position in changes.replaced:
+            if position in blocks:
+                raw = self.in_front(raw, blocks[position])
+            elif position in replaced:
                 is_tools = request.messages[position].role in RESULT_ROLES
-                raw = with_content(raw, changes.replaced[position], self.result_member if is_tools else "content")
+                raw = with_content(raw, replaced[position], self.result_member if is_tools else "content")
             elements.append(raw)
         return elements + request.raw_messages[begin:]
 

@@ -13,7 +13,7 @@ only by its call's id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall, canonical_arguments
-from memd.wire.api import Api, Changes, MessageCache
+from memd.wire.api import Api, MessageCache
 from memd.wire.chat import (
     joined_answer,
     joined_text,
@@ -390,13 +390,15 @@ class ResponsesApi(Api):
         raw_messages = [members["input"]] if is_text else grouped(objects_in(members, "input"))
         return self.request(body, members, raw_messages, cache, goes_on_with=goes_on_with)
 
-    def elements(self, request: ModelRequest, changes: Changes) -> list[Raw] | Raw:
+    def elements(
+        self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
+    ) -> list[Raw] | Raw:
         """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""
         raws = request.raw_messages
-        if len(raws) == 1 and is_string(raws[0]) and not changes.left_out and not changes.blocks:
+        if len(raws) == 1 and is_string(raws[0]) and not left_out and not blocks:
             return raws[0]
         raws = list(map(_items, raws))  # behind the turns that memd has added stands a string, too
-        return super().elements(msgspec.structs.replace(request, raw_messages=raws), changes)
+        return super().elements(msgspec.structs.replace(request, raw_messages=raws), left_out, replaced, blocks)
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`: as items, their JSON texts joined by commas."""

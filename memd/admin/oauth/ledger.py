@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,16 +36,6 @@ _KEY, _GRANT, _CODE = "key", "grant/", "code/"
 Result = TypeVar("Result")
 
 
-class GrantList(Protocol):
-    """Where grants are kept. Any thread; raises StoreError where it cannot be read or changed."""
-
-    def read(self) -> LedgerState:
-        """Return all that is in it."""
-
-    def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
-        """Replace its state by what `work` makes of it, durably; return it."""
-
-
 class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     key: str
@@ -54,7 +44,8 @@ class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrantFile:
-    """The grants in a data directory, which one process changes. See GrantList."""
+    """The grants in a data directory, which one process changes. Any thread; raises StoreError where it cannot be read
+    or changed, as `SharedGrants` does."""
 
     def __init__(self, files: LocalDisk, path: Path) -> None:
         self._files = files
@@ -62,7 +53,7 @@ class GrantFile:
         self._state: LedgerState | None = None
 
     def read(self) -> LedgerState:
-        """See GrantList; nothing where there is no file."""
+        """Return all that is in it; nothing where there is no file."""
         if self._state is None:
             self._state = LedgerState()
             if self._files.size(self._path) is not None:
@@ -75,7 +66,8 @@ class GrantFile:
         return self._state
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
-        """See GrantList. Where it cannot be written, nothing new is in it, but what has ended has ended."""
+        """Replace its state by what `work` makes of it, durably; return it. Where it cannot be written, nothing new is
+        in it, but what has ended has ended."""
         before = self.read()
         after = work(before)
         if (before.key, before.grants) != (after.key, after.grants):
@@ -91,17 +83,17 @@ class GrantFile:
 
 
 class SharedGrants:
-    """The grants that all daemons of a cluster know. See GrantList."""
+    """The grants that all daemons of a cluster know, with the members of `GrantFile`."""
 
     def __init__(self, book: SharedBook) -> None:
         self.book = book
 
     def read(self) -> LedgerState:
-        """See GrantList."""
+        """See GrantFile."""
         return self._state_in(self.book.read())
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
-        """See GrantList."""
+        """See GrantFile."""
 
         def rows_after(rows: Rows) -> Rows:
             state = work(self._state_in(BookPage(0, rows)))
@@ -132,6 +124,9 @@ class SharedGrants:
             codes=dict(sorted(codes, key=lambda item: item[1].until)),
             changes=page.changes,
         )
+
+
+GrantList = GrantFile | SharedGrants
 
 
 class Ledger:
