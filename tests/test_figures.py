@@ -13,7 +13,7 @@ from recording_upstream import RecordingUpstream
 
 from memd.admin.history import QUARTER_US
 from memd.admin.routing import PeriodQuery
-from memd.admin.usage import PERIODS_MAX, FiguresQuery, figures_of, usage_of
+from memd.admin.turns import PERIODS_MAX, FiguresQuery, figures_of, usage_of
 from memd.receipts import Receipt
 from memd.selection import Since, Until
 

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memd.messages import (
+    THINKING_ALONE,
     Message,
     ToolCall,
     canonical_arguments,
@@ -18,7 +19,6 @@ from memd.messages import (
     without_memory_blocks,
     without_thinking,
 )
-from memd.speech import THINKING_ALONE
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
 

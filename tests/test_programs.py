@@ -18,12 +18,10 @@ from test_turn import FACT as TOLD
 from test_turn import QUESTION as WHERE
 
 from memd.errors import ConfigError
-from memd.messages import Message, stored_text
+from memd.messages import SEARCHED_CHARACTERS_MAX, Message, Speech, stored_text
 from memd.proxy.reading import SideRequests
-from memd.settings.loading import load_config
+from memd.settings.loading import Kind, Programs, load_config, programs_of, rules
 from memd.settings.model import Config, IngestSettings
-from memd.settings.programs import Kind, Programs, programs_of, rules
-from memd.speech import SEARCHED_CHARACTERS_MAX, Speech
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api, MessageCache
 from memd.wire.chat import CHAT

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memd.cli.main import main, show_what_it_can
-from memd.cli.tables import fitting
+from memd.cli.operations import fitting
 
 SAID = "Żółć: the “spare” key hangs behind the barometer… 気圧計"
 

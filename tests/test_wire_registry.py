@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from wire_cases import Dialect, captured, cuts
 
 from memd.errors import BadRequestBody
-from memd.messages import Message
-from memd.speech import THINKING_ALONE
+from memd.messages import THINKING_ALONE, Message
 from memd.telemetry.metrics import Metrics
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api, MessageCache

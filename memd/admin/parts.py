@@ -35,11 +35,11 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.ingest.sources.documents import DocumentTaker
     from memd.ingest.sources.watch import SourceWatch
     from memd.ingest.topics import Topic, Topics
+    from memd.messages import Speech
     from memd.principals import Principals
     from memd.recall.retrieve import Budget, Retriever
     from memd.receipts import Receipts
     from memd.settings.model import Config
-    from memd.speech import Speech
     from memd.store.bucket.writing import BucketTender
     from memd.store.store import Snapshot, Store, TopicLog
     from memd.telemetry.events import Events

@@ -27,7 +27,7 @@ from memd.access import (
     principal_of,
     same_host,
 )
-from memd.admin import auditing, documents, page, reads, status, tokens, turns, usage, writes
+from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
@@ -49,7 +49,7 @@ async def openapi(parts: DaemonParts) -> dict[str, Any]:
     return document(ROUTES)
 
 
-MODULES = (status, reads, turns, usage, auditing, writes, documents, tokens, endpoint)
+MODULES = (status, reads, turns, auditing, writes, documents, tokens, endpoint)
 """Those that have operations."""
 ROUTES = (*(route for module in MODULES for route in routes_of(module)), route_of(openapi))
 TOOLS = {route.tool: route for route in ROUTES if route.tool}

@@ -15,9 +15,8 @@ from memd.admin import reads, writes
 from memd.admin.history import ChunkStory, LogEvent, checked_digits
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, tell_not_overwritten, with_settings
-from memd.cli.operations import options_of, show
+from memd.cli.operations import Lines, options_of, print_lines, show
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.tables import Lines, print_lines
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
 from memd.wording import counted, day_and_time, for_terminal, name_for_terminal

@@ -41,9 +41,8 @@ from memd.cli.flags import (
     tell_not_overwritten,
     with_settings,
 )
-from memd.cli.operations import json_flag, show
+from memd.cli.operations import Lines, json_flag, progress, show, table
 from memd.cli.running import RunningDaemon, command_act
-from memd.cli.tables import Lines, progress, table
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models

@@ -22,9 +22,8 @@ from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, with_settings
-from memd.cli.operations import options_of, show
+from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
-from memd.cli.tables import Lines, progress, time_of
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
 from memd.ingest.imports.files import (

@@ -29,9 +29,8 @@ from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
-from memd.cli.operations import asked_with, options_of
+from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of
 from memd.cli.running import RunningDaemon, command_act
-from memd.cli.tables import Lines, print_lines, table, time_of
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.loading import Setting, read_tokens, token_problems

@@ -12,16 +12,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memd.admin import reads, status, turns
-from memd.admin import usage as usages
 from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
 from memd.admin.reads import Digest, Entities, RelatedChunks
-from memd.admin.turns import TurnReplay, TurnsPage
-from memd.admin.usage import UsageByDay
+from memd.admin.turns import TurnReplay, TurnsPage, UsageByDay
 from memd.cli.flags import FOUND_SOMETHING, Number, with_settings
-from memd.cli.operations import RouteAnswer, json_flag, shows
+from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_of, shows, table, time_of
 from memd.cli.operations import show as show_answer
 from memd.cli.running import daemon_for
-from memd.cli.tables import Lines, indented, marks_of, table, time_of
 from memd.errors import BadQuestion, WrongKey
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.receipts import Receipt
@@ -163,7 +160,7 @@ _COLUMNS = {
 
 
 @click.command()
-@shows(usages.usage)
+@shows(turns.usage)
 def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     """Show the tokens that requests took, by day, topic and model.
 

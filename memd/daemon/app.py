@@ -64,6 +64,7 @@ from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.watch import SourceWatch
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
+from memd.messages import Speech
 from memd.proxy.addresses import IN_CIRCLES, Addresses, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.correct import Corrector
@@ -83,9 +84,8 @@ from memd.recall.neutralising import neutralised
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.receipts import Receipts
+from memd.settings.loading import programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config
-from memd.settings.programs import programs_of
-from memd.speech import Speech
 from memd.store.audit import AuditBook
 from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import KINDS, LocalDisk, raise_descriptors_limit, replace_file

@@ -28,13 +28,13 @@ from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.http import Take
 from memd.ingest.redaction.redactor import Redactor
+from memd.messages import Speech
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers
 from memd.proxy.upstream.pool import Hints, trail_of
 from memd.receipts import Receipt
+from memd.settings.loading import Programs, programs_of
 from memd.settings.model import Config
-from memd.settings.programs import Programs, programs_of
-from memd.speech import Speech
 from memd.telemetry.metrics import record_of
 from memd.wire.api import Api, MessageCache, read_request
 from memd.wire.content_codings import unpacked_parts

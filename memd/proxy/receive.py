@@ -20,11 +20,10 @@ from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
-from memd.messages import Block, Message, chain_all, leading_count
+from memd.messages import Block, Message, Speech, chain_all, leading_count
 from memd.proxy.prompt import LiveTurns, Prompt, with_live_turns
 from memd.proxy.reading import Asked
 from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
-from memd.speech import Speech
 from memd.wire.request import ModelRequest, without_own_blocks
 
 PREPARED_AT_ONCE_CHARACTERS = 20_000

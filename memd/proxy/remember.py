@@ -23,14 +23,13 @@ from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
-from memd.messages import stamped
+from memd.messages import Speech, stamped
 from memd.proxy.correct import degraded
 from memd.proxy.memory import Prepared, SettledPrompt
 from memd.proxy.receive import Received
 from memd.proxy.room import PromptRoom, count
 from memd.recall.explained import scored_chunks
 from memd.receipts import Receipt, Receipts, without_texts
-from memd.speech import Speech
 from memd.telemetry.logging import MEMORY_STEPS
 from memd.telemetry.tasks import Tasks
 from memd.wire.reply import Reply

@@ -2,7 +2,9 @@
 
 Rule: a wrong setting is never guessed at. Whatever is not exactly a known key with an allowed value raises a
 `ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. No
-message repeats what may be a token. After `load_config` a `Config` needs no further checks.
+message repeats what may be a token. After `load_config` a `Config` needs no further checks. The texts by which
+well-known programs are known are one table; a list in `ingest.ignore`, `ignore_system` or `strip` takes the place of
+its rules of that kind, and `ingest.programs: false` turns off all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import itertools
 import re
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -716,3 +719,59 @@ def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str |
     if any(found.start() == found.end() for probe in ("", string.printable) for found in compiled.finditer(probe)):
         return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
     return None
+
+
+Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip", "sub_agent"]
+_STANDS_FOR = {
+    "TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>",
+    "REST": r"[\s\S]*",
+    "OPENS_LINE": r"<(?<![^\n]<)",
+}
+"""Words in a pattern of the table, which says what they mean."""
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of the table."""
+
+    kind: Kind
+    of: str
+    """Where its words stand: program, version and file, several of them with `;` between."""
+    pattern: str
+    """A regular expression."""
+
+
+class Programs(msgspec.Struct, frozen=True):
+    """The patterns in force, by their kind (see the table)."""
+
+    ignore: tuple[str, ...] = ()
+    ignore_system: tuple[str, ...] = ()
+    message: tuple[str, ...] = ()
+    reply: tuple[str, ...] = ()
+    result: tuple[str, ...] = ()
+    strip: tuple[str, ...] = ()
+    sub_agent: tuple[str, ...] = ()
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The table, in its order. Raises OSError: the package was installed without its data files."""
+    found = msgspec.convert(words_of("programs")["rules"], tuple[Rule, ...])
+    return tuple(msgspec.structs.replace(rule, pattern=_written_out(rule.pattern)) for rule in found)
+
+
+def programs_of(settings: IngestSettings) -> Programs:
+    """The patterns that these settings leave in force."""
+    own = {kind: getattr(settings, kind, None) for kind in Programs.__struct_fields__}
+    known = rules() if settings.programs else ()
+    return Programs(
+        **{
+            kind: tuple(rule.pattern for rule in known if rule.kind == kind) if given is None else given
+            for kind, given in own.items()
+        }
+    )
+
+
+def _written_out(pattern: str) -> str:
+    for word, meaning in _STANDS_FOR.items():
+        pattern = pattern.replace(word, meaning)
+    return pattern

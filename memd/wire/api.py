@@ -15,8 +15,7 @@ from msgspec import Raw
 
 from memd.caching import ByteCache
 from memd.errors import BadRequestBody
-from memd.messages import RESULT_ROLES, Message
-from memd.speech import THINKING_ALONE, Speech
+from memd.messages import RESULT_ROLES, THINKING_ALONE, Message, Speech
 from memd.wire.lenient_json import TEXT, decode_or_none, with_content, with_stand_ins
 from memd.wire.reply import Capture, Reply, ReplyStream, SseParser
 from memd.wire.request import (

@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadMemoryIn, BadRequestBody
-from memd.messages import BLOCK_OPENING, Message, leading_count
+from memd.messages import BLOCK_OPENING, Message, Speech, leading_count
 from memd.selection import EVERYTHING, Selection
-from memd.speech import Speech
 from memd.wire.lenient_json import (
     LIST,
     OBJECT,

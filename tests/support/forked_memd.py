@@ -188,10 +188,10 @@ def _load() -> None:
     from memd.assets import ranks_bytes
     from memd.conversation import tokens
     from memd.embedding.loading import load_embedder
+    from memd.messages import Speech
     from memd.proxy.reading import SideRequests
+    from memd.settings.loading import programs_of
     from memd.settings.model import EmbeddingSettings, IngestSettings
-    from memd.settings.programs import programs_of
-    from memd.speech import Speech
 
     tokens.cl100k_base(ranks_bytes())
     load_embedder(EmbeddingSettings())

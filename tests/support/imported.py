@@ -18,9 +18,9 @@ from memd.ingest.imports.threads import Dating
 from memd.ingest.offline import append_and_seal
 from memd.ingest.pipeline import Drafter
 from memd.ingest.redaction.redactor import Redactor
+from memd.messages import Speech
+from memd.settings.loading import programs_of
 from memd.settings.model import Config
-from memd.settings.programs import programs_of
-from memd.speech import Speech
 from memd.store.store import Store
 
 

@@ -22,15 +22,13 @@ import msgspec
 
 from memd.cli.check import CheckResult, Mark, data, failed, failed_with, ok, settings, upstream, warning
 from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
+from memd.cli.operations import WIDE, progress
 from memd.cli.running import awaited
-from memd.cli.tables import WIDE, progress
 from memd.errors import BadRequestBody, ConfigError, StoreError
-from memd.messages import Message
+from memd.messages import Message, Speech
 from memd.proxy.reading import SideRequests
-from memd.settings.loading import load_config, places_of_settings
+from memd.settings.loading import Kind, Rule, load_config, places_of_settings, programs_of, rules
 from memd.settings.model import IngestSettings
-from memd.settings.programs import Kind, Rule, programs_of, rules
-from memd.speech import Speech
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import RECEIPTS_NAME

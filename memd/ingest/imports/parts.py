@@ -25,9 +25,8 @@ from memd.errors import BadImport, BadQuestion, BadTopicId
 from memd.ingest.imports.files import Found
 from memd.ingest.imports.threads import NO_PARENT, Thread
 from memd.ingest.pipeline import Drafter, unstored_runs
-from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, ToolCall, chain_all, leading_count
+from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, Speech, ToolCall, chain_all, leading_count
 from memd.settings.model import AUTO_TOPIC
-from memd.speech import Speech
 from memd.store.erasure import was_erased
 from memd.store.log.columns import uuid_bytes
 from memd.store.store import TopicLog
