@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 
 from memd.daemon.app import Daemon, running
 from memd.principals import OWNER, RIGHTS
 from memd.settings import model as settings
 from memd.settings.model import AuthSettings, TokenSettings
 
+Answer = Callable[[Request], Response]
 STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
 """What runs in a daemon without anybody having asked for something."""
 POLL_SECONDS = 0.005
@@ -43,6 +44,14 @@ class Client:
         async with self.post(*texts, **options) as answer:
             return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
 
+    async def send(
+        self, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **members: Any
+    ) -> tuple[int, str, Any]:
+        """The same of a chat of any messages."""
+        url = f"{self.daemon.base_url}/v1/chat/completions"
+        async with self.session.post(url, json={"messages": messages, **members}, headers=headers) as answer:
+            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
+
     async def correct(self, topic: str, **correction: Any) -> None:
         """As a person does, at once."""
         url = f"{self.daemon.own_url}/memd/corrections"
@@ -51,9 +60,8 @@ class Client:
 
     async def chat(self, messages: list[dict[str, Any]], **members: Any) -> str:
         """A chat of any messages, answered: the prompt that the model got."""
-        url = f"{self.daemon.base_url}/v1/chat/completions"
-        async with self.session.post(url, json={"messages": messages, **members}) as answer:
-            assert answer.status == 200, await answer.text()
+        status, _, answer = await self.send(messages, **members)
+        assert status == 200, answer
         return self.upstream.prompts[-1]
 
     async def stored(self, topic_id: str = "default") -> None:
@@ -144,22 +152,29 @@ class House:
 
 
 @asynccontextmanager
-async def _running(folder: Path, window: int, **more: Any) -> AsyncIterator[tuple[Daemon, aiohttp.ClientSession, Any]]:
-    with recording_upstream(window=window) as upstream:
+async def _running(
+    folder: Path, window: int, *, answer: Answer | None = None, upstream: dict[str, Any] | None = None, **more: Any
+) -> AsyncIterator[tuple[Daemon, aiohttp.ClientSession, Any]]:
+    with recording_upstream(window=window, answer=answer) as recorded:
         config = settings.Config(
             listen=settings.ListenSettings(port=0),
-            upstream=settings.UpstreamSettings(url=upstream.url),
+            upstream=settings.UpstreamSettings(**{"url": recorded.url, **(upstream or {})}),
             data_dir=folder / "memory",
             **more,
         )
         async with running(config) as daemon, aiohttp.ClientSession() as session:
-            yield daemon, session, upstream
+            yield daemon, session, recorded
 
 
 @asynccontextmanager
 async def daemon_in_process(folder: Path, *, window: int = 4096, **more: Any) -> AsyncIterator[Client]:
-    """A daemon with a log in this folder, and its client. `more`: groups of settings."""
-    async with _running(folder, window, buffer=settings.BufferSettings(store_after_seconds=0), **more) as made:
+    """A daemon with a log in this folder, and its client.
+
+    Args:
+        more: groups of settings, `upstream` as a dictionary; `answer`: what the upstream says to whatever is asked.
+    """
+    at_once = {"buffer": settings.BufferSettings(store_after_seconds=0)}
+    async with _running(folder, window, **(at_once | more)) as made:
         yield Client(*made)
 
 
