@@ -13,25 +13,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import numpy as np
 import pytest
 import without_rests
 from conftest import MakeDaemon
-from daemon_process import ask, wait_until
+from daemon_in_process import Client, daemon_in_process, until
+from daemon_process import ask
 from drafts import search
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, Response
 
 from memd.daemon import app
-from memd.daemon.app import Daemon
 from memd.embedding import priority
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import QUESTION_CHARACTERS_MAX, QUESTIONS_MAX, Encoder
 from memd.embedding.priority import Priority
 from memd.entries import Status
 from memd.errors import EmbeddingError
-from memd.settings.model import BufferSettings, Config, ListenSettings, LogSettings, UpstreamSettings
+from memd.settings.model import BufferSettings
 
 FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
@@ -67,110 +66,73 @@ def embedder(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> Gated:
 
 
 @pytest.fixture
-async def daemon(tmp_path: Path, llama: str, embedder: Gated) -> AsyncIterator[Daemon]:
-    config = Config(
-        listen=ListenSettings(port=0),
-        upstream=UpstreamSettings(url=llama),
-        data_dir=tmp_path / "memory",
-        buffer=BufferSettings(soft_tokens=256, hard_tokens=4000),
-        log=LogSettings(level="error"),
-    )
-    async with app.running(config) as daemon:
-        yield daemon
+async def client(tmp_path: Path, embedder: Gated) -> AsyncIterator[Client]:
+    async with daemon_in_process(tmp_path, buffer=BufferSettings(soft_tokens=256, hard_tokens=4000)) as client:
+        yield client
         embedder.gate.set()
 
 
-async def _asked(daemon: Daemon, topic: str, *texts: str) -> tuple[list[dict[str, str]], Any]:
-    """A request with these texts by turns, and what memory says of it."""
-    history = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
-    body = {"model": "tiny", "messages": history, "max_tokens": 8, "memory_in": {"topic_id": topic}}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
-    ):
-        assert response.status == 200
-        answer = await response.json()
-    reply = {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
-    return [*history, reply], answer["memory_out"]
+async def _told(client: Client, topic: str, *texts: str, **memory_in: object) -> dict[str, Any]:
+    """What memory says of a request with these texts by turns."""
+    status, _, answer = await client.ask(*texts, memory_in={"topic_id": topic, **memory_in})
+    assert status == 200
+    out: dict[str, Any] = answer["memory_out"]
+    return out
 
 
 @pytest.fixture
-async def ingesting(daemon: Daemon, embedder: Gated) -> list[dict[str, str]]:
+async def ingesting(client: Client, embedder: Gated) -> list[str]:
     """A conversation whose compaction has begun and does not come to its end, in a topic that knows the fact."""
-    await _asked(daemon, "harbour", FACT)
-    topic = await daemon.topics.get("harbour")
-    for told in topic.buffer.conversations():
-        assert await daemon.archiver.store(topic, told, len(told))
+    await _told(client, "harbour", FACT)
+    await client.stored("harbour")
     embedder.gate.clear()
-    history, _ = await _asked(daemon, "harbour", LONG, "Noted.", LONG + "And on.", "Noted.", "How many crates?")
+    texts = [LONG, "Noted.", LONG + "And on.", "Noted.", "How many crates?"]
+    await _told(client, "harbour", *texts)
     assert await asyncio.to_thread(embedder.waiting.wait, 60)
-    return history
+    return [*texts, "Noted."]
 
 
+@pytest.mark.usefixtures("ingesting")
 @pytest.mark.parametrize("topic", ["harbour", "elsewhere"])
-async def test_a_new_chat_is_answered_with_memory_while_another_is_being_stored(
-    daemon: Daemon, ingesting: list[dict[str, str]], topic: str
-) -> None:
-    _, out = await _asked(daemon, topic, QUESTION)
+async def test_a_new_chat_is_answered_with_memory_while_another_is_being_stored(client: Client, topic: str) -> None:
+    out = await _told(client, topic, QUESTION)
     assert bool(out["injected_chunks"]) == (topic == "harbour")
 
 
 async def test_a_conversation_goes_on_while_it_is_being_stored_itself(
-    daemon: Daemon, ingesting: list[dict[str, str]], embedder: Gated
+    client: Client, ingesting: list[str], embedder: Gated
 ) -> None:
-    texts = [message["content"] for message in ingesting]
-    _, out = await _asked(daemon, "harbour", *texts, QUESTION)
-    assert out["injected_chunks"]
+    assert (await _told(client, "harbour", *ingesting, QUESTION))["injected_chunks"]
     assert not embedder.gate.is_set()
 
 
-async def test_corrections_are_durable_while_a_conversation_is_being_stored(
-    daemon: Daemon, ingesting: list[dict[str, str]]
-) -> None:
-    _, out = await _asked(daemon, "harbour", QUESTION)
-    [named] = [chunk["id"] for chunk in out["injected_chunks"]]
+@pytest.mark.usefixtures("ingesting")
+async def test_corrections_are_durable_while_a_conversation_is_being_stored(client: Client) -> None:
+    [named] = [chunk["id"] for chunk in (await _told(client, "harbour", QUESTION))["injected_chunks"]]
     correction = {"chunk_ids": [named], "action": "Unhelpful", "reason": "it moved"}
-    body = {
-        "messages": [{"role": "user", "content": "It moved."}],
-        "max_tokens": 8,
-        "memory_in": {"topic_id": "harbour", "corrections": [correction]},
-    }
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as response,
-    ):
-        assert "signals" not in (await response.json())["memory_out"]
-    about = await asyncio.to_thread(daemon.encoder.embed_parts, [QUESTION], 60)
-    snapshot = daemon.store.topic("harbour").snapshot()
+    assert "signals" not in await _told(client, "harbour", "It moved.", corrections=[correction])
+    about = await asyncio.to_thread(client.daemon.encoder.embed_parts, [QUESTION], 60)
+    snapshot = client.daemon.store.topic("harbour").snapshot()
     assert min(snapshot.read(hit.place).utility_steps for hit in search(snapshot, about, 10)) < 0
 
 
-async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon: Daemon, embedder: Gated) -> None:
-    await _asked(daemon, "harbour", FACT)
-    await _asked(daemon, "harbour", "Something else.")  # the fact is stored
-    _, told = await _asked(daemon, "harbour", QUESTION)
-    shown = told["injected_chunks"][0]["id"]  # best first: the fact
+async def test_a_correction_whose_client_left_and_asked_again_is_applied(client: Client, embedder: Gated) -> None:
+    await _told(client, "harbour", FACT)
+    await client.stored("harbour")
+    shown = (await _told(client, "harbour", QUESTION))["injected_chunks"][0]["id"]  # best first: the fact
     update = {"chunk_ids": [shown], "action": "Update", "reason": "moved", "content": "The spare key is in the shed."}
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "Thanks, noted."}],
-        "max_tokens": 8,
-        "memory_in": {"topic_id": "harbour", "corrections": [update]},
-    }
-    url = f"{daemon.base_url}/v1/chat/completions"
+    asked = {"topic_id": "harbour", "corrections": [update]}
     embedder.gate.clear()
     embedder.waiting.clear()
-    async with aiohttp.ClientSession() as session:
-        leaving = asyncio.create_task(session.post(url, json=body))
-        assert await asyncio.to_thread(embedder.waiting.wait, 60)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        await asyncio.to_thread(wait_until, lambda: daemon.metrics.in_flight == 0, lambda: "its leaving was not seen")
-        embedder.gate.set()
-        async with session.post(url, json=body) as response:
-            answer = await response.json()
+    leaving = asyncio.create_task(client.ask("Thanks, noted.", memory_in=asked))
+    assert await asyncio.to_thread(embedder.waiting.wait, 60)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await until(lambda: client.daemon.metrics.in_flight == 0)
+    embedder.gate.set()
+    _, _, answer = await client.ask("Thanks, noted.", memory_in=asked)
     assert answer["memory_out"].get("signals", []) == []
-    topic = await daemon.topics.get("harbour")
+    topic = await client.daemon.topics.get("harbour")
     chunk = topic.buffer.resolve(shown)
     assert chunk is not None
     uuid = chunk.uuid
@@ -179,8 +141,7 @@ async def test_a_correction_whose_client_left_and_asked_again_is_applied(daemon:
         entry = topic.log.snapshot().find(uuid)
         return entry is not None and entry.status is Status.DEPRECATED
 
-    # The second answer need not wait for what the first request began.
-    await asyncio.to_thread(wait_until, is_applied, lambda: "the correction was lost")
+    await until(is_applied)  # the second answer need not wait for what the first request began
 
 
 # Requests go first, and what is stored in the background is stored all the same

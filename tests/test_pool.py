@@ -6,15 +6,14 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from conftest import MakeDaemon
+from daemon_in_process import Client, daemon_in_process
 from daemon_process import ask, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from pooled_servers import LONG, SLOTS, Server, Talk, figures, is_up, made, pool
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 from reserved_port import reserved_port
 
-from memd.daemon.app import Daemon, running
 from memd.proxy.upstream import pool
 from memd.proxy.upstream.client import ERRORS_MAX, Health
 from memd.proxy.upstream.pool import KNOWN_MAX, Affinity, Trail, merged_lists, rank
@@ -419,13 +417,13 @@ async def test_a_server_that_hangs_loses_the_request_to_the_next_and_gets_others
 ) -> None:
     monkeypatch.setattr(pool, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(pool, "SILENT_SECONDS", 0.5)
-    async with in_process(tmp_path, *two_llamas) as (daemon, ask_for):
+    async with in_front_of(tmp_path, *two_llamas) as client:
         for server in two_llamas:
             server.send_signal(signal.SIGSTOP)
             for number in range(3):
-                answer = await ask_for(f"While {server.url} hangs, {number}.")
+                _, _, answer = await client.ask(f"While {server.url} hangs, {number}.", model="tiny")
                 assert answer["choices"][0]["message"]["content"]
-            [stopped] = [one for one in daemon.upstream.servers if one.url == server.url]
+            [stopped] = [one for one in client.daemon.upstream.servers if one.url == server.url]
             assert "nothing" in stopped.health.reason and not stopped.in_flight
             server.send_signal(signal.SIGCONT)
             await asyncio.to_thread(wait_until, partial(getattr, stopped, "is_up"), lambda: "it is not used again")
@@ -436,33 +434,19 @@ async def test_a_server_that_is_busy_is_waited_for(
     two_llamas: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "STALL_SECONDS", 0.01)
-    async with in_process(tmp_path, *two_llamas) as (daemon, ask_for):
-        answers = await asyncio.gather(*(ask_for(f"{number}: {LONG * 12}") for number in range(24)))
-        assert len(answers) == 24 and all(not server.health.reason for server in daemon.upstream.servers)
+    async with in_front_of(tmp_path, *two_llamas) as client:
+        daemon = client.daemon
+        answers = await asyncio.gather(*(client.ask(f"{number}: {LONG * 12}", model="tiny") for number in range(24)))
+        assert [status for status, _, _ in answers] == [200] * 24
+        assert all(not server.health.reason for server in daemon.upstream.servers)
         assert daemon.metrics.upstream_failures.counts.keys() == daemon.metrics.upstream_requests.counts.keys()
         assert sum(daemon.metrics.upstream_requests.counts.values()) == 24
 
 
-@asynccontextmanager
-async def in_process(
-    folder: Path, *servers: Server | RecordingUpstream
-) -> AsyncIterator[tuple[Daemon, Callable[[str], Awaitable[dict[str, Any]]]]]:
-    """A daemon in this process, and a client of it that opens conversations."""
-    config = model.Config(
-        listen=model.ListenSettings(port=0),
-        upstream=model.UpstreamSettings(url=servers[0].url, urls=tuple(server.url for server in servers)),
-        data_dir=folder / "memory",
-    )
-    async with running(config) as daemon, aiohttp.ClientSession() as session:
-
-        async def ask_for(text: str) -> dict[str, Any]:
-            body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
-            async with session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer:
-                assert answer.status == 200, await answer.text()
-                told: dict[str, Any] = await answer.json()
-                return told
-
-        yield daemon, ask_for
+def in_front_of(folder: Path, *servers: Server) -> AbstractAsyncContextManager[Client]:
+    """A daemon in this process, and a client of it."""
+    urls = tuple(server.url for server in servers)
+    return daemon_in_process(folder, upstream={"url": urls[0], "urls": urls}, buffer=model.BufferSettings())
 
 
 @pytest.mark.llama

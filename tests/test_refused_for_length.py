@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from archiver_stage import ENCODING, HashEmbedder
+from daemon_in_process import Client, daemon_in_process
 from daemon_process import wait_until
-from recording_upstream import HOLD_SECONDS_MAX, Request, Response, recording_upstream
+from recording_upstream import HOLD_SECONDS_MAX, Request, Response
 from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
 
 from memd.daemon import app
-from memd.daemon.app import Daemon
 from memd.embedding.loading import load_embedder
 from memd.proxy.upstream import client
 from memd.proxy.upstream.client import window_unknown
@@ -35,27 +33,6 @@ KEY_QUESTIONS = {
 """By turn."""
 
 
-class Agent:
-    """A client with its own long history."""
-
-    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession) -> None:
-        self.daemon = daemon
-        self._session = session
-
-    async def send(self, messages: list[dict[str, Any]], *, key: str = "", **body: Any) -> tuple[int, str, Any]:
-        """Status, `X-Memory-Status` and the answer."""
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url = f"{self.daemon.base_url}/v1/chat/completions"
-        async with self._session.post(
-            url, json={"model": "m", "messages": messages, **body}, headers=headers
-        ) as answer:
-            return answer.status, answer.headers.get("X-Memory-Status", ""), await answer.json()
-
-
-def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsyncContextManager[Agent]:
-    return agent_at(server.answer, folder, **upstream)
-
-
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all of these tests are about how much is sent, not about what is found: no model embeds their texts."""
@@ -63,16 +40,23 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "load_embedder", lambda *_, **__: HashEmbedder())
 
 
-@asynccontextmanager
-async def agent_at(answer: Callable[[Request], Response], folder: Path, **upstream: Any) -> AsyncIterator[Agent]:
-    with recording_upstream(answer=answer) as recorded:
-        config = settings.Config(
-            listen=settings.ListenSettings(port=0),
-            upstream=settings.UpstreamSettings(url=recorded.url, **upstream),
-            data_dir=folder / "memory",
-        )
-        async with app.running(config) as daemon, aiohttp.ClientSession() as session:
-            yield Agent(daemon, session)
+def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsyncContextManager[Client]:
+    """A client with its own long history, of a daemon in front of this server."""
+    return daemon_in_process(folder, answer=server.answer, upstream=upstream, buffer=settings.BufferSettings())
+
+
+async def send(agent: Client, messages: list[dict[str, Any]], *, key: str = "", **members: Any) -> tuple[int, str, Any]:
+    """Status, `X-Memory-Status` and the answer."""
+    return await agent.send(messages, {"Authorization": f"Bearer {key}"} if key else None, model="m", **members)
+
+
+async def told(agent: Client, messages: list[dict[str, Any]], path: str = "chat/completions", **more: Any) -> str:
+    """The answer to a request, as it came."""
+    field = "input" if path == "responses" else "messages"
+    body = {"model": "m", field: messages, **more}
+    async with agent.session.post(f"{agent.daemon.base_url}/v1/{path}", json=body) as answer:
+        assert answer.status == 200
+        return await answer.text()
 
 
 def history(count: int, words: int = 6) -> list[dict[str, Any]]:
@@ -93,12 +77,12 @@ async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(
     messages = history(99)
     async with agent_of(server, tmp_path) as agent:
         with caplog.at_level("WARNING"):
-            assert (await agent.send(messages))[0] == 200
+            assert (await send(agent, messages))[0] == 200
         [line] = [one for one in caplog.records if one.msg == "the upstream refused a prompt as too long"]
         assert vars(line)["then"] == "sent again, shorter"
         assert len(server.refused) == 1 and 10 < len(server.accepted[0]["messages"]) < 99
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "And now?"}]
-        assert (await agent.send(messages))[0] == 200
+        assert (await send(agent, messages))[0] == 200
         known = agent.daemon.upstream.first.windows.of("m").tokens
     assert len(server.refused) == 1, "what was learned is kept"
     assert known == 8_192 if refusal != "silent" else known is not None and known < prompt_tokens(server.refused[0])
@@ -124,7 +108,7 @@ async def test_images_that_take_more_than_we_think_are_made_to_fit_too(
     messages = with_pictures(history(61, words=20), every=2)
     async with agent_of(server, tmp_path) as agent:
         for turn in range(4):
-            assert (await agent.send(messages))[0] == 200, turn
+            assert (await send(agent, messages))[0] == 200, turn
             messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": f"Turn {turn}?"}]
         factor = agent.daemon.counter.drift.factor("m")
     assert len(server.refused) == 1, "what was learned is kept"
@@ -137,7 +121,7 @@ async def test_where_nobody_says_how_much_images_take_each_refusal_teaches_a_lit
     server = StrictServer(32_768, refusal="uncounted", image_tokens=2_500)
     messages = with_pictures(history(61, words=20), every=2)
     async with agent_of(server, tmp_path) as agent:
-        statuses = [(await agent.send(messages))[0] for _ in range(3)]
+        statuses = [(await send(agent, messages))[0] for _ in range(3)]
         assert statuses[-1] == 200 and agent.daemon.upstream.first.windows.of("m").tokens == 32_768
     assert server.tokens_of(server.accepted[-1]) > 32_768 * 0.3
 
@@ -157,7 +141,7 @@ async def test_a_server_that_is_slow_to_tell_its_window_keeps_nobody_waiting_and
         monkeypatch.setattr(client.Upstream.ask, "__defaults__", (600.0,))
         async with asyncio.timeout(HOLD_SECONDS_MAX - 10):  # only the start has waited
             for count in (1, 3, 5):
-                assert (await agent.send(history(count)))[0] == 200
+                assert (await send(agent, history(count)))[0] == 200
         ready.set()
         upstream = agent.daemon.upstream
         await asyncio.to_thread(wait_until, lambda: upstream.facts.window == 8_192, lambda: repr(upstream.facts))
@@ -168,7 +152,7 @@ async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_
     server = StrictServer(4_096)
     async with agent_of(server, tmp_path, window=16_384) as agent:
         for count in (99, 101, 103):
-            assert (await agent.send(history(count)))[0] == 200
+            assert (await send(agent, history(count)))[0] == 200
     assert len(server.refused) == 1 and len(server.accepted) == 3
 
 
@@ -178,16 +162,12 @@ async def test_a_refusal_with_status_200_is_learned_from_before_anything_goes_to
 ) -> None:
     """LM Studio's `event: error`, SGLang's and OpenRouter's `error` in a body with status 200."""
     server = StrictServer(8_192, refusal="vllm", refuses_with_200=True)
-    async with agent_of(server, tmp_path) as agent, aiohttp.ClientSession() as session:
-        body = {"model": "m", "messages": history(99), "stream": stream}
-        async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=body) as answer:
-            said = await answer.text()
-            assert answer.status == 200 and "error" not in said and "Noted." in said
-        too_long = {**body, "messages": [{"role": "user", "content": WORDS * 1_000}]}
-        async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=too_long) as answer:
-            said = await answer.text()
-            assert answer.status == 200 and said.count("maximum context length") == 1, "nothing may leave: it passes"
-            assert said.startswith("event: error\n" if stream else '{"error"')
+    async with agent_of(server, tmp_path) as agent:
+        said = await told(agent, history(99), stream=stream)
+        assert "error" not in said and "Noted." in said
+        said = await told(agent, [{"role": "user", "content": WORDS * 1_000}], stream=stream)
+        assert said.count("maximum context length") == 1, "nothing may leave: it passes"
+        assert said.startswith("event: error\n" if stream else '{"error"')
     assert len(server.refused) == 2 and len(server.accepted) == 1
 
 
@@ -205,11 +185,9 @@ async def test_a_refusal_later_in_a_stream_is_learned_for_the_next_request(tmp_p
             (begun, b"data: " + json.dumps({"error": {"message": said}}).encode() + b"\n\n"), headers=EVENT_STREAM
         )
 
-    async with agent_at(answer, tmp_path) as agent, aiohttp.ClientSession() as session:
-        body = {"model": "m", "messages": history(99), "stream": True}
+    async with daemon_in_process(tmp_path, answer=answer) as agent:
         for is_refused in (True, False):
-            async with session.post(f"{agent.daemon.base_url}/v1/chat/completions", json=body) as answered:
-                assert ("maximum context length" in await answered.text()) is is_refused
+            assert ("maximum context length" in await told(agent, history(99), stream=True)) is is_refused
 
 
 async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(
@@ -217,21 +195,21 @@ async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error
 ) -> None:
     server = StrictServer(1_024)
     async with agent_of(server, tmp_path) as agent:
-        status, _, answer = await agent.send([{"role": "user", "content": WORDS * 200}])
+        status, _, answer = await send(agent, [{"role": "user", "content": WORDS * 200}])
         assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"
         assert len(server.refused) == 1, "it was not sent again"
         assert [vars(one)["then"] for one in caplog.records if "too long" in one.msg] == ["nothing more may leave"]
-        assert (await agent.send([{"role": "user", "content": "Something short."}]))[0] == 200
+        assert (await send(agent, [{"role": "user", "content": "Something short."}]))[0] == 200
 
 
 async def test_a_second_refusal_is_not_followed_by_a_third_try(tmp_path: Path) -> None:
     server = StrictServer(2_048, refusal="silent")
     messages = history(199)
     async with agent_of(server, tmp_path) as agent:
-        status, _, answer = await agent.send(messages)
+        status, _, answer = await send(agent, messages)
         assert status == 400 and "context window" in answer["error"] and len(server.refused) == 2
         for _ in range(3):  # each refusal teaches a little more
-            status = (await agent.send(messages))[0]
+            status = (await send(agent, messages))[0]
         assert status == 200
 
 
@@ -241,8 +219,8 @@ async def test_the_window_of_a_server_that_wants_a_key_is_asked_with_a_key(tmp_p
     given = {"api_key": "sesame"} if shown_by == "settings" else {}
     async with agent_of(server, tmp_path, **given) as agent:
         assert agent.daemon.upstream.facts.window == (4_096 if given else None)
-        assert (await agent.send(history(1)))[0] == 401, "memd lends nobody its key"
-        assert (await agent.send(history(99), key="sesame"))[0] == 200
+        assert (await send(agent, history(1)))[0] == 401, "memd lends nobody its key"
+        assert (await send(agent, history(99), key="sesame"))[0] == 200
         assert agent.daemon.upstream.facts.window == 4_096
     assert not server.refused and len(server.accepted) == 1
 
@@ -254,15 +232,15 @@ async def test_a_router_has_a_window_for_each_of_its_models(tmp_path: Path) -> N
     async with agent_of(server, tmp_path) as agent:
         assert agent.daemon.upstream.facts.window is None
         server.tells["/props?model=m&autoload=false"] = props(4_096)
-        assert (await agent.send(history(99)))[0] == 200
+        assert (await send(agent, history(99)))[0] == 200
     assert not server.refused
 
 
 async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) -> None:
     server = StrictServer(8_192, counts_reply=True, refusal="vllm")
     async with agent_of(server, tmp_path, window=8_192) as agent:
-        assert (await agent.send(history(99), max_tokens=5_000))[0] == 200
-        assert (await agent.send(history(101), max_tokens=5_000))[0] == 200
+        assert (await send(agent, history(99), max_tokens=5_000))[0] == 200
+        assert (await send(agent, history(101), max_tokens=5_000))[0] == 200
     assert len(server.refused) == 1
 
 
@@ -278,7 +256,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
     server = StrictServer(window, tells={"/props": props(window)})
     messages: list[dict[str, Any]] = []
     async with agent_of(server, tmp_path) as agent:
-        await agent.send([system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
+        await send(agent, [system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
         [conversation] = (await agent.daemon.topics.get("default")).buffer.conversations()
         async with asyncio.timeout(120):
             while not 0 < len(conversation) == conversation.stored:  # noqa: ASYNC110  # it has no event
@@ -286,7 +264,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
         for turn in range(36):
             asked = KEY_QUESTIONS.get(turn, f"Turn {turn}. {WORDS * 25}")
             messages.append({"role": "user", "content": asked})
-            status, memory, answer = await agent.send([system, *messages], max_tokens=max_tokens)
+            status, memory, answer = await send(agent, [system, *messages], max_tokens=max_tokens)
             messages.append(answer["choices"][0]["message"])
             assert status == 200
             assert turn not in KEY_QUESTIONS or memory == "injected", "there is room for memory"
@@ -297,12 +275,10 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
     assert max(taken) > window * 0.75, "the window is used"
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", ["messages", "responses"])
 async def test_requests_of_other_apis_are_made_to_fit_too(tmp_path: Path, path: str) -> None:
     server = StrictServer(4_096)
-    field = "messages" if path == "/v1/messages" else "input"
-    async with agent_of(server, tmp_path) as agent, aiohttp.ClientSession() as session:
-        body = {"model": "m", field: history(99), "max_tokens": 100}
-        async with session.post(agent.daemon.base_url + path, json=body) as answer:
-            assert answer.status == 200
-    assert len(server.refused) == 1 and 5 < len(server.accepted[0][field]) < 99
+    async with agent_of(server, tmp_path) as agent:
+        await told(agent, history(99), path, max_tokens=100)
+    [accepted] = server.accepted
+    assert len(server.refused) == 1 and 5 < len(accepted["input" if path == "responses" else "messages"]) < 99
