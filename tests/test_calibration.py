@@ -129,24 +129,6 @@ def test_a_model_of_one_language_keeps_its_directions(english: tuple[Floats, Flo
     assert np.allclose(found.applied(questions), questions, atol=1e-5)
 
 
-def test_another_model_behind_the_same_name_is_told_and_not_mixed(embedder: Embedder, tmp_path: Path) -> None:
-    server = Narrow(embedder)
-    embedder = CalibratedEmbedder(server, tmp_path, is_server=True)
-    embedder.prepare()
-    embedder.embed_query("before")
-    server.shift = 5
-    with pytest.raises(EmbeddingError, match=r"another model has this name now.*memd reembed"):
-        embedder.embed_many(["a text"])
-    with pytest.raises(EmbeddingError, match="gives other vectors than before"):
-        embedder.embed_query("a question, at once, as the texts have shown it")
-    later = CalibratedEmbedder(server, tmp_path, is_server=True)
-    with pytest.raises(EmbeddingError, match="another model"):
-        later.embed_query("after a restart")
-    server.shift = 0
-    assert embedder.embed_many(["a text"]).tobytes() == server.embed_many(["a text"]).tobytes()
-    assert embedder.embed_query("again").shape == (1, 384)
-
-
 def test_a_server_is_measured_behind_the_first_question(
     narrow: Narrow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

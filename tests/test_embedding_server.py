@@ -267,6 +267,7 @@ def test_a_daemon_tells_another_model_behind_the_same_name_and_stores_nothing_wi
     daemon.chat([{"role": "user", "content": BAKER}])
     said = "another model has this name now"
     wait_until(lambda: said in daemon.log.read_text(), daemon.log.read_text)
+    daemon.restart()
     answer = daemon.chat([{"role": "user", "content": WHERE}])
     assert answer.headers["X-Memory-Status"] == "degraded:embedding" and KEY in upstream.prompts[-1]
     told = daemon.run("check", "--config", str(daemon.config))

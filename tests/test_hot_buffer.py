@@ -236,19 +236,6 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     assert branch.blocks == {digest_at(LONG[:3]): block("3")}
 
 
-# -- retries ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_retry_is_one_also_after_the_answer_made_a_branch_of_it() -> None:
-    buffer = new_buffer()
-    key = TurnKey(digest_at(LONG[:5]), b"")
-    assert not buffer.note_arrival(receive(buffer, *LONG[:5]).conversation, key, 0.0, 120.0)
-    for answer in ("a:6", "a:other", "a:another"):
-        arrival = receive(buffer, *LONG[:5])
-        assert buffer.note_arrival(arrival.conversation, key, 1.0, 120.0)
-        buffer.reply(arrival, said(answer), 10, 0.0)
-
-
 # -- what may be corrected --------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import pytest
-from candidates import candidate, entry
+from candidates import candidate
 from effort import scaled
 from histories import digest_at
 from hypothesis import given
@@ -21,7 +21,6 @@ from memd.messages import Block, without_memory_blocks
 from memd.recall.block import (
     heading,
     render,
-    shown_id,
     shown_text,
 )
 from memd.recall.neutralising import neutralised
@@ -41,9 +40,6 @@ def rendered(shown: Sequence[Candidate], taken: Sequence[str] = (), tokens: int 
 
 def ids(shown: Block) -> list[str]:
     return [chunk.shown_id for chunk in shown.chunks]
-
-
-# -- what it costs ----------------------------------------------------------------------------------------------------
 
 
 # -- the block --------------------------------------------------------------------------------------------------------
@@ -100,13 +96,6 @@ def test_an_id_that_another_block_of_the_prompt_shows_gets_more_digits() -> None
     assert ids(rendered([candidate("a3f91")], taken=["a3f9"])) == ["a3f91"]
     assert ids(rendered([candidate("a3f91")], taken=["a3f9", "a3f91"]))[0].startswith("a3f91")
     assert len(ids(rendered([candidate("a3f91")], taken=["a3f9", "a3f91"]))[0]) == 6
-
-
-def test_a_shown_id_begins_with_the_public_id_and_may_grow_to_the_whole_uuid() -> None:
-    one = entry("a3f91", public_id="a3f91")
-    digits = one.uuid.hex()
-    assert shown_id(one, set()) == "a3f91"
-    assert shown_id(one, {digits[:length] for length in range(32)}) == digits
 
 
 @given(st.dictionaries(st.text("ab", min_size=4, max_size=7), st.sampled_from(["own", "related"]), max_size=12))

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from archiver_stage import DIMENSION, Stage, live_entries
@@ -57,16 +56,6 @@ async def recalled(
         return list((await retriever.retrieve(question, logs, Budget(2000, seconds=seconds), filters)).shown)
     finally:
         retriever.close()
-
-
-async def test_what_the_prompt_shows_is_not_cut_for_its_question(topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP)
-    talk(topic.buffer, *FERRY)
-    visible = {item.digest for item in conversation.messages}
-    cut = [chunk.entry.displayed for chunk in topic.unstored().chunks(but=visible)]
-    assert len(cut) == 1 and FERRY[1][2:] in cut[0]
-    partly = {conversation.messages[0].digest}
-    assert len(topic.unstored().chunks(but=partly)) == 2
 
 
 async def test_what_is_not_cut_in_time_is_left_out_and_all_else_is_found(
@@ -250,34 +239,6 @@ def pending(number: int) -> PendingChunk:
     draft = Draft(uuid=number.to_bytes(16), content=f"Chunk {number}.", vector=b"", created_at=1, roles=("user",))
     entry = draft.as_entry(public_id=f"{number:04x}", canonical_id=number + 1, group_left=0)
     return PendingChunk(draft, entry, np.zeros(0, np.float32))
-
-
-async def test_what_was_shown_of_one_branch_is_stored_as_it_was_shown_by_another_that_goes_on_from_it(
-    topic: Topic,
-) -> None:
-    longer, _ = each_part(talk(topic.buffer, *LAMP, *FERRY))
-    [shown] = topic.cutter.cut([Part(longer.messages[:1], 1)])
-    [shown_chunk] = shown.chunks
-    first, second = topic.cutter.cut_as_shown(longer, lambda uuid: uuid == shown_chunk.draft.uuid)
-    assert first.chunks == shown.chunks
-    assert [LAMP[1][2:] in chunk.draft.content for chunk in second.chunks] == [True]
-    assert first.digests + second.digests == tuple(digest for digest, _ in longer.messages)
-    [whole] = topic.cutter.cut_as_shown(longer, lambda uuid: False)
-    assert whole.digests == first.digests + second.digests
-
-
-async def test_what_was_shown_is_stored_as_it_was_shown_though_something_of_it_was_stored_by_itself(
-    topic: Topic,
-) -> None:
-    [whole] = each_part(talk(topic.buffer, *LAMP))
-    [shown] = topic.cutter.cut([whole])
-    [chunk] = shown.chunks
-    answer, _ = whole.messages[1]
-    topic.cutter.note_stored([msgspec.structs.replace(chunk.draft, digests=(answer,))])
-    [kept] = topic.cutter.cut_as_shown(Part(whole.messages[:1], 1), lambda uuid: uuid == chunk.draft.uuid)
-    assert kept.chunks == shown.chunks
-    [again] = topic.cutter.cut([whole])
-    assert again is not shown, "where it is asked for it is cut anew, without what is stored"
 
 
 async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stored_once(

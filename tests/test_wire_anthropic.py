@@ -292,19 +292,6 @@ def test_a_conversation_has_the_digests_that_it_has_through_chat_completions() -
     assert ANTHROPIC.parse(body_of(*anthropic)).digests == CHAT.parse(through_chat).digests
 
 
-def test_a_user_message_becomes_its_tool_results_and_then_the_rest() -> None:
-    message = {"role": "user", "content": [result("1", "one"), result("2", [text("a"), text("b")]), text("so?"), PNG]}
-    request = ANTHROPIC.parse(body_of({"role": "user", "content": "hi"}, message))
-    assert [(one.role, one.tool_call_id, one.text) for one in request.messages] == [
-        ("user", "", "hi"),
-        ("tool", "1", "one"),
-        ("tool", "2", "a\nb"),
-        ("user", "", "so?\n[image]"),
-    ]
-    assert request.continues == [False, False, True, True]
-    assert len(request.messages[3].attachments) == 1
-
-
 def test_a_message_with_one_tool_result_alone_keeps_its_bytes() -> None:
     message = b'{ "role":"user","content" : [ {"type" : "tool_result","tool_use_id":"1", "content":"ok"} ] }'
     request = ANTHROPIC.parse(b'{"messages":[%s]}' % message)

@@ -346,11 +346,6 @@ def test_deeply_nested_tool_arguments_are_kept_as_text() -> None:
     assert request.messages[0].tool_calls[0].arguments == arguments
 
 
-def test_a_call_without_arguments_is_the_same_as_with_an_empty_object() -> None:
-    digests = {Message("assistant", "", (ToolCall("1", "f", text),)).content_digest for text in ("", " ", "{}", "{ }")}
-    assert len(digests) == 1
-
-
 # The elements of one answer
 
 
