@@ -27,7 +27,7 @@ from daemon_process import DaemonProcess, ask, clean_environment, user, wait_unt
 from raw_wire import connected, request
 from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
 from reserved_port import reserved_port
-from test_responses_api import response_answer
+from test_other_apis import response_answer
 
 from memd.proxy import relay
 

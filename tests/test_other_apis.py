@@ -1,4 +1,7 @@
-"""Anthropic's messages through the whole daemon on the real llama.cpp: one memory with chat completions."""
+"""Anthropic's messages and OpenAI's responses through the whole daemon on the real llama.cpp: one memory with chat.
+
+Rule: the model is the witness of what was in its prompt, the upstream asked directly the witness of what it would say.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,19 @@ from typing import Any
 
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, user
+from daemon_process import Answer, DaemonProcess, Headers, ask, user
+from openai_responses import TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
+
+from memd.wire.chat import CHAT
+from memd.wire.responses import RESPONSES
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
 QUESTION = "What is the release word for the lighthouse lamp?"
 FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
 REPLY_TOKENS = 60
+OUTPUT = {"type": "output_text", "annotations": []}
 TOOLS = [{"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
 ANSWER: dict[str, Any] = {
     "id": "msg_1",
@@ -55,9 +63,12 @@ def events_of(answer: Answer) -> list[Any]:
 def reply_of(answer: Answer) -> str:
     """The text of an answer, streamed or not."""
     assert answer.status == 200, answer.body
-    if answer.body.startswith(b"{"):
+    if not answer.body.startswith(b"{"):
+        return "".join(event["delta"].get("text", "") for event in events_of(answer) if "delta" in event)
+    if "output" not in answer.json:
         return "".join(block.get("text", "") for block in answer.json["content"])
-    return "".join(event["delta"].get("text", "") for event in events_of(answer) if "delta" in event)
+    messages = [item for item in answer.json["output"] if item["type"] == "message"]
+    return "".join(part["text"] for message in messages for part in message["content"])
 
 
 def through_chat(daemon: DaemonProcess, text: str) -> str:
@@ -73,6 +84,14 @@ def through_anthropic_blocks(daemon: DaemonProcess, text: str) -> str:
     return reply_of(send(daemon.base_url, [{"role": "user", "content": content}], stream=True))
 
 
+def through_responses(daemon: DaemonProcess, text: str) -> str:
+    return reply_of(respond(daemon, text, instructions="Be brief."))
+
+
+def through_response_items(daemon: DaemonProcess, text: str) -> str:
+    return reply_of(respond(daemon, [user(text)]))
+
+
 @pytest.mark.parametrize(
     ("tell", "recall"),
     [
@@ -80,6 +99,8 @@ def through_anthropic_blocks(daemon: DaemonProcess, text: str) -> str:
         (through_anthropic_blocks, through_chat),
         (through_chat, through_anthropic),
         (through_chat, through_anthropic_blocks),
+        (through_chat, through_responses),
+        (through_responses, through_response_items),
     ],
 )
 def test_a_fact_told_through_one_api_is_recalled_through_another(daemon: DaemonProcess, tell: Any, recall: Any) -> None:
@@ -87,14 +108,18 @@ def test_a_fact_told_through_one_api_is_recalled_through_another(daemon: DaemonP
     assert recall(daemon, QUESTION) == REMEMBERING
 
 
-def test_a_conversation_goes_on_through_the_other_api_and_is_stored_once(daemon: DaemonProcess) -> None:
+def test_a_conversation_goes_on_through_the_other_apis_and_is_stored_once(daemon: DaemonProcess) -> None:
     history = [user(FACT), {"role": "assistant", "content": daemon.chat([user(FACT)]).reply}, user("Thank you.")]
     content = send(daemon.base_url, history).json["content"]
     history += [{"role": "assistant", "content": content}, user("Is the ferry in?")]
-    assert daemon.chat(history).status == 200
-    daemon.wait_stored(FACT, "Thank you.", "Is the ferry in?")
+    replies = [history[1]["content"], content[0]["text"], daemon.chat(history).reply]
+    parts = [{"type": "message", "role": "assistant", "content": [OUTPUT | {"text": one}]} for one in replies]
+    items = [history[0], parts[0], history[2], parts[1], history[4], parts[2], user("And the goat?")]
+    reply_of(respond(daemon, items))
+    said = (FACT, "Thank you.", "Is the ferry in?", "And the goat?")
+    daemon.wait_stored(*said)
     contents = [entry["content"] for entry in daemon.export()]
-    for text in (FACT, "Thank you.", "Is the ferry in?"):
+    for text in said:
         assert sum(text in content for content in contents) == 1, contents
 
 
@@ -219,3 +244,81 @@ def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> N
     for answer, kind in zip(answers, kinds, strict=True):
         assert (answer.json["type"], answer.json["error"]["type"]) == ("error", kind)
         assert answer.json["error"]["message"].startswith("memd: ")
+
+
+# Responses
+
+
+def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None, **more: Any) -> Answer:
+    """A response, not streaming; `more` are further members of the body."""
+    return ask(f"{daemon.base_url}/v1/responses", {"model": "tiny", "input": given, **more}, headers=headers)
+
+
+def test_a_thin_client_sends_only_what_is_new(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+    upstream.answer = response_answer
+    daemon = make_daemon(upstream.url).start()
+    for text in ("hello", "goodbye"):
+        assert respond(daemon, text, {"X-Memory-History": "daemon"}).status == 200
+    sent = json.loads(upstream.requests[-1].body)["input"]
+    assert [(item["role"], item["content"]) for item in sent] == [
+        ("user", "hello"),
+        ("assistant", [{"type": "output_text", "text": "Noted.", "annotations": []}]),
+        ("user", "goodbye"),
+    ]
+
+
+def response_answer(request: Request) -> Response:
+    """A short reply to a response request."""
+    part = OUTPUT | {"text": "Noted."}
+    output = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}]
+    return Response((json.dumps({"id": "resp_1", "object": "response", "output": output}).encode(),))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "tiny"},
+        {"model": "tiny", "input": 5},
+        {"model": "tiny", "input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"model": "tiny", "input": [{"type": "message", "role": "user", "content": [{"type": "odd"}]}]},
+        {"model": "tiny", "input": "x", "previous_response_id": "resp_1"},
+        {"model": "tiny", "input": "x" * 2 * WINDOW, "stream": True},
+    ],
+)
+def test_an_error_of_the_upstream_comes_through_as_it_is(
+    daemon: DaemonProcess, llama: str, body: dict[str, Any]
+) -> None:
+    direct = ask(f"{llama}/v1/responses", body)
+    through = ask(f"{daemon.base_url}/v1/responses", body)
+    assert direct.status >= 400
+    assert (through.status, through.body) == (direct.status, direct.body)
+
+
+def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str) -> None:
+    chat: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        user("What is on the shelf?"),
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": TOOL_ARGUMENTS}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
+        {"role": "assistant", "content": "Dust."},
+        {"role": "user", "content": [{"type": "text", "text": "And the word?"}]},
+    ]
+    items: list[Any] = [
+        user("What is on the shelf?"),
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "read", "arguments": TOOL_ARGUMENTS},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Dust."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "And the word?"}]},
+    ]
+    counts = []
+    for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
+        request = api.parse(json.dumps({"model": "tiny", **body}).encode())
+        blocks = {len(request.messages) - 1: "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]"}
+        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks)).json)
+    assert counts[0] == counts[1]
+    assert counts[0]["input_tokens"] > 100
