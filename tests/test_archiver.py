@@ -248,3 +248,13 @@ async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_
     assert all(await asyncio.gather(stored(stage, topic, one), stored(stage, topic, other)))
     assert sum("spare lamp" in text for text in shown(topic)) == 1
     assert sum("oil" in text for text in shown(topic)) == 1
+
+
+async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(stage: Stage) -> None:
+    async def done() -> None: ...
+
+    tasks = [stage.tasks.spawn(done(), "done") for _ in range(5)]
+    assert len(stage.tasks) == 5
+    counted = asyncio.get_running_loop().create_future()
+    tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
+    assert await counted == 0

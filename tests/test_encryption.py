@@ -298,38 +298,6 @@ def test_a_plain_file_among_encrypted_ones_is_refused() -> None:
         open_store(EncryptedCrashFiles(files.raw), segment_entries_max=5).topic("talk")
 
 
-@pytest.mark.parametrize("loss", ["torn", "zeros", "reordered"])
-def test_a_power_cut_at_any_operation_leaves_the_old_file_the_new_one_or_a_tail_to_cut(loss: Loss) -> None:
-    def run(files: EncryptedCrashFiles) -> None:
-        files.make_directory(DATA_DIR)
-        files.sync_directory(Path("/"))
-        files.make_directory(TOPIC)
-        files.sync_directory(DATA_DIR)
-        replace_file(files, FILE, b"h" * 80)
-        with closing(files.append_to(FILE)) as appender:
-            for number in range(3):
-                appender.write(b"%d" % number * 40_000)
-                appender.sync()
-
-    counted = EncryptedCrashFiles()
-    run(counted)
-    whole = counted.read(FILE)
-    for cut in steps(0, counted.operations):
-        files = EncryptedCrashFiles()
-        files.cut_after = cut
-        with pytest.raises(PowerCutError):
-            run(files)
-        again = files.after_power_cut(loss)
-        if again.size(FILE) is None:
-            continue
-        found = again.read(FILE)
-        assert len(found) == again.size(FILE) and found.rstrip(b"\0") in whole
-        again.cut(FILE, 80)
-        with closing(again.append_to(FILE)) as appender:
-            appender.write(b"on")
-        assert EncryptedCrashFiles(again.raw).read(FILE) == b"h" * 80 + b"on"
-
-
 def test_a_file_that_was_cut_between_two_looks_at_it_has_a_size_all_the_same() -> None:
     assert FrameTable(DataKey(bytes(32)), lambda offset, length: b"").size(500) == 500 - HEADER_BYTES
 
