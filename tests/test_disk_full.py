@@ -10,29 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
 import pytest
 from click.testing import CliRunner
+from daemon_in_process import Client, daemon_in_process
 from daemon_process import RECALL_MILLISECONDS_MAX
 from full_disk import FullDisk
 
 from memd.cli.check.data import directory
 from memd.cli.main import main
-from memd.daemon.app import Daemon, running
 from memd.proxy.remember import JOURNAL_SECONDS_MAX
-from memd.settings.model import (
-    BufferSettings,
-    CompactionSettings,
-    Config,
-    ListenSettings,
-    LogSettings,
-    RetrievalSettings,
-    UpstreamSettings,
-)
+from memd.settings.model import BufferSettings, CompactionSettings, LogSettings, RetrievalSettings
 from memd.store.disk import (
     RESERVE_BYTES,
     RESERVE_FILES,
@@ -55,80 +46,70 @@ def disk() -> FullDisk:
     return FullDisk()
 
 
-def settings(tmp_path: Path, llama: str) -> Config:
-    return Config(
-        listen=ListenSettings(port=0),
-        upstream=UpstreamSettings(url=llama),
-        data_dir=tmp_path / "memory",
-        buffer=BufferSettings(soft_tokens=256, hard_tokens=400),
-        compaction=CompactionSettings(retry_seconds=0.01),
-        log=LogSettings(level="error"),
-        retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
-    )
+def daemon_on(files: LocalDisk, folder: Path, **more: Any) -> AbstractAsyncContextManager[Client]:
+    settings = {
+        "buffer": BufferSettings(soft_tokens=256, hard_tokens=400),
+        "compaction": CompactionSettings(retry_seconds=0.01),
+        "log": LogSettings(level="error"),
+        "retrieval": RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
+    }
+    return daemon_in_process(folder, files=files, **(settings | more))
 
 
 @pytest.fixture
-async def daemon(tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Daemon]:
+async def client(tmp_path: Path, disk: FullDisk, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     monkeypatch.setattr("memd.ingest.topics.LOOK_SECONDS", 0.05)
-    async with running(settings(tmp_path, llama), files=disk) as daemon:
-        yield daemon
+    async with daemon_on(disk, tmp_path) as client:
+        yield client
 
 
-async def _health(daemon: Daemon) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(f"{daemon.own_url}/memd/health") as answer:
-        return await answer.json()
-
-
-async def _ask(daemon: Daemon, history: list[dict[str, str]], text: str, **more: Any) -> tuple[int, str, Any]:
+async def _said(client: Client, history: list[dict[str, str]], text: str) -> tuple[int, str]:
+    """Status and `X-Memory-Status` of the next turn of a chat."""
     history.append({"role": "user", "content": text})
-    body = {"model": "tiny", "messages": history, "max_tokens": 16, **more}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer,
-    ):
-        said = await answer.json()
-        history.append(said["choices"][0]["message"])
-        return answer.status, answer.headers["X-Memory-Status"], said
+    status, memory, answer = await client.send(history)
+    history.append(answer["choices"][0]["message"])
+    return status, memory
 
 
-async def _told(daemon: Daemon, *, is_full: bool) -> Any:
+async def _got(client: Client, name: str) -> str:
+    async with client.session.get(f"{client.daemon.own_url}/memd/{name}") as answer:
+        return await answer.text()
+
+
+async def _told(client: Client, *, is_full: bool) -> Any:
     """Its health, once its metrics say how the disk is: that is looked at a moment later."""
     line = f'memd_disk_trouble{{kind="full"}} {float(is_full)}'
-    async with asyncio.timeout(RETRIED_WITHIN_SECONDS), aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{daemon.own_url}/memd/metrics") as answer:
-                if line in (await answer.text()).splitlines():
-                    return await _health(daemon)
+    async with asyncio.timeout(RETRIED_WITHIN_SECONDS):
+        while line not in (await _got(client, "metrics")).splitlines():  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.02)
+    return json.loads(await _got(client, "health"))
 
 
 def _facts(count: int, start: int = 0) -> list[str]:
     return [f"Fact {n}: locker {n} belongs to crew {n * 7}, its code is {n * 1319}." for n in range(start, count)]
 
 
-async def _all_stored(daemon: Daemon) -> None:
+async def _all_stored(client: Client) -> None:
     """Store what is in the buffer; a failure of just now makes the archiver wait before it tries again."""
-    topic = await daemon.topics.get("default")
+    topic = await client.daemon.topics.get("default")
     async with asyncio.timeout(RETRIED_WITHIN_SECONDS):
         for conversation in topic.buffer.conversations():
-            stored = False
-            while not stored:
-                stored = await daemon.archiver.store(topic, conversation, len(conversation))
+            while not await client.daemon.archiver.store(topic, conversation, len(conversation)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
 
 async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is_lost(
-    daemon: Daemon, disk: FullDisk, tmp_path: Path
+    client: Client, disk: FullDisk, tmp_path: Path
 ) -> None:
     history: list[dict[str, str]] = []
     for fact in _facts(6):
-        assert (await _ask(daemon, history, fact))[0] == 200
+        assert (await _said(client, history, fact))[0] == 200
 
     disk.full = True
-    statuses = [(await _ask(daemon, history, fact))[:2] for fact in _facts(14, start=6)]
+    statuses = [await _said(client, history, fact) for fact in _facts(14, start=6)]
     assert {status for status, _ in statuses} == {200}
     assert statuses[-1][1] == "degraded:disk-full"
-    health = await _told(daemon, is_full=True)
+    health = await _told(client, is_full=True)
     [trouble] = health["troubles"]
     assert trouble["what"].endswith("memory: the disk is full") and trouble["remedy"] == "free some space"
     assert trouble["since"] > 0 and health["trouble"] == f"{trouble['what']}; {trouble['remedy']}"
@@ -136,10 +117,10 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
 
     disk.full = False
     for fact in _facts(18, start=14):
-        await _ask(daemon, history, fact)
-    await _all_stored(daemon)
-    assert (await _ask(daemon, history, "Thanks."))[1] != "degraded:disk-full"
-    health = await _told(daemon, is_full=False)
+        await _said(client, history, fact)
+    await _all_stored(client)
+    assert (await _said(client, history, "Thanks."))[1] != "degraded:disk-full"
+    health = await _told(client, is_full=False)
     assert (health["memory"], health["trouble"]) == ("ok", None)
 
     data_dir = tmp_path / "memory"
@@ -149,37 +130,37 @@ async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is
     assert report.ok, report.lines
 
 
-async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(daemon: Daemon, disk: FullDisk) -> None:
-    await _ask(daemon, [], "The spare key hangs behind the blue bicycle.")
-    _, _, said = await _ask(daemon, [], "Where does the spare key hang?", memory_in={})
+async def test_corrections_on_a_full_disk_fail_as_such_and_change_nothing(client: Client, disk: FullDisk) -> None:
+    await client.ask("The spare key hangs behind the blue bicycle.")
+    _, _, said = await client.ask("Where does the spare key hang?", memory_in={})
     shown = [chunk["id"] for chunk in said["memory_out"]["injected_chunks"]]
     assert shown
 
     disk.full = True
     correction = {"chunk_ids": shown, "action": "Update", "reason": "moved", "content": "It hangs in the shed."}
-    status, memory_status, said = await _ask(daemon, [], "Noted?", memory_in={"corrections": [correction]})
+    status, memory_status, said = await client.ask("Noted?", memory_in={"corrections": [correction]})
     assert (status, memory_status) == (200, "degraded:disk-full")
     failed = [signal["chunk_id"] for signal in said["memory_out"]["signals"] if signal["type"] == "correction_failed"]
     assert failed == shown
 
     disk.full = False
-    _, _, said = await _ask(daemon, [], "So where does the spare key hang?", memory_in={})
+    _, _, said = await client.ask("So where does the spare key hang?", memory_in={})
     assert shown[0] in [chunk["id"] for chunk in said["memory_out"]["injected_chunks"]]
 
 
 async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_there_is_room(
-    tmp_path: Path, llama: str, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FullDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memd.daemon.app.SAY_WHERE_SECONDS", 0.02)
     address = tmp_path / "memory" / ADDRESS_NAME
     disk.full = True
-    async with running(settings(tmp_path, llama), files=disk) as daemon:
+    async with daemon_on(disk, tmp_path) as client:
         assert not address.exists()
         disk.full = False
         async with asyncio.timeout(60):
             while not address.exists():  # noqa: ASYNC110  # a file tells nobody
                 await asyncio.sleep(0.01)
-        assert address.read_text() == daemon.local_url
+        assert address.read_text() == client.daemon.local_url
     assert not address.exists()
 
 
@@ -334,21 +315,16 @@ class _Slow:
         self._real.sync()
 
 
-async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(tmp_path: Path, llama: str) -> None:
+async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(tmp_path: Path) -> None:
     """One that waits for the disk is not overtaken by the next, which has nothing to remember."""
-    config = msgspec.structs.replace(settings(tmp_path, llama), buffer=BufferSettings(journal_fsync="always"))
     slow = SlowDisk(sync_waits=lambda: time.sleep(SYNC_SECONDS))
     answered: list[str] = []
     async with (
-        running(config, files=slow) as daemon,
-        aiohttp.ClientSession() as session,
-        session.get(f"{daemon.own_url}/memd/events") as events,
+        daemon_on(slow, tmp_path, buffer=BufferSettings(journal_fsync="always")) as client,
+        client.session.get(f"{client.daemon.own_url}/memd/events") as events,
     ):
         for turn in range(6):
-            mode = ("full", "readonly")[turn % 2]
-            body = {"model": "tiny", "messages": [{"role": "user", "content": f"Is locker {turn} taken?"}]}
-            url = f"{daemon.base_url}/v1/chat/completions"
-            async with session.post(url, json=body, headers={"X-Memory-Mode": mode}) as answer:
+            async with client.post(f"Is locker {turn} taken?", mode=("full", "readonly")[turn % 2]) as answer:
                 assert answer.status == 200
                 answered.append(answer.headers["X-Memory-Turn"])
         told: list[str] = []
@@ -356,8 +332,7 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
             async for line in events.content:
                 if line.startswith(b"data: ") and "turn_id" in (data := json.loads(line.removeprefix(b"data: "))):
                     told.append(data["turn_id"])
-                    async with session.get(f"{daemon.own_url}/memd/turns/{told[-1]}") as found:
-                        assert found.status == 200, "who hears of a turn can ask for it"
+                    assert "topic_id" in await _got(client, f"turns/{told[-1]}"), "who hears of a turn can ask for it"
                 if len(told) == len(answered):
                     break
     assert told == answered
@@ -367,16 +342,14 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_an_answer_ends_when_the_upstream_ends_it_and_not_when_the_journal_has_the_question(
-    tmp_path: Path, llama: str, stream: bool
+    tmp_path: Path, stream: bool
 ) -> None:
-    config = msgspec.structs.replace(settings(tmp_path, llama), buffer=BufferSettings(store_after_seconds=0))
     gate = threading.Event()
     disk = SlowDisk(journal_waits=lambda: gate.wait(60))
     try:
-        async with running(config, files=disk) as daemon, aiohttp.ClientSession() as session:
-            body = {"messages": [{"role": "user", "content": "Is the locker taken?"}], "stream": stream}
+        async with daemon_on(disk, tmp_path, buffer=BufferSettings(store_after_seconds=0)) as client:
             async with asyncio.timeout(60):
-                async with session.post(f"{daemon.base_url}/v1/chat/completions", json=body) as answer:
+                async with client.post("Is the locker taken?", stream=stream) as answer:
                     assert answer.headers["X-Memory-Status"] == "none"
                     first = await answer.content.readany()
                     began = time.monotonic()

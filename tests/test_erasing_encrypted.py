@@ -11,21 +11,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from crash_files import CrashFiles, PowerCutError
-from daemon_process import ask, wait_until
+from daemon_in_process import Client, daemon_in_process
+from daemon_process import wait_until
 from drafts import DATA_DIR, digest_of, draft, live_contents, open_store, uuid_of
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
-from recording_upstream import RecordingUpstream
 
 from memd.admin import history
 from memd.cli.flags import config_of_existing
@@ -35,7 +36,7 @@ from memd.daemon.app import Daemon, running
 from memd.errors import DaemonError, StoreError
 from memd.ingest import erasing
 from memd.ingest.erasing import DAY_US, PlannedErasure, Retention
-from memd.settings.model import AuditSettings, Config, EncryptionSettings, ListenSettings, UpstreamSettings
+from memd.settings.model import AuditSettings, EncryptionSettings
 from memd.store.audit import Act, AuditBook, read_book
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.encryption.key_files import new_key_file
@@ -268,21 +269,12 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     assert (memory.folder / "team").exists() == (what == ["--chunk"])
 
 
-@asynccontextmanager
-async def keeping(
-    folder: Path, upstream: str = NOBODY, key: str = "", kept: Mapping[str, int] | None = None
-) -> AsyncIterator[Daemon]:
+def keeping(
+    folder: Path, kept: Mapping[str, int] = MappingProxyType({}), *, key: str = ""
+) -> AbstractAsyncContextManager[Client]:
     """A daemon in this process with `retention`, and with an audit."""
-    config = Config(
-        data_dir=folder,
-        listen=ListenSettings(host="127.0.0.1", port=0),
-        upstream=UpstreamSettings(url=upstream),
-        audit=AuditSettings(record="always"),
-        encryption=EncryptionSettings(key_file=key),
-        retention=dict(kept or {}),
-    )
-    async with running(config) as daemon:
-        yield daemon
+    encryption = EncryptionSettings(key_file=key)
+    return daemon_in_process(folder, audit=AuditSettings(record="always"), encryption=encryption, retention={**kept})
 
 
 def having(daemon: Daemon, word: str) -> set[str]:
@@ -300,35 +292,26 @@ def has_all(daemon: Daemon, word: str) -> bool:
     return {"memd.receipts", "hot.log", "active.bin"} <= having(daemon, word)
 
 
-async def test_under_an_encrypted_daemon_a_chunk_and_a_topic_go_with_their_receipts(
-    tmp_path: Path, upstream: RecordingUpstream
-) -> None:
+async def test_under_an_encrypted_daemon_a_chunk_and_a_topic_go_with_their_receipts(tmp_path: Path) -> None:
     new_key_file(tmp_path / "key")
-    async with keeping(tmp_path / "memory", upstream.url, str(tmp_path / "key")) as daemon:
-
-        async def say(text: str, topic_id: str) -> None:
-            body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
-            told = await asyncio.to_thread(
-                ask, f"{daemon.base_url}/v1/chat/completions", body, headers={"X-Memory-Topic": topic_id}
-            )
-            assert told.status == 200
-
+    async with keeping(tmp_path, key=str(tmp_path / "key")) as client:
+        daemon = client.daemon
         for topic_id, word in (("team", "walrus"), ("other", "otter")):
             text = SECRET.replace("walrus", word)
-            await note(daemon, topic_id, text)
-            await say("Who keeps the spare key of the foghorn?", topic_id)
-            assert text in upstream.prompts[-1]
+            await note(client, topic_id, text)
+            assert (await client.ask("Who keeps the spare key of the foghorn?", topic=topic_id))[0] == 200
+            assert text in client.upstream.prompts[-1]
             await asyncio.to_thread(wait_until, partial(has_all, daemon, word), partial(str, word))
-        [chunk] = (await asked(daemon, "/memd/search?q=walrus&topic=team", None))["chunks"][:1]
-        await asked(daemon, "/memd/erase", {"chunk_ids": [chunk["uuid"]], "topic_id": "team"})
+        [chunk] = (await asked(client, "/memd/search?q=walrus&topic=team", None))["chunks"][:1]
+        await asked(client, "/memd/erase", {"chunk_ids": [chunk["uuid"]], "topic_id": "team"})
         assert having(daemon, "walrus") == set() and having(daemon, "otter")
         key = (tmp_path / "memory" / "other" / "topic.key").read_bytes()
-        await asked(daemon, "/memd/erase", {"topic_id": "other"})
+        await asked(client, "/memd/erase", {"topic_id": "other"})
         assert having(daemon, "otter") == set()
         files = [*(tmp_path / "memory").rglob("topic.key*")]
         assert not (tmp_path / "memory" / "other").exists() and not [one for one in files if key in one.read_bytes()]
-        await say("The slates come on Monday.", "other")
-        await note(daemon, "other", OTHER)
+        assert (await client.ask("The slates come on Monday.", topic="other"))[0] == 200
+        await note(client, "other", OTHER)
         assert await chunks_in(daemon, "other") >= 1 and "active.bin" in having(daemon, "ferry")
 
 
@@ -336,10 +319,11 @@ async def test_a_user_without_a_name_in_the_system_erases_too(tmp_path: Path, mo
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 4711")
 
-    async with keeping(tmp_path) as daemon:
-        await note(daemon, "team", SECRET)
+    async with keeping(tmp_path) as client:
+        daemon = client.daemon
+        await note(client, "team", SECRET)
         monkeypatch.setattr("getpass.getuser", nobody)
-        await asked(daemon, "/memd/erase", {"topic_id": "team"})
+        await asked(client, "/memd/erase", {"topic_id": "team"})
         assert having(daemon, "walrus") == set()
 
 
@@ -354,19 +338,23 @@ async def test_it_looks_at_the_topics_again_and_again(tmp_path: Path, monkeypatc
             twice.set()
 
     monkeypatch.setattr(Retention, "look", look)
-    async with keeping(tmp_path, kept={"team": 30}):
+    async with keeping(tmp_path, {"team": 30}):
         await twice.wait()
 
 
-async def asked(daemon: Daemon, path: str, body: dict[str, Any] | None) -> Any:
-    answer = await asyncio.to_thread(ask, f"{daemon.own_url}{path}", body)
-    assert answer.status == 200, answer.body
-    return answer.json
+async def asked(client: Client, path: str, body: dict[str, Any] | None, status: int = 200) -> Any:
+    method, url = "GET" if body is None else "POST", f"{client.daemon.own_url}{path}"
+    async with client.session.request(method, url, json=body) as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.json()
 
 
-async def note(daemon: Daemon, topic_id: str, text: str) -> None:
+async def note(client: Client, topic_id: str, text: str) -> None:
     """Store a note; it is in the log."""
-    told = await asked(daemon, "/memd/notes", {"topic_id": topic_id, "notes": [{"content": text}]})
+    told, daemon = (
+        await asked(client, "/memd/notes", {"topic_id": topic_id, "notes": [{"content": text}]}),
+        client.daemon,
+    )
     topic = await daemon.topics.get(topic_id)
     logs = [(topic.log, topic.unstored())]
     uuids = await asyncio.to_thread(history.uuids_of, logs, told["notes"][0]["chunk_ids"])
@@ -394,9 +382,10 @@ async def erasures_in(daemon: Daemon) -> list[Act]:
 async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeping(tmp_path, kept={"team": 30}) as daemon:
+    async with keeping(tmp_path, {"team": 30}) as client:
+        daemon = client.daemon
         for topic_id in ("team", "other"):
-            await note(daemon, topic_id, SECRET)
+            await note(client, topic_id, SECRET)
         await daemon.retention.look()
         assert await erasures_in(daemon) == [] and await chunks_in(daemon, "team") == 1
         later(daemon, monkeypatch, 31)
@@ -411,19 +400,20 @@ async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_
 async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with keeping(tmp_path, kept={"team": 30}) as daemon:
+    async with keeping(tmp_path, {"team": 30}) as client:
+        daemon = client.daemon
         for text in (SECRET, OTHER):
-            await note(daemon, "team", text)
+            await note(client, "team", text)
         later(daemon, monkeypatch, 400)
         with caplog.at_level(logging.INFO, "memd"):
             for _ in range(2):
                 await daemon.retention.look()
         warnings = [one for one in caplog.messages if "look at the clock" in one]
         assert len(warnings) == 1, "a topic is looked at once a day"
-        planned = await asked(daemon, "/memd/erase", {"retention": True, "dry_run": True})
+        planned = await asked(client, "/memd/erase", {"retention": True, "dry_run": True})
         assert [(one["topic_id"], one["chunks"]) for one in planned["plans"]] == [("team", 2)] and not planned["done"]
         assert await chunks_in(daemon, "team") == 2
-        done = await asked(daemon, "/memd/erase", {"retention": True})
+        done = await asked(client, "/memd/erase", {"retention": True})
         assert [one["chunks"] for one in done["done"]] == [2] and await chunks_in(daemon, "team") == 0
         assert {one.who for one in await erasures_in(daemon)} == {"owner"}
 
@@ -431,9 +421,10 @@ async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_s
 async def test_an_erasure_in_several_topics_that_stops_in_the_first_one_is_finished_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with keeping(tmp_path) as daemon:
+    async with keeping(tmp_path) as client:
+        daemon = client.daemon
         for topic_id in ("able", "baker"):
-            await note(daemon, topic_id, SECRET)
+            await note(client, topic_id, SECRET)
         write = daemon.store.ledger.write
 
         def failing(erasure: Erasure) -> None:
@@ -443,9 +434,9 @@ async def test_an_erasure_in_several_topics_that_stops_in_the_first_one_is_finis
 
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(daemon.store.ledger, "write", failing)
-            answer = await asyncio.to_thread(ask, f"{daemon.own_url}/memd/erase", {"author": "owner"})
-        assert answer.status == 503 and await chunks_in(daemon, "baker") == 1
-        done = await asked(daemon, "/memd/erase", {"resume": True})
+            await asked(client, "/memd/erase", {"author": "owner"}, status=503)
+        assert await chunks_in(daemon, "baker") == 1
+        done = await asked(client, "/memd/erase", {"resume": True})
         assert [one["topic_id"] for one in done["done"]] == ["able", "baker"]
         assert await chunks_in(daemon, "baker") == 0
 
@@ -453,9 +444,10 @@ async def test_an_erasure_in_several_topics_that_stops_in_the_first_one_is_finis
 async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with keeping(tmp_path, kept={"*": 30}) as daemon:
+    async with keeping(tmp_path, {"*": 30}) as client:
+        daemon = client.daemon
         for topic_id in ("able", "baker"):
-            await note(daemon, topic_id, SECRET)
+            await note(client, topic_id, SECRET)
         later(daemon, monkeypatch, 31)
         erase = daemon.retention.eraser.erase
 

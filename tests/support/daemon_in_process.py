@@ -17,6 +17,7 @@ from memd.daemon.app import Daemon, running
 from memd.principals import OWNER, RIGHTS
 from memd.settings import model as settings
 from memd.settings.model import AuthSettings, TokenSettings
+from memd.store.disk import LocalDisk
 
 Answer = Callable[[Request], Response]
 STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
@@ -153,7 +154,13 @@ class House:
 
 @asynccontextmanager
 async def _running(
-    folder: Path, window: int, *, answer: Answer | None = None, upstream: dict[str, Any] | None = None, **more: Any
+    folder: Path,
+    window: int,
+    *,
+    answer: Answer | None = None,
+    upstream: dict[str, Any] | None = None,
+    files: LocalDisk | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[Daemon, aiohttp.ClientSession, Any]]:
     with recording_upstream(window=window, answer=answer) as recorded:
         config = settings.Config(
@@ -162,7 +169,7 @@ async def _running(
             data_dir=folder / "memory",
             **more,
         )
-        async with running(config) as daemon, aiohttp.ClientSession() as session:
+        async with running(config, files=files) as daemon, aiohttp.ClientSession() as session:
             yield daemon, session, recorded
 
 
@@ -171,7 +178,8 @@ async def daemon_in_process(folder: Path, *, window: int = 4096, **more: Any) ->
     """A daemon with a log in this folder, and its client.
 
     Args:
-        more: groups of settings, `upstream` as a dictionary; `answer`: what the upstream says to whatever is asked.
+        more: groups of settings, `upstream` as a dictionary; `answer`: what the upstream says to whatever is asked;
+            `files`: another disk than the real one.
     """
     at_once = {"buffer": settings.BufferSettings(store_after_seconds=0)}
     async with _running(folder, window, **(at_once | more)) as made:
